@@ -1,0 +1,1 @@
+"""A runtime for LLM agents whose runs can be trusted."""

@@ -1,0 +1,108 @@
+"""Time and identity, injected.
+
+Nothing in Holdfast reads the wall clock or makes an id on its own: a `Clock` is
+passed in, so that tests never sleep and a run can be repeated. The clock that
+tests advance by hand is `holdfast.testing.FakeClock`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol, runtime_checkable
+from uuid import UUID, uuid4
+
+import anyio
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """A source of time. Wall time is always UTC and aware; monotonic time never goes back."""
+
+    def now(self) -> datetime:
+        """Return the current UTC time."""
+        ...
+
+    def utcnow(self) -> datetime:
+        """Return the current UTC time; the same as `now()`."""
+        ...
+
+    def monotonic(self) -> float:
+        """Return seconds on a clock that never goes back."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Block this thread for that long."""
+        ...
+
+    async def async_sleep(self, seconds: float) -> None:
+        """Wait for that long, letting other tasks run."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class SystemClock:
+    """The machine's own clock."""
+
+    def now(self) -> datetime:
+        """Return the current UTC time."""
+        return datetime.now(UTC)
+
+    def utcnow(self) -> datetime:
+        """Return the current UTC time; the same as `now()`."""
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        """Return seconds on a clock that never goes back."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Block this thread for that long."""
+        time.sleep(seconds)
+
+    async def async_sleep(self, seconds: float) -> None:
+        """Wait for that long, letting other tasks run."""
+        await anyio.sleep(seconds)
+
+
+@dataclass(slots=True, frozen=True)
+class FixedClock:
+    """A clock that stands still; sleeping on it returns at once."""
+
+    time: datetime
+
+    def now(self) -> datetime:
+        """Return the fixed time."""
+        return self.time
+
+    def utcnow(self) -> datetime:
+        """Return the fixed time."""
+        return self.time
+
+    def monotonic(self) -> float:
+        """Return the fixed time in seconds."""
+        return self.time.timestamp()
+
+    def sleep(self, seconds: float) -> None:
+        """Return at once: time stands still."""
+
+    async def async_sleep(self, seconds: float) -> None:
+        """Return at once, after letting other tasks run."""
+        await anyio.lowlevel.checkpoint()
+
+
+def new_id() -> UUID:
+    """Make a random id for a session, a run or a snapshot."""
+    return uuid4()
+
+
+def new_span_id() -> str:
+    """Make a span id: 16 hexadecimal digits, as traces use them."""
+    return secrets.token_hex(8)
+
+
+def new_trace_id() -> str:
+    """Make a trace id: 32 hexadecimal digits."""
+    return secrets.token_hex(16)
