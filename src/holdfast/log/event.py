@@ -1,0 +1,117 @@
+"""What stands in a log: drafts, envelopes, and what an event type says about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from hashlib import blake2b
+from typing import NamedTuple
+from uuid import UUID
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class Channel(Enum):
+    """Who may see an event again. The three channels never mix."""
+
+    REPLAY = "replay"
+    """The model may see it again."""
+    AUDIT = "audit"
+    """Kept as evidence, never replayed to the model."""
+    LIVE = "live"
+    """Published to whoever watches, never logged."""
+
+
+class SlicePolicy(Enum):
+    """What a rollback does with a slice."""
+
+    STATE = "state"
+    """Working state: rolled back. The default."""
+    LOG = "log"
+    """History: preserved during a rollback."""
+    CACHE = "cache"
+    """Can be rolled back, can be dropped and computed again."""
+
+
+def to_microseconds(moment: datetime) -> int:
+    """Turn an aware time into whole microseconds since 1970, exactly."""
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def from_microseconds(microseconds: int) -> datetime:
+    """Turn microseconds since 1970 back into an aware UTC time."""
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+class Draft(NamedTuple):
+    """An event on its way into a log; the log gives it its place."""
+
+    type: str
+    payload: bytes
+    at_us: int
+    turn_id: str | None = None
+    run_id: str | None = None
+    trace_id: str | None = None
+    rolled_back: bool = False
+    """True for an event that a rolled back call leaves as history: it reaches LOG slices only."""
+
+
+class Envelope(NamedTuple):
+    """One stored event. `payload` is the encoded value; decoding it is the reader's choice."""
+
+    session_id: UUID
+    seq: int
+    """The place in the session's log: 1, 2, 3 ... without gaps."""
+    at_us: int
+    type: str
+    payload: bytes
+    checksum: bytes
+    turn_id: str | None = None
+    run_id: str | None = None
+    trace_id: str | None = None
+    rolled_back: bool = False
+
+    @property
+    def at(self) -> datetime:
+        """The UTC time at which the event was recorded."""
+        return from_microseconds(self.at_us)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """What a log knows about a session without reading its events."""
+
+    session_id: UUID
+    created_at: datetime
+    parent_id: UUID | None = None
+    tags: tuple[tuple[str, str], ...] = ()
+    head: int = 0
+    """The sequence number of the newest event, 0 if there is none."""
+    first: int = 1
+    """The sequence number of the oldest event still kept; more than 1 after a prune."""
+    owner: str | None = None
+    """Who holds the writer's lease, if anybody does."""
+
+
+GENESIS = b"\0" * 16
+"""What the first event's checksum is chained to."""
+
+
+def chain_checksum(previous: bytes, session_id: UUID, seq: int, draft: Draft) -> bytes:
+    """Compute an event's checksum: over its own bytes and its predecessor's checksum.
+
+    Chaining makes a missing, swapped or repeated event as visible as a flipped bit.
+    """
+    digest = blake2b(previous, digest_size=16)
+    # Lengths go in front, so that no two different events share one byte string.
+    head = (
+        f"{seq}|{draft.at_us}|{draft.type}|{draft.turn_id}|{draft.run_id}|{draft.trace_id}"
+        f"|{int(draft.rolled_back)}|{len(draft.payload)}|"
+    )
+    digest.update(session_id.bytes)
+    digest.update(len(head).to_bytes(4, "big"))
+    digest.update(head.encode("utf-8", "surrogatepass"))
+    digest.update(draft.payload)
+    return digest.digest()
