@@ -11,10 +11,6 @@ for the filesystem that walks it to decide.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from functools import lru_cache
-
 from holdfast.errors import PathEscapeError
 
 ROOT = "."
@@ -108,89 +104,3 @@ def is_below(path: str, directory: str) -> bool:
     if directory == ROOT:
         return path != ROOT
     return path.startswith(directory + "/")
-
-
-def glob_matcher(pattern: str) -> Callable[[str], bool]:
-    """Compile a glob pattern into a test of normalised relative paths.
-
-    `*` and `?` stay within a segment and match a leading dot too, `[abc]`, `[a-z]` and `[!abc]`
-    match one character, and a segment `**` matches any number of directories, none included; at
-    the end it matches everything below. The whole path has to match.
-
-    Raises `PathEscapeError` for an absolute pattern or one with `..`, and `ValueError` for an
-    empty or over-long one.
-    """
-    compiled = _compile_glob(pattern)
-    return lambda path: compiled.match(path) is not None
-
-
-@lru_cache(maxsize=256)
-def _compile_glob(pattern: str) -> re.Pattern[str]:
-    if "\0" in pattern or not pattern:
-        raise ValueError(f"the glob pattern {pattern!r} is empty or holds a NUL character")
-    if len(pattern) > MAX_PATTERN_CHARS:
-        raise ValueError(f"the glob pattern is longer than {MAX_PATTERN_CHARS} characters")
-    if pattern.startswith("/"):
-        raise PathEscapeError(f"the glob pattern {pattern!r} is absolute; patterns are relative")
-    segments: list[str] = []
-    for segment in pattern.split("/"):
-        if segment == "..":
-            raise PathEscapeError(f"the glob pattern {pattern!r} has a '..' segment")
-        # Runs of `**` mean the same as one and would make matching slow.
-        if segment in ("", ".") or (segment == "**" and segments[-1:] == ["**"]):
-            continue
-        segments.append(segment)
-    if not segments:
-        raise ValueError(f"the glob pattern {pattern!r} names nothing below its directory")
-    last = len(segments) - 1
-    parts: list[str] = []
-    for index, segment in enumerate(segments):
-        if segment == "**":
-            parts.append(".+" if index == last else "(?:[^/]+/)*")
-        else:
-            parts.append(_segment_expression(segment) + ("" if index == last else "/"))
-    return re.compile("".join(parts) + r"\Z", re.DOTALL)
-
-
-def _segment_expression(segment: str) -> str:
-    out: list[str] = []
-    index = 0
-    while index < len(segment):
-        char = segment[index]
-        index += 1
-        if char == "*":
-            if out[-1:] != ["[^/]*"]:
-                out.append("[^/]*")
-        elif char == "?":
-            out.append("[^/]")
-        elif char == "[":
-            # A `]` right after the opening (or after `!`) is a member, as in shells.
-            start = index + 1 if segment[index : index + 1] == "!" else index
-            end = segment.find("]", start + 1)
-            if end == -1:
-                out.append(re.escape(char))
-                continue
-            out.append(_class_expression(segment[start:end], negated=start != index))
-            index = end + 1
-        else:
-            out.append(re.escape(char))
-    return "".join(out)
-
-
-def _class_expression(members: str, *, negated: bool) -> str:
-    ranges: list[str] = []
-    index = 0
-    while index < len(members):
-        low = members[index]
-        if members[index + 1 : index + 2] == "-" and index + 2 < len(members):
-            high = members[index + 2]
-            if low <= high:
-                ranges.append(f"{re.escape(low)}-{re.escape(high)}")
-            index += 3
-        else:
-            ranges.append(re.escape(low))
-            index += 1
-    if negated:
-        return f"[^/{''.join(ranges)}]"
-    # An empty class, such as [z-a], matches nothing.
-    return f"[{''.join(ranges)}]" if ranges else r"(?!)"
