@@ -27,6 +27,7 @@ HoldfastError
 │   ├── UnboundResourceError          nothing is bound for that type
 │   ├── DuplicateBindingError         two bindings for one type
 │   ├── CircularDependencyError       providers that need each other; carries the cycle
+│   ├── ResourceLifecycleError        asked for outside of its life: not opened yet, closed, or no tool call
 │   └── ProviderError                 a resource's provider failed; carries the cause
 ├── WorkspaceError
 │   ├── PathEscapeError               a path would leave the workspace (also a PermissionError)
@@ -193,6 +194,10 @@ class CircularDependencyError(ResourceError):
     def __init__(self, cycle: Sequence[type[object]]) -> None:
         self.cycle = tuple(cycle)
         super().__init__("resources need each other: " + " -> ".join(t.__qualname__ for t in self.cycle))
+
+
+class ResourceLifecycleError(ResourceError, RuntimeError):
+    """A resource was asked for outside of its life: not opened yet, closed already, or no tool call."""
 
 
 class ProviderError(ResourceError):
