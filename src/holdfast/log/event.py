@@ -105,13 +105,14 @@ def chain_checksum(previous: bytes, session_id: UUID, seq: int, draft: Draft) ->
     Chaining makes a missing, swapped or repeated event as visible as a flipped bit.
     """
     digest = blake2b(previous, digest_size=16)
-    # Lengths go in front, so that no two different events share one byte string.
+    # Each text's length stands in front of it (-1 for None), so that no two different events
+    # share one byte string.
+    kind, turn, run, trace = draft.type, draft.turn_id, draft.run_id, draft.trace_id
     head = (
-        f"{seq}|{draft.at_us}|{draft.type}|{draft.turn_id}|{draft.run_id}|{draft.trace_id}"
-        f"|{int(draft.rolled_back)}|{len(draft.payload)}|"
-    )
-    digest.update(session_id.bytes)
-    digest.update(len(head).to_bytes(4, "big"))
-    digest.update(head.encode("utf-8", "surrogatepass"))
+        f"{seq}|{draft.at_us}|{int(draft.rolled_back)}|{len(draft.payload)}|{len(kind)}|{kind}"
+        f"|{-1 if turn is None else len(turn)}|{turn}|{-1 if run is None else len(run)}|{run}"
+        f"|{-1 if trace is None else len(trace)}|{trace}"
+    ).encode("utf-8", "surrogatepass")
+    digest.update(session_id.bytes + len(head).to_bytes(4, "big") + head)
     digest.update(draft.payload)
     return digest.digest()
