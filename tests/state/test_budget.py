@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from holdfast.clock import FixedClock
+from holdfast.codec import codec
 from holdfast.errors import BudgetExceededError, DeadlineExceededError, UsageError
 from holdfast.log.event import SlicePolicy
 from holdfast.state.budget import (
@@ -289,8 +289,7 @@ def test_a_restarted_process_knows_what_was_spent(
 ) -> None:
     """A snapshot survives JSON, and a fresh tracker that restores it equals the old one."""
     old = tracker_after(made)
-    codec = TypeAdapter(BudgetSnapshot)
-    stored = codec.validate_json(codec.dump_json(old.snapshot()))
+    stored = codec.decode(BudgetSnapshot, codec.encode(old.snapshot()))
     assert stored == old.snapshot()
     fresh = BudgetTracker(old.budget)
     fresh.restore(stored)
@@ -298,6 +297,21 @@ def test_a_restarted_process_knows_what_was_spent(
     assert fresh.consumed == old.consumed
     assert fresh.consumed_cost_usd == old.consumed_cost_usd
     assert dict(stored.usage) == {entry.evaluation_id: entry.usage for entry in stored.entries}
+
+
+@pytest.mark.parametrize(
+    "damaged", ['{"input_tokens": -5}', '{"input_tokens": 5}, "cost_usd": -1.0'], ids=["tokens", "cost"]
+)
+def test_a_stored_figure_below_nothing_is_refused_and_changes_nothing(damaged: str) -> None:
+    """It would be a refund."""
+    raw = (
+        f'{{"entries": [{{"evaluation_id": "a", "usage": {{"input_tokens": 9}}}},'
+        f' {{"evaluation_id": "b", "usage": {damaged}}}]}}'
+    )
+    tracker = BudgetTracker(Budget(max_total_tokens=1))
+    with pytest.raises(UsageError):
+        tracker.restore(codec.decode(BudgetSnapshot, raw))
+    assert tracker.snapshot() == BudgetSnapshot()
 
 
 def joined(*snapshots: BudgetSnapshot) -> dict[str, BudgetEntry]:

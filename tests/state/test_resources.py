@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import FrozenInstanceError, dataclass, field
 from typing import Protocol
 
@@ -541,6 +543,16 @@ def test_a_tool_call_that_raises_still_closes_its_resources() -> None:
         assert recorder.events == ["build Gearbox", "close Gearbox"]
 
 
+def test_a_context_forgets_the_calls_that_ended() -> None:
+    """A run of many calls must not grow."""
+    with ResourceRegistry().open() as resources:
+        with resources.tool_scope() as scope:
+            ended = weakref.ref(scope)
+        del scope
+        gc.collect()
+        assert ended() is None
+
+
 def test_outside_of_a_tool_call_its_resources_cannot_be_had() -> None:
     registry = ResourceRegistry.of(Binding(Gearbox, make(Gearbox, Recorder()), Scope.TOOL_CALL))
     with (
@@ -602,6 +614,34 @@ def test_threads_that_ask_at_the_same_moment_share_one_singleton() -> None:
         found = list(pool.map(lambda kind: ask(resources, kind), kinds))
         assert all(part is resources.get(kind) for part, kind in zip(found, kinds, strict=True))
     assert sorted(recorder.events[:3]) == ["build Engine", "build Gearbox", "build Wheel"]
+
+
+def test_a_thread_that_waited_for_the_builder_takes_what_was_built() -> None:
+    """The provider returns only after the other thread has looked for the singleton in vain."""
+    main = threading.get_ident()
+    looked = threading.Event()
+
+    class Watched(type):
+        """Looking an object up by its type hashes the type, so this sees the other thread come."""
+
+        def __hash__(cls) -> int:
+            if threading.get_ident() != main:
+                looked.set()
+            return super().__hash__()
+
+    class Shared(metaclass=Watched):
+        pass
+
+    def provide(_: Resolver) -> Shared:
+        future.append(pool.submit(resources.get, Shared))
+        assert looked.wait(30)
+        return Shared()
+
+    future: list[Future[Shared]] = []
+    registry = ResourceRegistry.of(Binding(Shared, provide))
+    with registry.open() as resources, ThreadPoolExecutor(1) as pool:
+        assert resources.get(Shared) is future[0].result(30)
+    assert len(future) == 1
 
 
 def test_opposite_halves_of_a_cycle_in_two_threads_do_not_deadlock() -> None:

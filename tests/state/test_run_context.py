@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from holdfast.codec import codec
 from holdfast.errors import UsageError
 from holdfast.state.run_context import RunContext
 
@@ -51,6 +52,12 @@ def test_an_attempt_keeps_the_request_and_changes_the_run() -> None:
     for kept in ("request_id", "session_id", "trace_id", "parent_span_id"):
         assert getattr(second, kept) == getattr(first, kept), kept
     assert first.next_attempt().worker_id == "w1"
+    assert second.next_attempt().attempt == 3
+
+
+def test_a_run_context_can_be_stored() -> None:
+    run = RunContext.new(session_id=uuid4()).child(uuid4())
+    assert codec.decode(RunContext, codec.encode(run)) == run
 
 
 def test_a_run_context_is_frozen() -> None:

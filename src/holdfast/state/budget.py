@@ -206,6 +206,9 @@ class BudgetEntry:
     cost_usd: float | None = None
     """None if no price was known."""
 
+    def __post_init__(self) -> None:
+        _check_cost("BudgetEntry.cost_usd", self.cost_usd)
+
     def __or__(self, other: BudgetEntry) -> BudgetEntry:
         """Join two reports about the same evaluation: the larger figure of each kind."""
         if not isinstance(other, BudgetEntry):
@@ -307,11 +310,18 @@ class BudgetTracker:
             return BudgetSnapshot(tuple(self._entries.values()))
 
     def restore(self, snapshot: BudgetSnapshot) -> None:
-        """Learn of spend that a snapshot knows. Nothing that is known already is refunded."""
+        """Learn of spend that a snapshot knows. Nothing that is known already is refunded.
+
+        A snapshot with an impossible figure, such as a negative one, is refused whole.
+        """
         with self._lock:
+            joined = dict(self._entries)
             for entry in snapshot.entries:
-                known = self._entries.get(entry.evaluation_id)
-                self._entries[entry.evaluation_id] = entry if known is None else known | entry
+                # Joined even with nothing: decoding runs no constructor, so this is where a figure
+                # from a damaged file is looked at.
+                known = joined.get(entry.evaluation_id, BudgetEntry(entry.evaluation_id, TokenUsage()))
+                joined[entry.evaluation_id] = known | entry
+            self._entries = joined
 
     def _exceeded(self, dimension: Dimension, consumed: TokenUsage, what: str) -> NoReturn:
         raise BudgetExceededError(
