@@ -173,6 +173,7 @@ class _ChildMatcher:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            bufsize=0,  # what a buffer had taken in already, a selector would wait for in vain
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -199,8 +200,9 @@ class _ChildMatcher:
     def _send(self, text: str) -> None:
         data = text.encode("utf-8", "surrogatepass")
         # The child takes in a whole frame before it works on it, so this cannot block for long.
-        self._stdin.write(struct.pack("<I", len(data)) + data)
-        self._stdin.flush()
+        frame = memoryview(struct.pack("<I", len(data)) + data)
+        while frame:
+            frame = frame[self._stdin.write(frame) :]
 
     def _receive(self, count: int, started: float) -> bytes:
         received = b""
@@ -214,7 +216,7 @@ class _ChildMatcher:
                         f"{self._timeout_s:g} s; nested or repeated repetitions such as (a+)+ take "
                         f"exponential time: simplify the pattern, or search fewer files"
                     )
-                chunk = self._stdout.read1(count - len(received))  # type: ignore[attr-defined]
+                chunk = self._stdout.read(count - len(received))
                 if not chunk:
                     raise OSError(f"the process that matched {self._pattern!r} ended unexpectedly")
                 received += chunk

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import BinaryIO
 
 from holdfast.errors import PathEscapeError
@@ -27,6 +28,7 @@ MAX_ALTERNATIVES = 64
 """How many patterns the braces of one pattern may stand for."""
 
 _CHUNK_BYTES = 1024 * 1024
+_BATCH_CHARS = 256 * 1024
 _BINARY_PROBE_BYTES = 8_192
 _WILD = frozenset("*?[")
 
@@ -220,37 +222,57 @@ def grep_tree(
         else:
             wanted = "**" if glob is None else glob if "/" in glob else f"**/{glob}"
             paths = [match.path for match in glob_tree(list_directory, wanted, path=path) if match.is_file]
-        found: list[GrepMatch] = []
-        for candidate in paths:
-            try:
-                stream = open_file(candidate)
-            except OSError:
-                if is_file:
-                    raise
-                continue
-            with stream:
-                for match in _grep_file(stream, candidate, matcher):
-                    found.append(match)
-                    if len(found) == max_matches:
-                        return found
-        return found
+        matches = _grep_files(paths, open_file, matcher, strict=is_file)
+        return list(islice(matches, max_matches))
 
 
-def _grep_file(stream: BinaryIO, path: str, matcher: LineMatcher) -> Iterator[GrepMatch]:
-    number = 1
-    for lines in _batches(stream):
-        for match in matcher.find(lines):
-            yield GrepMatch(
-                path=path,
-                line_number=number + match.line,
-                line_content=lines[match.line],
-                match_start=match.start,
-                match_end=match.end,
-            )
-        number += len(lines)
+def _grep_files(
+    paths: Sequence[str], open_file: OpenFile, matcher: LineMatcher, *, strict: bool
+) -> Iterator[GrepMatch]:
+    # Lines of many small files go to the matcher together, because it may be another process.
+    # `origins` says where each run of lines came from: (its place in the batch, path, line number).
+    lines: list[str] = []
+    origins: list[tuple[int, str, int]] = []
+    size = 0
+    for path in paths:
+        try:
+            stream = open_file(path)
+        except OSError:
+            if strict:
+                raise
+            continue
+        number = 1
+        with stream:
+            for run in _line_runs(stream):
+                origins.append((len(lines), path, number))
+                lines += run
+                number += len(run)
+                size += sum(map(len, run)) + len(run)
+                if size >= _BATCH_CHARS:
+                    yield from _match_batch(lines, origins, matcher)
+                    lines, origins, size = [], [], 0
+    if lines:
+        yield from _match_batch(lines, origins, matcher)
 
 
-def _batches(stream: BinaryIO) -> Iterator[list[str]]:
+def _match_batch(
+    lines: list[str], origins: list[tuple[int, str, int]], matcher: LineMatcher
+) -> Iterator[GrepMatch]:
+    place = 0
+    for match in matcher.find(lines):
+        while place + 1 < len(origins) and origins[place + 1][0] <= match.line:
+            place += 1
+        start, path, number = origins[place]
+        yield GrepMatch(
+            path=path,
+            line_number=number + match.line - start,
+            line_content=lines[match.line],
+            match_start=match.start,
+            match_end=match.end,
+        )
+
+
+def _line_runs(stream: BinaryIO) -> Iterator[list[str]]:
     """Cut a text file into lists of lines without endings, each line cut at `MAX_LINE_CHARS`.
 
     Memory stays bounded however large the file or a line of it is. A binary file has no lines.
