@@ -1,0 +1,1649 @@
+"""Sessions: typed slices, folded from one log.
+
+Theory of operation
+-------------------
+`dispatch(event)` is the only way that state changes. The event is encoded (what
+cannot be stored is refused here, while nothing has changed), its reducers are run
+on the present slices, it is appended to the log, and only then do the new slices
+take the place of the old. So the state in memory is at every moment the fold of
+the events in the log, and opening a session is folding them again: from the newest
+stored snapshot, if one fits the reducers registered here, and the events after it.
+
+Because slices are folds, registering a reducer is a statement about the whole log:
+a slice shows what its reducers make of every event, also of those from before the
+registration. The fold is done when a slice is first looked at, so that a program
+opens a session, registers its reducers, and pays once.
+
+A **transaction** stages events instead of logging them. They are visible to
+whoever works inside it and to nobody else. Its commit folds them on the state as
+it is then and appends them, together with what the runtime adds, in one batch; its
+rollback forgets them. History does not wait: an event that reaches LOG slices only
+is logged at once, also inside a transaction. An event that reaches both kinds is
+staged, and a rollback logs it marked, so that it reaches only the LOG slices.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType, TracebackType
+from typing import Any, Generic, Protocol, TypeVar, cast
+from uuid import UUID
+
+from holdfast.clock import Clock, SystemClock, new_id
+from holdfast.codec import Codec, codec
+from holdfast.errors import (
+    CodecError,
+    HoldfastError,
+    LogDamagedError,
+    ReadOnlyError,
+    SnapshotMismatchError,
+    SnapshotRestoreError,
+    UnknownTypeError,
+    UsageError,
+)
+from holdfast.log.base import DEFAULT_LEASE_SECONDS, Lease, Log
+from holdfast.log.event import Draft, Envelope, SlicePolicy, to_microseconds
+from holdfast.log.lease import this_process_owner
+from holdfast.log.memory import MemoryLog
+from holdfast.state.dispatch import Dispatcher, DispatchResult, HandlerFailure, call_isolated
+from holdfast.state.events import (
+    SYSTEM_EVENTS,
+    ClearSlice,
+    InitializeSlice,
+    RestoredItem,
+    RestoredSlice,
+    StateRestored,
+    spec_of,
+)
+from holdfast.state.slices import (
+    EMPTY,
+    Append,
+    Clear,
+    Entry,
+    Extend,
+    Replace,
+    Slice,
+    declared_reducers,
+)
+from holdfast.state.snapshot import Snapshot, SnapshotState
+from holdfast.state.stored import export_state, import_state
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("holdfast.state")
+
+SNAPSHOT_EVERY = 512
+"""A stored snapshot is written when at least so many events, and half of all, came after the last."""
+
+Observer = Callable[[Sequence[Any], Sequence[Any]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What is written beside each event: which turn, run and trace it belongs to."""
+
+    turn_id: str | None = None
+    run_id: str | None = None
+    trace_id: str | None = None
+
+
+_NO_STAMP = Stamp()
+_stamp: ContextVar[Stamp] = ContextVar("holdfast_stamp", default=_NO_STAMP)
+_transactions: ContextVar[tuple[Transaction, ...]] = ContextVar("holdfast_transactions", default=())
+
+
+@contextmanager
+def stamped(
+    *, turn_id: str | None = None, run_id: str | None = None, trace_id: str | None = None
+) -> Iterator[None]:
+    """Write these ids beside every event that is dispatched in the block."""
+    outer = _stamp.get()
+    token = _stamp.set(Stamp(turn_id or outer.turn_id, run_id or outer.run_id, trace_id or outer.trace_id))
+    try:
+        yield
+    finally:
+        _stamp.reset(token)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An event that could not be folded. It stays in the log, untouched."""
+
+    seq: int
+    type: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenReport:
+    """What was noticed while a session was folded from its log."""
+
+    events: int = 0
+    snapshot_seq: int = 0
+    """The stored snapshot that the fold started from; 0 if it read every event."""
+    unknown_types: Mapping[str, int] = field(default_factory=dict)
+    """Types that are not registered in this process, and how many events have them."""
+    problems: tuple[Problem, ...] = ()
+    damage: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every event was understood."""
+        return not (self.unknown_types or self.problems or self.damage)
+
+
+@dataclass(slots=True)
+class _Registration:
+    slice_type: type
+    reducer: Callable[..., Any]
+    call: Callable[[Slice[Any], Any, Any], Any]
+
+
+class _Working:
+    """Slices as they will be, over slices as they are."""
+
+    __slots__ = ("_context", "base", "changes")
+
+    def __init__(self, base: Mapping[type, Slice[Any]]) -> None:
+        self.base = base
+        self.changes: dict[type, Slice[Any]] = {}
+        self._context: _Context | None = None
+
+    def get(self, slice_type: type) -> Slice[Any]:
+        found = self.changes.get(slice_type)
+        return found if found is not None else self.base.get(slice_type, EMPTY)
+
+    def put(self, slice_type: type, value: Slice[Any]) -> None:
+        self.changes[slice_type] = value
+
+    @property
+    def context(self) -> _Context:
+        if self._context is None:
+            self._context = _Context(SessionView(self.get))
+        return self._context
+
+
+class _Context:
+    """What reducers see besides their slice and event."""
+
+    __slots__ = ("session",)
+
+    def __init__(self, session: SessionView) -> None:
+        self.session = session
+
+
+class _Core:
+    """What all handles of one session share."""
+
+    def __init__(
+        self,
+        *,
+        session_id: UUID,
+        created_at: datetime,
+        tags: Mapping[str, str],
+        parent_id: UUID | None,
+        log: Log,
+        clock: Clock,
+        codec: Codec,
+        dispatcher: Dispatcher | None,
+    ) -> None:
+        self.session_id = session_id
+        self.created_at = created_at
+        self.tags = MappingProxyType(dict(tags))
+        self.parent_id = parent_id
+        self.parent: Session | None = None
+        self.children: list[Session] = []
+        self.log = log
+        self.clock = clock
+        self.codec = codec
+        self.dispatcher = dispatcher
+        self.lock = threading.RLock()
+        self.lease: Lease | None = None
+        self.read_only = False
+        self.upto: int | None = None
+        self.closed = False
+        # The fold.
+        self.head = 0
+        self.loaded = True
+        self.slices: dict[type, Slice[Any]] = {}
+        self.known: dict[type, None] = {}
+        self.reducers: dict[type, list[_Registration]] = {}
+        self.policies: dict[type, SlicePolicy] = {}
+        self.observers: dict[type, list[Observer]] = {}
+        self.unknown: dict[str, int] = {}
+        self.report = OpenReport()
+        self.stored_seq = 0
+
+    # .. knowing types ..
+
+    def know(self, slice_type: type) -> None:
+        """Note that this session uses a slice; if stored events waited for the type, fold again."""
+        if slice_type in self.known:
+            return
+        if not isinstance(slice_type, type):
+            raise UsageError(f"{slice_type!r} is not a class; a slice is named by the class of its items")
+        self.known[slice_type] = None
+        if self.codec.registry.name_of(slice_type) in self.unknown:
+            self.loaded = False
+
+    def pairs(self) -> list[list[str]]:
+        """Which slices listen to which events: what a stored state must have been made with."""
+        name_of = self.codec.registry.name_of
+        return sorted(
+            [name_of(each.slice_type), name_of(event_type)]
+            for event_type, registrations in self.reducers.items()
+            for each in registrations
+        )
+
+    def policy_of(self, slice_type: type) -> SlicePolicy:
+        return self.policies.get(slice_type) or spec_of(slice_type).policy
+
+    def targets(self, event: object) -> Iterable[type]:
+        """Which slices an event reaches."""
+        if isinstance(event, (InitializeSlice, ClearSlice)):
+            return (self.codec.registry.resolve(event.slice_type),)
+        if isinstance(event, StateRestored):
+            return tuple(self.codec.registry.resolve(each.slice_type) for each in event.slices)
+        registrations = self.reducers.get(type(event))
+        if not registrations:
+            return (type(event),)
+        return tuple(each.slice_type for each in registrations)
+
+    # .. folding ..
+
+    def ensure_loaded(self) -> None:
+        if not self.loaded:
+            self.load()
+
+    def load(self) -> None:
+        """Fold the log: the newest stored snapshot that fits, and the events after it."""
+        self.slices = {}
+        self.unknown = {}
+        self.stored_seq = 0
+        problems: list[Problem] = []
+        damage = None
+        self.head = self._import_snapshot(problems)
+        start = self.head
+        info = self.log.info(self.session_id)
+        if start + 1 < info.first:
+            raise LogDamagedError(
+                f"session {self.session_id}: events up to {info.first - 1} were pruned and no stored "
+                "snapshot covers them; open a copy of the store from before",
+                last_good_seq=0,
+            )
+        working = _Working({})
+        working.changes = self.slices
+        events = 0
+        try:
+            for envelope in self.log.read(self.session_id, after=start, upto=self.upto):
+                self._fold_envelope(working, envelope, problems)
+                self.head = envelope.seq
+                events += 1
+        except LogDamagedError as error:
+            # For a writer damage is the end; a reader may look at everything before it.
+            if not self.read_only:
+                raise
+            damage = str(error)
+        self.slices = working.changes
+        self.report = OpenReport(events, start, dict(self.unknown), tuple(problems), damage)
+        self.loaded = True
+
+    def _import_snapshot(self, problems: list[Problem]) -> int:
+        stored = self.log.latest_snapshot(self.session_id)
+        if stored is None or (self.upto is not None and stored.seq > self.upto):
+            return 0
+        first = self.log.info(self.session_id).first
+        try:
+            state = import_state(
+                self.codec,
+                stored.payload,
+                self.pairs(),
+                lambda after, upto: self.log.read(self.session_id, after=after, upto=upto),
+                self.unknown,
+                forced=first > 1,
+            )
+        except CodecError as error:
+            if first > 1:
+                raise SnapshotRestoreError(
+                    f"session {self.session_id}: its early events were pruned, and its stored snapshot "
+                    f"cannot be read here: {error}"
+                ) from error
+            problems.append(
+                Problem(stored.seq, "stored snapshot", f"{error}; folded from the events instead")
+            )
+            return 0
+        if state is None:
+            return 0
+        self.slices = state
+        for slice_type in state:
+            self.known.setdefault(slice_type, None)
+        self.stored_seq = stored.seq
+        return stored.seq
+
+    def _fold_envelope(self, working: _Working, envelope: Envelope, problems: list[Problem]) -> None:
+        registry = self.codec.registry
+        if not registry.knows(envelope.type):
+            self.unknown[envelope.type] = self.unknown.get(envelope.type, 0) + 1
+            return
+        try:
+            event: object = self.codec.decode(registry.resolve(envelope.type), envelope.payload)
+        except UnknownTypeError as error:
+            self.unknown[error.type_name] = self.unknown.get(error.type_name, 0) + 1
+            return
+        except CodecError as error:
+            problems.append(Problem(envelope.seq, envelope.type, str(error)))
+            return
+        immutable = self.codec.is_immutable(event, envelope.payload)
+        try:
+            self.fold(working, event, envelope.seq, immutable=immutable, logs_only=envelope.rolled_back)
+        except UnknownTypeError as error:
+            self.unknown[error.type_name] = self.unknown.get(error.type_name, 0) + 1
+        except CodecError as error:
+            problems.append(Problem(envelope.seq, envelope.type, str(error)))
+
+    def fold(
+        self, working: _Working, event: object, seq: int, *, immutable: bool, logs_only: bool = False
+    ) -> tuple[list[Callable[..., object]], list[HandlerFailure]]:
+        """Run an event's reducers. Raises `EncodeError` if one of them makes what cannot be stored."""
+        kind = type(event)
+        if kind in SYSTEM_EVENTS:
+            self._fold_system(working, event, seq, logs_only=logs_only)
+            return [], []
+        if not immutable:
+            event = copy.deepcopy(event)
+        registrations = self.reducers.get(kind)
+        if not registrations:
+            if not logs_only or self.policy_of(kind) is SlicePolicy.LOG:
+                self.known.setdefault(kind, None)
+                working.put(kind, working.get(kind).append(event, seq, volatile=not immutable))
+            return [], []
+        ran: list[Callable[..., object]] = []
+        failures = []
+        for registration in registrations:
+            slice_type = registration.slice_type
+            if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
+                continue
+            before = working.get(slice_type)
+            ran.append(registration.reducer)
+            try:
+                outcome = registration.call(before, event, working.context)
+                after = self._apply(slice_type, before, outcome, event, seq, immutable=immutable)
+            except CodecError:
+                raise
+            except Exception as error:  # a reducer is foreign code: one that fails harms no other
+                name = getattr(registration.reducer, "__qualname__", repr(registration.reducer))
+                _logger.warning(
+                    "the reducer %s failed on %s: %s", name, kind.__qualname__, error, exc_info=error
+                )
+                failures.append(HandlerFailure(registration.reducer, error))
+                continue
+            if after is not before:
+                working.put(slice_type, after)
+        return ran, failures
+
+    def _apply(
+        self, slice_type: type, before: Slice[Any], outcome: Any, event: object, seq: int, *, immutable: bool
+    ) -> Slice[Any]:
+        if isinstance(outcome, Append):
+            return self._add(slice_type, before, (outcome.item,), event, seq, immutable=immutable)
+        if isinstance(outcome, Extend):
+            return self._add(slice_type, before, outcome.items, event, seq, immutable=immutable)
+        if isinstance(outcome, Clear):
+            if outcome.predicate is None:
+                return EMPTY
+            predicate = outcome.predicate
+            kept = [entry for entry in before.entries() if not predicate(copy.copy(entry[0]))]
+            return Slice.of(kept, volatile=before.volatile) if len(kept) != len(before) else before
+        if isinstance(outcome, Slice):
+            if outcome is before:
+                return before
+            outcome = Replace(outcome.all())
+        elif isinstance(outcome, (tuple, list)):
+            outcome = Replace(outcome)
+        if isinstance(outcome, Replace):
+            if before.volatile:
+                entries: dict[int, Entry] = {}
+            else:
+                entries = {id(item): (item, origin) for item, origin in before.entries()}
+            made = EMPTY
+            for item in outcome.items:
+                held = entries.get(id(item))
+                if held is not None:
+                    made = made.append(held[0], held[1])
+                else:
+                    made = self._add(slice_type, made, (item,), event, seq, immutable=immutable)
+            return made
+        raise TypeError(
+            f"a reducer of {slice_type.__qualname__} returned {type(outcome).__qualname__}; "
+            "return Append, Extend, Replace, Clear, or the new items as a tuple"
+        )
+
+    def _add(
+        self,
+        slice_type: type,
+        to: Slice[Any],
+        items: Iterable[Any],
+        event: object,
+        seq: int,
+        *,
+        immutable: bool,
+    ) -> Slice[Any]:
+        for item in items:
+            if not isinstance(item, slice_type):
+                raise TypeError(
+                    f"a {type(item).__qualname__} cannot stand in the slice of {slice_type.__qualname__}"
+                )
+            if item is event:
+                to = to.append(item, seq, volatile=not immutable)
+                continue
+            payload = self.codec.encode(item)
+            fixed = self.codec.is_immutable(item, payload)
+            to = to.append(item if fixed else copy.deepcopy(item), -seq, volatile=not fixed)
+        return to
+
+    def _fold_system(self, working: _Working, event: object, seq: int, *, logs_only: bool) -> None:
+        if isinstance(event, InitializeSlice):
+            slice_type = self.codec.registry.resolve(event.slice_type)
+            if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
+                return
+            self.known.setdefault(slice_type, None)
+            working.put(slice_type, self._add(slice_type, EMPTY, event.items, None, seq, immutable=True))
+        elif isinstance(event, ClearSlice):
+            slice_type = self.codec.registry.resolve(event.slice_type)
+            if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
+                return
+            before = working.get(slice_type)
+            if event.removed is None:
+                working.put(slice_type, EMPTY)
+            else:
+                gone = set(event.removed)
+                kept = [entry for index, entry in enumerate(before.entries()) if index not in gone]
+                working.put(slice_type, Slice.of(kept, volatile=before.volatile))
+        elif isinstance(event, StateRestored):
+            for each in event.slices:
+                slice_type = self.codec.registry.resolve(each.slice_type)
+                if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
+                    continue
+                self.known.setdefault(slice_type, None)
+                working.put(slice_type, self._restored(slice_type, working.get(slice_type), each, seq))
+
+    def _restored(self, slice_type: type, before: Slice[Any], made: RestoredSlice, seq: int) -> Slice[Any]:
+        entries: list[Entry] = []
+        volatile = before.volatile
+        for position, entry in enumerate(before.entries()):
+            if position == made.keep:
+                break
+            entries.append(entry)
+        by_origin = {origin: item for item, origin in before.entries() if origin > 0}
+        for each in made.items:
+            if each.origin <= 0:
+                payload = self.codec.encode(each.item)
+                volatile = volatile or not self.codec.is_immutable(each.item, payload)
+                entries.append((each.item, each.origin or -seq))
+                continue
+            for origin in range(each.origin, (each.upto or each.origin) + 1):
+                if origin in by_origin:
+                    entries.append((by_origin[origin], origin))
+                else:
+                    value, fixed = self.event_at(origin)
+                    volatile = volatile or not fixed
+                    entries.append((value, origin))
+        return Slice.of(entries, volatile=volatile)
+
+    def event_at(self, seq: int) -> tuple[object, bool]:
+        """Read one event again. Returns its value, and whether it is immutable."""
+        for envelope in self.log.read(self.session_id, after=seq - 1, upto=seq):
+            value: object = self.codec.decode(self.codec.registry.resolve(envelope.type), envelope.payload)
+            return value, self.codec.is_immutable(value, envelope.payload)
+        raise SnapshotRestoreError(f"session {self.session_id} no longer has its event {seq}")
+
+    # .. writing ..
+
+    def check_writable(self) -> None:
+        if self.closed:
+            raise UsageError(f"session {self.session_id} is closed; open it again with Session.open")
+        if self.read_only:
+            raise ReadOnlyError(
+                f"session {self.session_id} was opened for reading; open it without read_only to change it"
+            )
+
+    def append(self, staged: Sequence[_Staged]) -> tuple[list[_Change], list[DispatchResult]]:
+        """Fold events on the present state, log them in one batch, and make the new state the present.
+
+        If anything goes wrong, neither the log nor the state has changed.
+        """
+        with self.lock:
+            self.check_writable()
+            self.ensure_loaded()
+            working = _Working(self.slices)
+            results = []
+            drafts = []
+            for offset, each in enumerate(staged, start=1):
+                ran, failures = self.fold(
+                    working,
+                    each.event,
+                    self.head + offset,
+                    immutable=each.immutable,
+                    logs_only=each.rolled_back,
+                )
+                results.append(DispatchResult(each.event, tuple(ran), tuple(failures)))
+                drafts.append(each.draft())
+            assert self.lease is not None
+            if drafts:
+                self.log.append(self.lease, drafts, expected_seq=self.head)
+            self.head += len(drafts)
+            changes = [
+                _Change(slice_type, self.slices.get(slice_type, EMPTY), after)
+                for slice_type, after in working.changes.items()
+            ]
+            self.slices.update(working.changes)
+            if self.head - self.stored_seq >= max(SNAPSHOT_EVERY, self.head // 2):
+                self.store_snapshot()
+            return changes, results
+
+    def store_snapshot(self, *, inline_upto: int = 0) -> None:
+        """Write the folded state beside the log, so that the next opening need not fold it all."""
+        if self.unknown or self.lease is None:
+            return  # Events wait for a type that this process does not know: the fold is not whole.
+        payload = export_state(self.codec, self.slices, self.pairs(), inline_upto=inline_upto)
+        self.log.put_snapshot(self.lease, self.head, payload)
+        self.stored_seq = self.head
+
+    def notify(self, changes: Sequence[_Change], results: list[DispatchResult]) -> list[DispatchResult]:
+        """Tell observers and subscribers, outside the lock, each isolated from the others."""
+        observer_failures = []
+        for change in changes:
+            for observer in tuple(self.observers.get(change.slice_type, ())):
+                failure = call_isolated(observer, change.before, change.after)
+                if failure is not None:
+                    observer_failures.append(failure)
+        told = []
+        for result in results:
+            handlers, errors = result.handlers_invoked, result.errors + tuple(observer_failures)
+            observer_failures = []
+            if self.dispatcher is not None:
+                try:
+                    delivered = self.dispatcher.dispatch(result.event)
+                except Exception as error:  # telemetry is best effort: the event stands
+                    _logger.warning("the dispatcher failed: %s", error, exc_info=error)
+                    errors += (HandlerFailure(self.dispatcher.dispatch, error),)
+                else:
+                    handlers += delivered.handlers_invoked
+                    errors += delivered.errors
+            told.append(DispatchResult(result.event, handlers, errors))
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    slice_type: type
+    before: Slice[Any]
+    after: Slice[Any]
+
+
+@dataclass(slots=True)
+class _Staged:
+    """An event on its way: encoded already, so that it is known to be storable."""
+
+    event: object
+    type_name: str
+    payload: bytes
+    at_us: int
+    stamp: Stamp
+    immutable: bool
+    rolled_back: bool = False
+
+    def draft(self) -> Draft:
+        stamp = self.stamp
+        return Draft(
+            self.type_name,
+            self.payload,
+            self.at_us,
+            stamp.turn_id,
+            stamp.run_id,
+            stamp.trace_id,
+            self.rolled_back,
+        )
+
+
+# --- reading ---------------------------------------------------------------------------------------
+
+
+class SliceReader(Generic[T]):
+    """Read access to one slice: what `view[T]` returns."""
+
+    __slots__ = ("_read",)
+
+    def __init__(self, read: Callable[[], Slice[T]]) -> None:
+        self._read = read
+
+    def all(self) -> tuple[T, ...]:
+        """Return every item, in order."""
+        return self._read().all()
+
+    def latest(self) -> T | None:
+        """Return the last item, or None."""
+        return self._read().latest()
+
+    def where(self, predicate: Callable[[T], bool]) -> tuple[T, ...]:
+        """Return the items for which the predicate holds."""
+        return self._read().where(predicate)
+
+    def view(self) -> Slice[T]:
+        """Return the slice as it is now; it will not change."""
+        return self._read()
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._read())
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("seed", "append", "clear", "register", "dispatch"):
+            raise ReadOnlyError(f"this view of a session is read-only: {name} is refused")
+        raise AttributeError(name)
+
+
+class SessionView:
+    """A session that can be read and not changed.
+
+    It holds a function that reads a slice, and nothing that leads to the session.
+    """
+
+    __slots__ = ("_read", "session_id", "tags")
+
+    def __init__(
+        self,
+        read: Callable[[type], Slice[Any]],
+        *,
+        session_id: UUID | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        self._read = read
+        self.session_id = session_id
+        self.tags = MappingProxyType(dict(tags or {}))
+
+    def __getitem__(self, slice_type: type[T]) -> SliceReader[T]:
+        read = self._read
+        return SliceReader(lambda: read(slice_type))
+
+    def select_all(self, slice_type: type[T]) -> tuple[T, ...]:
+        """Return every item of a slice."""
+        return self[slice_type].all()
+
+    def query(self, slice_type: type[T]) -> SliceReader[T]:
+        """Return read access to a slice; the older spelling of `view[T]`."""
+        return self[slice_type]
+
+    def read_only_view(self) -> SessionView:
+        """Return itself: it is read-only already."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _CHANGING:
+            raise ReadOnlyError(f"this view of a session is read-only: {name} is refused")
+        raise AttributeError(name)
+
+
+_CHANGING = frozenset(
+    {
+        "broadcast",
+        "clear",
+        "clone",
+        "dispatch",
+        "dispatch_all",
+        "drop_caches",
+        "install",
+        "mutate",
+        "begin",
+        "prune",
+        "restore",
+        "rollback",
+        "reset",
+        "seed",
+    }
+)
+
+
+class SessionProtocol(Protocol):
+    """What readers need of a session: a `Session` and a `SessionView` both have it."""
+
+    def __getitem__(self, slice_type: type[T]) -> SliceReader[T]:
+        """Return access to a slice."""
+        ...
+
+    def select_all(self, slice_type: type[T]) -> tuple[T, ...]:
+        """Return every item of a slice."""
+        ...
+
+
+class SliceAccessor(SliceReader[T]):
+    """Access to one slice of a session: what `session[T]` returns."""
+
+    __slots__ = ("_session", "_slice_type")
+
+    def __init__(self, session: Session, slice_type: type[T]) -> None:
+        super().__init__(lambda: session._slice(slice_type))
+        self._session = session
+        self._slice_type = slice_type
+
+    def seed(self, values: T | Iterable[T]) -> DispatchResult:
+        """Put one item, or these, in place of everything in the slice."""
+        items = (values,) if isinstance(values, self._slice_type) else tuple(cast("Iterable[T]", values))
+        return self._session._seed(self._slice_type, items)
+
+    def append(self, value: T) -> DispatchResult:
+        """Dispatch an item: its reducers decide, or it is added at the end."""
+        if type(value) is not self._slice_type and not self._session._core.reducers.get(type(value)):
+            raise UsageError(
+                f"a {type(value).__qualname__} has a slice of its own; append it to "
+                f"session[{type(value).__qualname__}], or register a reducer that brings it to "
+                f"session[{self._slice_type.__qualname__}]"
+            )
+        return self._session.dispatch(value)
+
+    def dispatch(self, event: object) -> DispatchResult:
+        """Dispatch an event to the session."""
+        return self._session.dispatch(event)
+
+    def clear(self, predicate: Callable[[T], bool] | None = None) -> DispatchResult:
+        """Take away the items for which the predicate holds, or all."""
+        return self._session._clear(self._slice_type, predicate)
+
+    def register(
+        self, event_type: type, reducer: Callable[..., Any], *, policy: SlicePolicy | None = None
+    ) -> None:
+        """Let a reducer bring events of exactly that type into this slice."""
+        self._session._register(self._slice_type, event_type, reducer, policy)
+
+
+class _Mutation:
+    """What `session.mutate()` returns: the changing half of a session."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def rollback(self, snapshot: Snapshot, *, preserve_logs: bool = True) -> None:
+        """Go back to a snapshot."""
+        self._session.rollback(snapshot, preserve_logs=preserve_logs)
+
+    def dispatch(self, event: object) -> DispatchResult:
+        """Dispatch an event."""
+        return self._session.dispatch(event)
+
+    def reset(self) -> None:
+        """Empty every slice that is not history."""
+        self._session.reset()
+
+
+# --- the session -----------------------------------------------------------------------------------
+
+
+class Session:
+    """Typed slices, folded from one log.
+
+    `Session()` makes a new session that lives in memory; `Session(log=...)` makes a durable one;
+    `Session.open(log, session_id)` opens one that exists. A session is used from any thread.
+    """
+
+    __slots__ = ("__weakref__", "_core", "_transaction")
+
+    _core: _Core
+    _transaction: Transaction | None
+
+    def __init__(
+        self,
+        bus: Dispatcher | None = None,
+        *,
+        dispatcher: Dispatcher | None = None,
+        parent: Session | None = None,
+        session_id: UUID | None = None,
+        created_at: datetime | None = None,
+        tags: Mapping[str, str] | None = None,
+        log: Log | None = None,
+        clock: Clock | None = None,
+        codec: Codec = codec,
+        lease_ttl_s: float = DEFAULT_LEASE_SECONDS,
+    ) -> None:
+        if bus is not None and dispatcher is not None:
+            raise UsageError("bus and dispatcher are two names of one thing; give one of them")
+        clock = clock or (parent._core.clock if parent is not None else SystemClock())
+        session_id = session_id or new_id()
+        created_at = created_at or clock.now()
+        if created_at.tzinfo is None:
+            raise UsageError("created_at has no time zone; use datetime.now(UTC)")
+        parent_id = parent.session_id if parent is not None else None
+        all_tags = dict(tags or {})
+        all_tags["session_id"] = str(session_id)
+        if parent_id is not None:
+            all_tags["parent_session_id"] = str(parent_id)
+        log = log if log is not None else MemoryLog(clock=clock, heartbeat=False)
+        log.create(session_id, created_at=created_at, parent_id=parent_id, tags=all_tags)
+        self._transaction = None
+        self._core = _Core(
+            session_id=session_id,
+            created_at=created_at,
+            tags=all_tags,
+            parent_id=parent_id,
+            log=log,
+            clock=clock,
+            codec=codec,
+            dispatcher=bus or dispatcher,
+        )
+        self._core.lease = log.acquire(session_id, owner=this_process_owner(), ttl_s=lease_ttl_s)
+        if parent is not None:
+            self._adopt_by(parent)
+
+    def _adopt_by(self, parent: Session) -> None:
+        self._core.parent = parent
+        with parent._core.lock:
+            parent._core.children.append(self)
+
+    @classmethod
+    def open(
+        cls,
+        log: Log,
+        session_id: UUID,
+        *,
+        read_only: bool = False,
+        upto: int | None = None,
+        bus: Dispatcher | None = None,
+        dispatcher: Dispatcher | None = None,
+        parent: Session | None = None,
+        clock: Clock | None = None,
+        codec: Codec = codec,
+        lease_ttl_s: float = DEFAULT_LEASE_SECONDS,
+    ) -> Session:
+        """Open a session that exists.
+
+        Register its reducers before looking at its slices. With `read_only` no lease is taken, and
+        a damaged log is read up to the damage. With `upto` (read-only) the session is shown as it
+        was after that event. Raises `SessionNotFoundError`; `LeaseHeldError` while somebody else
+        writes it; `LogDamagedError`, naming the last good event.
+        """
+        if upto is not None and not read_only:
+            raise UsageError("upto shows the past, which cannot be changed: pass read_only=True as well")
+        info = log.info(session_id)
+        session = cls.__new__(cls)
+        session._transaction = None
+        session._core = core = _Core(
+            session_id=session_id,
+            created_at=info.created_at,
+            tags=dict(info.tags),
+            parent_id=info.parent_id,
+            log=log,
+            clock=clock or SystemClock(),
+            codec=codec,
+            dispatcher=bus or dispatcher,
+        )
+        core.read_only = read_only
+        core.upto = upto
+        core.loaded = False
+        if not read_only:
+            core.lease = log.acquire(session_id, owner=this_process_owner(), ttl_s=lease_ttl_s)
+        if parent is not None:
+            session._adopt_by(parent)
+        return session
+
+    # .. identity ..
+
+    @property
+    def session_id(self) -> UUID:
+        """The session's id."""
+        return self._core.session_id
+
+    @property
+    def created_at(self) -> datetime:
+        """When the session was made."""
+        return self._core.created_at
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """Labels; the session's own id and its parent's are among them."""
+        return self._core.tags
+
+    @property
+    def parent(self) -> Session | None:
+        """The session that this one was made under, if it is open in this process."""
+        return self._core.parent
+
+    @property
+    def parent_id(self) -> UUID | None:
+        """The id of the session that this one was made under."""
+        return self._core.parent_id
+
+    @property
+    def children(self) -> tuple[Session, ...]:
+        """The sessions made under this one, oldest first."""
+        with self._core.lock:
+            return tuple(self._core.children)
+
+    @property
+    def clock(self) -> Clock:
+        """The session's source of time."""
+        return self._core.clock
+
+    @property
+    def log(self) -> Log:
+        """The log that holds this session's events."""
+        return self._core.log
+
+    @property
+    def codec(self) -> Codec:
+        """How this session's values are stored."""
+        return self._core.codec
+
+    @property
+    def dispatcher(self) -> Dispatcher | None:
+        """Who is told about each event."""
+        return self._core.dispatcher
+
+    @property
+    def head(self) -> int:
+        """The sequence number of the newest event that this session has folded."""
+        with self._core.lock:
+            self._core.ensure_loaded()
+            return self._core.head
+
+    @property
+    def report(self) -> OpenReport:
+        """What was noticed when the session was folded from its log."""
+        with self._core.lock:
+            self._core.ensure_loaded()
+            return self._core.report
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Session) and other._core is self._core
+
+    def __hash__(self) -> int:
+        return hash(self._core.session_id)
+
+    def __repr__(self) -> str:
+        return f"<Session {self.session_id}>"
+
+    # .. reading ..
+
+    def _slice(self, slice_type: type[T]) -> Slice[T]:
+        core = self._core
+        transaction = self._current()
+        if transaction is None and core.loaded and slice_type in core.known:
+            return core.slices.get(slice_type, EMPTY)  # The slices are replaced, never changed: no lock.
+        with core.lock:
+            core.know(slice_type)
+            core.ensure_loaded()
+            if transaction is not None:
+                return transaction._working.get(slice_type)
+            return core.slices.get(slice_type, EMPTY)
+
+    def __getitem__(self, slice_type: type[T]) -> SliceAccessor[T]:
+        self._core.know(slice_type)
+        return SliceAccessor(self, slice_type)
+
+    def select_all(self, slice_type: type[T]) -> tuple[T, ...]:
+        """Return every item of a slice; the older spelling of `session[T].all()`."""
+        return self._slice(slice_type).all()
+
+    def query(self, slice_type: type[T]) -> SliceReader[T]:
+        """Return read access to a slice; an older spelling of `session[T]`."""
+        return self[slice_type]
+
+    def mutate(self, slice_type: type | None = None) -> Any:
+        """Return the changing half of a slice or of the session; the older spelling of `session[T]`."""
+        return _Mutation(self) if slice_type is None else self[slice_type]
+
+    def read_only_view(self) -> SessionView:
+        """Return a view that can be read and not changed."""
+        core = self._core
+
+        def read(slice_type: type) -> Slice[Any]:
+            with core.lock:
+                core.know(slice_type)
+                core.ensure_loaded()
+                return core.slices.get(slice_type, EMPTY)
+
+        return SessionView(read, session_id=core.session_id, tags=core.tags)
+
+    def events(self, *, after: int = 0, upto: int | None = None) -> Iterator[tuple[Envelope, object | None]]:
+        """Yield the session's events with their values; None where the type is unknown or does not fit."""
+        registry = self._core.codec.registry
+        for envelope in self._core.log.read(self.session_id, after=after, upto=upto):
+            value: object | None = None
+            if registry.knows(envelope.type):
+                try:
+                    value = self._core.codec.decode(registry.resolve(envelope.type), envelope.payload)
+                except CodecError:
+                    value = None
+            yield envelope, value
+
+    def policy_of(self, slice_type: type) -> SlicePolicy:
+        """Return what a rollback does with a slice."""
+        return self._core.policy_of(slice_type)
+
+    # .. changing ..
+
+    def dispatch(self, event: object) -> DispatchResult:
+        """Record an event: the only way that state changes.
+
+        Raises `EncodeError`, naming the path to the field, if the event cannot be stored; then
+        nothing has changed. A reducer, observer or subscriber that raises is reported in the
+        result; the event stands.
+        """
+        return self.dispatch_all((event,))[0]
+
+    def broadcast(self, event: object) -> DispatchResult:
+        """Record an event; the older spelling of `dispatch`."""
+        return self.dispatch(event)
+
+    def dispatch_all(self, events: Iterable[object]) -> Sequence[DispatchResult]:
+        """Record several events in one batch: all of them, or none."""
+        return self._dispatch([self._stage(each) for each in events])
+
+    def _stage(self, event: object, *, rolled_back: bool = False) -> _Staged:
+        core = self._core
+        payload = core.codec.encode(event)
+        return _Staged(
+            event=event,
+            type_name=core.codec.registry.name_of(type(event)),
+            payload=payload,
+            at_us=to_microseconds(core.clock.now()),
+            stamp=_stamp.get(),
+            immutable=core.codec.is_immutable(event, payload),
+            rolled_back=rolled_back,
+        )
+
+    def _dispatch(self, staged: list[_Staged]) -> Sequence[DispatchResult]:
+        transaction = self._current()
+        if transaction is not None:
+            return transaction._take(staged)
+        changes, results = self._core.append(staged)
+        return self._core.notify(changes, results)
+
+    def _seed(self, slice_type: type, items: tuple[Any, ...]) -> DispatchResult:
+        for item in items:
+            if not isinstance(item, slice_type):
+                raise UsageError(
+                    f"a {type(item).__qualname__} cannot stand in the slice of {slice_type.__qualname__}"
+                )
+            self._core.codec.encode(item)  # Refuse with the path inside the item, not inside the event.
+        name = self._core.codec.registry.name_of(slice_type)
+        return self.dispatch(InitializeSlice(name, items))
+
+    def _clear(self, slice_type: type, predicate: Callable[[Any], bool] | None) -> DispatchResult:
+        name = self._core.codec.registry.name_of(slice_type)
+        with self._core.lock:
+            removed = None
+            if predicate is not None:
+                items: tuple[Any, ...] = self._slice(slice_type).all()
+                removed = tuple(index for index, item in enumerate(items) if predicate(item))
+            staged = [self._stage(ClearSlice(name, removed))]
+            transaction = self._current()
+            if transaction is not None:
+                return transaction._take(staged)[0]
+            changes, results = self._core.append(staged)
+        return self._core.notify(changes, results)[0]
+
+    def _register(
+        self, slice_type: type, event_type: type, reducer: Callable[..., Any], policy: SlicePolicy | None
+    ) -> None:
+        core = self._core
+        if not isinstance(event_type, type):
+            raise UsageError(f"{event_type!r} is not a class; reducers are registered for a class of events")
+        with core.lock:
+            core.know(slice_type)
+            core.codec.registry.name_of(event_type)
+            if policy is not None:
+                core.policies[slice_type] = policy
+            registrations = core.reducers.setdefault(event_type, [])
+            if any(each.slice_type is slice_type and each.reducer == reducer for each in registrations):
+                return
+            registrations.append(_Registration(slice_type, reducer, _calling(reducer)))
+            if core.head or not core.loaded:
+                core.loaded = False  # The slice is a fold of the whole log: fold again when it is looked at.
+
+    def install(self, slice_type: type[T], *, initial: Callable[[], T] | None = None) -> None:
+        """Register every method of a class that is marked with `@reducer(on=...)`.
+
+        The methods see the slice's latest value as `self`. On an empty slice `initial` makes it;
+        without `initial` an event does nothing to an empty slice.
+        """
+        declared = declared_reducers(slice_type)
+        if not declared:
+            raise UsageError(f"{slice_type.__qualname__} has no method marked with @reducer(on=...)")
+        for event_type, method in declared.items():
+            self._register(slice_type, event_type, _DeclaredReducer(slice_type, method, initial), None)
+
+    def observe(self, slice_type: type[T], observer: Callable[[Sequence[T], Sequence[T]], object]) -> Any:
+        """Call `observer(old, new)` after each change of a slice. Returns a function that stops it."""
+        core = self._core
+        core.know(slice_type)
+        with core.lock:
+            core.observers.setdefault(slice_type, []).append(observer)
+
+        def stop() -> None:
+            with core.lock:
+                if observer in core.observers.get(slice_type, ()):
+                    core.observers[slice_type].remove(observer)
+
+        return stop
+
+    def drop_caches(self) -> None:
+        """Empty every CACHE slice."""
+        self._empty(lambda policy: policy is SlicePolicy.CACHE)
+
+    def reset(self) -> None:
+        """Empty every slice that is not history."""
+        self._empty(lambda policy: policy is not SlicePolicy.LOG)
+
+    def _empty(self, chosen: Callable[[SlicePolicy], bool]) -> None:
+        core = self._core
+        with core.lock:
+            core.ensure_loaded()
+            names = [
+                core.codec.registry.name_of(each)
+                for each, kept in core.slices.items()
+                if len(kept) and chosen(core.policy_of(each))
+            ]
+        self.dispatch_all([ClearSlice(name) for name in names])
+
+    # .. snapshots ..
+
+    def snapshot(
+        self,
+        *,
+        policies: frozenset[SlicePolicy] = frozenset({SlicePolicy.STATE}),
+        include_all: bool = False,
+        tag: str | None = None,
+    ) -> Snapshot:
+        """Capture the session's slices; the cost does not depend on how many items they hold.
+
+        Captured are the slices whose policy is in `policies` (by default working state), every
+        slice with `include_all`, and always those that a resume needs (the conversation).
+        """
+        core = self._core
+        wanted = frozenset(SlicePolicy) if include_all else frozenset(policies)
+        with core.lock:
+            core.ensure_loaded()
+            transaction = self._current()
+            present: Mapping[type, Slice[Any]] = core.slices
+            if transaction is not None:
+                present = {**core.slices, **transaction._working.changes}
+            known = dict.fromkeys((*core.known, *present))
+            slices = {
+                each: kept
+                for each, kept in present.items()
+                if len(kept) and (core.policy_of(each) in wanted or spec_of(each).captured)
+            }
+            tags = dict(core.tags)
+            if tag is not None:
+                tags["snapshot_tag"] = tag
+            return Snapshot(
+                created_at=core.clock.now(),
+                slices=SnapshotState(slices),
+                policies=MappingProxyType({each: core.policy_of(each) for each in known}),
+                parent_id=core.parent_id,
+                children_ids=tuple(child.session_id for child in core.children),
+                tags=MappingProxyType(tags),
+                captured=wanted,
+                session_id=core.session_id,
+                seq=core.head,
+            )
+
+    def rollback(self, snapshot: Snapshot, *, preserve_logs: bool = True, reason: str = "rollback") -> None:
+        """Go back to a snapshot, all slices together.
+
+        Working state becomes what it was; a slice that was empty then, or not yet there, is empty
+        again. History stays: a LOG slice is only ever extended by what the snapshot knows beyond it
+        (as in a new session that takes over a conversation), unless `preserve_logs` is false. A
+        CACHE slice that was not captured is left alone.
+
+        Raises `SnapshotMismatchError`, before anything has changed, if the snapshot names a slice
+        that this session does not know.
+        """
+        core = self._core
+        with core.lock:
+            core.ensure_loaded()
+            strangers = [each.__qualname__ for each in snapshot.slices if each not in core.known]
+            if strangers:
+                raise SnapshotMismatchError(
+                    f"the snapshot has slices that this session does not know: {', '.join(strangers)}; "
+                    "register them (session[T].register(...) or session[T]) and try again; nothing changed"
+                )
+            transaction = self._current()
+            working = transaction._working if transaction is not None else _Working(core.slices)
+            restored = []
+            for slice_type in tuple(dict.fromkeys((*core.known, *core.slices))):
+                target = self._rollback_target(snapshot, slice_type, working.get(slice_type), preserve_logs)
+                if target is not None:
+                    own = snapshot.session_id == core.session_id
+                    restored.append(
+                        self._describe(
+                            slice_type, working.get(slice_type), target, own and transaction is None
+                        )
+                    )
+            if not restored:
+                return
+            staged = [self._stage(StateRestored(tuple(restored), reason))]
+            if transaction is not None:
+                transaction._take(staged)
+                return
+            changes, results = core.append(staged)
+        core.notify(changes, results)
+
+    def restore(self, snapshot: Snapshot, *, preserve_logs: bool = True) -> None:
+        """Go back to a snapshot; another name of `rollback`."""
+        self.rollback(snapshot, preserve_logs=preserve_logs)
+
+    def _rollback_target(
+        self, snapshot: Snapshot, slice_type: type, present: Slice[Any], preserve_logs: bool
+    ) -> Slice[Any] | None:
+        """Say what a slice must become, or None if it stays."""
+        policy = self._core.policy_of(slice_type)
+        kept = snapshot.slices.captured(slice_type) if slice_type in snapshot.slices else None
+        if policy is SlicePolicy.LOG and preserve_logs:
+            if kept is None or len(kept) <= len(present):
+                return None
+            is_longer = kept.all()[: len(present)] == present.all()
+            return kept if is_longer else None
+        if kept is None:
+            if policy not in snapshot.captured or not len(present):
+                return None
+            return EMPTY
+        if kept is present or (len(kept) == len(present) and kept.all() == present.all()):
+            return None
+        return kept
+
+    def _describe(
+        self, slice_type: type, present: Slice[Any], target: Slice[Any], own: bool
+    ) -> RestoredSlice:
+        """Write down a restored slice: as much as possible by reference to what is in the log."""
+        keep = 0
+        if own:
+            for (mine, _), (theirs, _) in zip(present.entries(), target.entries(), strict=False):
+                if mine is not theirs:
+                    break
+                keep += 1
+        items: list[RestoredItem] = []
+        for position, (item, origin) in enumerate(target.entries()):
+            if position < keep:
+                continue
+            if not own or origin <= 0:
+                items.append(RestoredItem(min(origin, 0) if own else 0, item=item))
+            elif items and items[-1].origin > 0 and items[-1].upto == origin - 1:
+                items[-1] = RestoredItem(items[-1].origin, origin)
+            else:
+                items.append(RestoredItem(origin, origin))
+        return RestoredSlice(self._core.codec.registry.name_of(slice_type), keep, tuple(items))
+
+    def clone(
+        self,
+        *,
+        session_id: UUID | None = None,
+        log: Log | None = None,
+        bus: Dispatcher | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> Session:
+        """Make a new session with the same reducers, policies and state, and an own log."""
+        core = self._core
+        snapshot = self.snapshot(include_all=True)
+        twin = Session(bus=bus, session_id=session_id, log=log, clock=core.clock, tags=tags, codec=core.codec)
+        with core.lock:
+            for event_type, registrations in core.reducers.items():
+                twin._core.reducers[event_type] = list(registrations)
+            twin._core.policies.update(core.policies)
+            for slice_type in (*core.known, *snapshot.slices):
+                twin._core.known[slice_type] = None
+        twin.rollback(snapshot, preserve_logs=False, reason="clone")
+        return twin
+
+    def fork(
+        self, *, at: int | None = None, session_id: UUID | None = None, log: Log | None = None
+    ) -> Session:
+        """Make a new session that continues from event `at` of this one (by default from now).
+
+        The events up to there are copied, so that the new session folds to the same state, and the
+        two go their own ways after it. Reducers and policies are taken along.
+        """
+        core = self._core
+        at = self.head if at is None else at
+        if not 0 <= at <= self.head:
+            raise UsageError(f"there is no event {at} in session {self.session_id}: it has {self.head}")
+        log = log if log is not None else core.log
+        twin = Session(
+            session_id=session_id,
+            log=log,
+            clock=core.clock,
+            codec=core.codec,
+            tags={"forked_from": str(self.session_id), "forked_at": str(at)},
+        )
+        drafts = [
+            Draft(
+                each.type,
+                each.payload,
+                each.at_us,
+                each.turn_id,
+                each.run_id,
+                each.trace_id,
+                each.rolled_back,
+            )
+            for each in core.log.read(self.session_id, upto=at)
+        ]
+        assert twin._core.lease is not None
+        if drafts:
+            log.append(twin._core.lease, drafts, expected_seq=0)
+        with core.lock:
+            for event_type, registrations in core.reducers.items():
+                twin._core.reducers[event_type] = list(registrations)
+            twin._core.policies.update(core.policies)
+            twin._core.known.update(core.known)
+        twin._core.loaded = False
+        return twin
+
+    # .. transactions ..
+
+    def begin(self) -> Transaction:
+        """Begin staging events. See `Transaction`."""
+        if self._current() is not None:
+            raise UsageError("a transaction is open here already; end it first")
+        core = self._core
+        with core.lock:
+            core.check_writable()
+            core.ensure_loaded()
+        return Transaction(self)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """Keep every event dispatched in the block, or none of them if it raises."""
+        opened = self.begin()
+        with opened.active():
+            try:
+                yield opened.session
+            except BaseException:
+                opened.rollback()
+                raise
+        opened.commit()
+
+    def _current(self) -> Transaction | None:
+        """Return the transaction that this handle, or the running call, is part of."""
+        if self._transaction is not None:
+            self._transaction._check_open()
+            return self._transaction
+        for each in _transactions.get():
+            if each._core is self._core and each._open:
+                return each
+        return None
+
+    # .. upkeep ..
+
+    def prune(self, *, upto: int | None = None, keep_last: int | None = None) -> int:
+        """Forget the events up to `upto`, or all but the last `keep_last`. Returns how many went.
+
+        Working state stays as it is. History from before is gone: LOG slices lose the items that
+        came from forgotten events, and the file keeps no byte of them.
+        """
+        if (upto is None) == (keep_last is None):
+            raise UsageError("say either upto= or keep_last=")
+        core = self._core
+        with core.lock:
+            core.check_writable()
+            core.ensure_loaded()
+            if core.unknown:
+                raise UsageError(
+                    "events of types that are not registered here would be lost: "
+                    f"{', '.join(sorted(core.unknown))}; register them and prune again"
+                )
+            limit = upto if upto is not None else core.head - cast(int, keep_last)
+            limit = min(limit, core.head)
+            if limit <= 0:
+                return 0
+            for slice_type, kept in tuple(core.slices.items()):
+                if core.policy_of(slice_type) is SlicePolicy.LOG:
+                    left = [entry for entry in kept.entries() if abs(entry[1]) > limit]
+                    if len(left) != len(kept):
+                        core.slices[slice_type] = Slice.of(left, volatile=kept.volatile)
+            core.store_snapshot(inline_upto=limit)
+            assert core.lease is not None
+            return core.log.prune(core.lease, upto=limit)
+
+    def close(self) -> None:
+        """Give up the writer's lease. Closing again does nothing."""
+        core = self._core
+        with core.lock:
+            if core.closed or core.read_only:
+                core.closed = True
+                return
+            core.closed = True
+            if core.loaded and core.head - core.stored_seq >= SNAPSHOT_EVERY // 4:
+                try:
+                    core.store_snapshot()
+                except (HoldfastError, OSError) as error:  # an optimisation: the log has everything
+                    _logger.warning("no snapshot was stored for %s: %s", core.session_id, error)
+            if core.lease is not None:
+                core.log.release(core.lease)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Transaction:
+    """Events that are staged until they are committed together, or forgotten.
+
+    Work on it through `session` (a handle that stages, from any thread) or inside `active()`
+    (where every handle of the session stages).
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._core = session._core
+        self._open = True
+        self._staged: list[_Staged] = []
+        self._working = _Working(_LiveSlices(self._core))
+        bound = Session.__new__(Session)
+        bound._core = self._core
+        bound._transaction = self
+        self.session = bound
+        """A handle of the session that stages what is dispatched through it."""
+
+    @contextmanager
+    def active(self) -> Iterator[Session]:
+        """Let everything that this call dispatches to the session be staged here."""
+        token = _transactions.set((self, *_transactions.get()))
+        try:
+            yield self.session
+        finally:
+            _transactions.reset(token)
+
+    @property
+    def staged(self) -> tuple[object, ...]:
+        """The events that wait for the commit."""
+        return tuple(each.event for each in self._staged)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise UsageError(
+                "this call is over; what its handle of the session is asked to do comes too late"
+            )
+
+    def _take(self, staged: list[_Staged]) -> Sequence[DispatchResult]:
+        core = self._core
+        results: list[DispatchResult] = []
+        with core.lock:
+            self._check_open()
+            core.check_writable()
+            for each in staged:
+                if all(core.policy_of(target) is SlicePolicy.LOG for target in core.targets(each.event)):
+                    results.append(self._log_now(each))
+                    continue
+                ahead = _Working(self._working.base)
+                ahead.changes = dict(self._working.changes)
+                ran, failures = core.fold(ahead, each.event, 0, immutable=each.immutable)
+                self._working.changes = ahead.changes
+                self._staged.append(each)
+                results.append(DispatchResult(each.event, tuple(ran), tuple(failures)))
+        return results
+
+    def _log_now(self, staged: _Staged) -> DispatchResult:
+        """History does not wait for the commit."""
+        core = self._core
+        overlaid = [target for target in core.targets(staged.event) if target in self._working.changes]
+        changes, results = core.append([staged])
+        if overlaid:
+            core.fold(self._working, staged.event, core.head, immutable=staged.immutable)
+        return core.notify(changes, results)[0]
+
+    def commit(self, *extra: object) -> Sequence[DispatchResult]:
+        """Log everything that was staged, and `extra` after it, in one batch.
+
+        If that fails, nothing is logged and the transaction is still open: roll it back.
+        """
+        core = self._core
+        with core.lock:
+            self._check_open()
+            batch = [*self._staged, *(self.session._stage(each) for each in extra)]
+            changes, results = core.append(batch)
+            self._open = False
+        return core.notify(changes, results)
+
+    def rollback(self, *extra: object) -> Sequence[DispatchResult]:
+        """Forget what was staged. History that it touched, and `extra`, are logged."""
+        core = self._core
+        with core.lock:
+            if not self._open:
+                return ()
+            history = []
+            for each in self._staged:
+                if any(core.policy_of(target) is SlicePolicy.LOG for target in core.targets(each.event)):
+                    each.rolled_back = True
+                    history.append(each)
+            self._staged = []
+            self._working.changes = {}
+            batch = [*history, *(self.session._stage(each) for each in extra)]
+            self._open = False
+            changes, results = core.append(batch)
+        return core.notify(changes, results)
+
+
+class _LiveSlices(Mapping[type, Slice[Any]]):
+    """The present slices of a session, whatever they are when they are asked for."""
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: _Core) -> None:
+        self._core = core
+
+    def __getitem__(self, slice_type: type) -> Slice[Any]:
+        return self._core.slices[slice_type]
+
+    def get(self, slice_type: type, default: Any = EMPTY) -> Any:
+        return self._core.slices.get(slice_type, default)
+
+    def __iter__(self) -> Iterator[type]:
+        return iter(self._core.slices)
+
+    def __len__(self) -> int:
+        return len(self._core.slices)
+
+
+class _DeclaredReducer:
+    """A method marked with `@reducer`, as a reducer of its slice."""
+
+    def __init__(
+        self, slice_type: type, method: Callable[..., Any], initial: Callable[[], Any] | None
+    ) -> None:
+        self.slice_type = slice_type
+        self.method = method
+        self.initial = initial
+        self.__qualname__ = getattr(method, "__qualname__", repr(method))
+        self._takes_context = _takes_context(method)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _DeclaredReducer)
+            and other.method is self.method
+            and other.slice_type is self.slice_type
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.slice_type, self.method))
+
+    def __call__(self, slice_: Slice[Any], event: Any, *, context: Any) -> Any:
+        current = slice_.latest()
+        if current is None:
+            if self.initial is None:
+                return slice_
+            current = self.initial()
+        made = (
+            self.method(current, event, context=context)
+            if self._takes_context
+            else self.method(current, event)
+        )
+        return Replace((made,)) if isinstance(made, self.slice_type) else made
+
+
+def _takes_context(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(each.name == "context" or each.kind is each.VAR_KEYWORD for each in parameters)
+
+
+def _calling(reducer: Callable[..., Any]) -> Callable[[Slice[Any], Any, Any], Any]:
+    if _takes_context(reducer):
+        return lambda slice_, event, context: reducer(slice_, event, context=context)
+    return lambda slice_, event, context: reducer(slice_, event)
+
+
+def iter_sessions_bottom_up(root: Session) -> Iterator[Session]:
+    """Yield a session's descendants before the session itself, children first."""
+    for child in root.children:
+        yield from iter_sessions_bottom_up(child)
+    yield root
+
+
+class SessionSnapshotAdapter:
+    """A session as a participant in composite snapshots."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def snapshot(self, *, tag: str | None = None) -> Snapshot:
+        """Capture the session's working state."""
+        return self._session.snapshot(tag=tag)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to it."""
+        self._session.rollback(snapshot)
+
+
+__all__ = [
+    "OpenReport",
+    "Problem",
+    "Session",
+    "SessionProtocol",
+    "SessionSnapshotAdapter",
+    "SessionView",
+    "SliceAccessor",
+    "SliceReader",
+    "Stamp",
+    "Transaction",
+    "iter_sessions_bottom_up",
+    "stamped",
+]
