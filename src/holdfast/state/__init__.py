@@ -1,1 +1,115 @@
-""""""
+"""Typed state: sessions, snapshots, resources, budgets, and the root that owns them."""
+
+from holdfast.log.event import Channel, SlicePolicy
+from holdfast.state.budget import Budget, BudgetSnapshot, BudgetTracker, Deadline, TokenUsage
+from holdfast.state.checkpoints import CheckpointStore, ToolCheckpoint
+from holdfast.state.dispatch import (
+    Dispatcher,
+    DispatchResult,
+    HandlerFailure,
+    InProcessDispatcher,
+    InProcessEventBus,
+)
+from holdfast.state.events import (
+    AttentionNeeded,
+    ClearSlice,
+    EventSpec,
+    InitializeSlice,
+    StateRestored,
+    event,
+    spec_of,
+)
+from holdfast.state.execution import ExecutionState, rollback_to_tool
+from holdfast.state.resources import (
+    Binding,
+    Closeable,
+    PostConstruct,
+    ResourceContext,
+    ResourceRegistry,
+    Scope,
+    Snapshotable,
+)
+from holdfast.state.run_context import RunContext
+from holdfast.state.session import (
+    OpenReport,
+    Session,
+    SessionProtocol,
+    SessionSnapshotAdapter,
+    SessionView,
+    Transaction,
+    iter_sessions_bottom_up,
+    stamped,
+)
+from holdfast.state.slices import (
+    Append,
+    Clear,
+    Extend,
+    ReducerContext,
+    Replace,
+    Slice,
+    SliceOp,
+    append_all,
+    reducer,
+    replace_latest,
+    replace_latest_by,
+    upsert_by,
+)
+from holdfast.state.snapshot import CompositeSnapshot, Snapshot, SnapshotMetadata, snapshots_equivalent
+
+__all__ = [
+    "Append",
+    "AttentionNeeded",
+    "Binding",
+    "Budget",
+    "BudgetSnapshot",
+    "BudgetTracker",
+    "Channel",
+    "CheckpointStore",
+    "Clear",
+    "ClearSlice",
+    "Closeable",
+    "CompositeSnapshot",
+    "Deadline",
+    "DispatchResult",
+    "Dispatcher",
+    "EventSpec",
+    "ExecutionState",
+    "Extend",
+    "HandlerFailure",
+    "InProcessDispatcher",
+    "InProcessEventBus",
+    "InitializeSlice",
+    "OpenReport",
+    "PostConstruct",
+    "ReducerContext",
+    "Replace",
+    "ResourceContext",
+    "ResourceRegistry",
+    "RunContext",
+    "Scope",
+    "Session",
+    "SessionProtocol",
+    "SessionSnapshotAdapter",
+    "SessionView",
+    "Slice",
+    "SliceOp",
+    "SlicePolicy",
+    "Snapshot",
+    "SnapshotMetadata",
+    "Snapshotable",
+    "StateRestored",
+    "TokenUsage",
+    "ToolCheckpoint",
+    "Transaction",
+    "append_all",
+    "event",
+    "iter_sessions_bottom_up",
+    "reducer",
+    "replace_latest",
+    "replace_latest_by",
+    "rollback_to_tool",
+    "snapshots_equivalent",
+    "spec_of",
+    "stamped",
+    "upsert_by",
+]
