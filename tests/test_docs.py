@@ -1,0 +1,195 @@
+"""The docs tell the truth about what can be checked: links, tests, dependencies, rooms, names."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "holdfast"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+FENCED = re.compile(r"^ *(`{3,}|~{3,}).*?^ *\1\s*$", re.MULTILINE | re.DOTALL)
+
+
+@cache
+def prose(page: Path) -> str:
+    """Return a page without its code blocks."""
+    return FENCED.sub("", page.read_text("utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that a page's headings make."""
+    return {
+        re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-")
+        for heading in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    }
+
+
+def section(page: Path, heading: str) -> str:
+    """Return what stands below a heading, up to the next one of the same level."""
+    _, found, rest = prose(page).partition(f"\n{heading}\n")
+    assert found, f"{page.name} has no {heading!r}"
+    level = heading.split(maxsplit=1)[0]
+    return re.split(rf"^{level} ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def first_column(text: str) -> list[str]:
+    """Return the names in backticks in the first column of every table row."""
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("|")]
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    broken: list[str] = []
+    for match in LINK.finditer(prose(page)):
+        target, _, anchor = match["target"].partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        destination = (page.parent / target).resolve() if target else page
+        if not destination.exists() or (anchor and anchor not in anchors(destination)):
+            broken.append(match["target"])
+    assert broken == []
+
+
+# --- guarantees ----------------------------------------------------------------------------------------
+
+
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    return frozenset(
+        node.name
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    )
+
+
+def promises() -> Iterator[str]:
+    text, _, _ = prose(ROOT / "docs" / "guarantees.md").partition("\n## Not guaranteed\n")
+    for item in re.split(r"^- ", text, flags=re.MULTILINE)[1:]:
+        yield re.split(r"^\s*$|^#", item, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def test_every_guarantee_names_a_test_that_exists() -> None:
+    wrong: list[str] = []
+    for promise in promises():
+        named = re.findall(r"\[`(\w+)`\]\(\.\./([^)#]+)\)", promise)
+        if not named:
+            wrong.append(f"no test: {promise.strip()}")
+        for name, path in named:
+            if not (ROOT / path).exists() or name not in names_in(ROOT / path):
+                wrong.append(f"{path} has no {name}")
+    assert wrong == []
+    assert len(list(promises())) > 5
+
+
+def test_what_is_not_guaranteed_is_said_as_well() -> None:
+    assert section(ROOT / "docs" / "guarantees.md", "## Not guaranteed").count("\n- ") > 2
+
+
+# --- dependencies --------------------------------------------------------------------------------------
+
+
+def requirement_name(requirement: str) -> str:
+    return re.split(r"[\[<>=!~ ;]", requirement, maxsplit=1)[0]
+
+
+def test_every_dependency_is_justified_where_it_belongs() -> None:
+    """The page and pyproject.toml name the same packages, in the same groups."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    groups = project["optional-dependencies"]
+    page = ROOT / "docs" / "dependencies.md"
+
+    def names(requirements: list[str]) -> list[str]:
+        return sorted(requirement_name(requirement) for requirement in requirements)
+
+    assert sorted(first_column(section(page, "## Always installed"))) == names(project["dependencies"])
+    assert sorted(first_column(section(page, "## Development"))) == names(groups["dev"])
+    extras = {
+        (requirement_name(requirement), extra)
+        for extra, requirements in groups.items()
+        if extra != "dev"
+        for requirement in requirements
+    }
+    rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", section(page, "## Extras"), re.MULTILINE)
+    assert set(rows) == extras
+
+
+# --- architecture --------------------------------------------------------------------------------------
+
+
+def test_the_architecture_page_shows_the_contract_as_it_is() -> None:
+    """The table of rooms has the contract's layers, in its order."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    (contract,) = config["tool"]["importlinter"]["contracts"]
+    layers = [name.strip() for layer in contract["layers"] for name in layer.split("|")]
+    assert first_column(section(ROOT / "docs" / "architecture.md", "## Rooms")) == layers
+
+
+# --- the glossary --------------------------------------------------------------------------------------
+
+GLOSSARY = ROOT / "docs" / "glossary.md"
+OPEN_MODULES = ("clock", "codec")
+"""Modules beside the rooms, whose names are public by their spelling."""
+
+
+def explained() -> list[str]:
+    return first_column(section(GLOSSARY, "## Names"))
+
+
+def public_names() -> Iterator[tuple[str, str, object]]:
+    """Yield what a user can import: every door's names, and those of the modules beside the rooms."""
+    rooms = sorted(path.parent.name for path in SRC.glob("*/__init__.py"))
+    for room in ("", *rooms):
+        module = importlib.import_module(f"holdfast.{room}" if room else "holdfast")
+        for name in getattr(module, "__all__", []):
+            yield module.__name__, name, getattr(module, name)
+    for stem in OPEN_MODULES:
+        module = importlib.import_module(f"holdfast.{stem}")
+        for name, value in vars(module).items():
+            at_home = getattr(value, "__module__", None) == module.__name__
+            if at_home and not name.startswith("_") and not isinstance(value, TypeVar):
+                yield module.__name__, name, value
+
+
+def test_every_public_name_stands_in_the_glossary() -> None:
+    """What is missing is shown as a row to paste; say it in your own words."""
+    known = set(explained())
+    missing = {
+        f"{home}: | `{name}` | {(inspect.getdoc(value) or '').partition(chr(10))[0]} |"
+        for home, name, value in public_names()
+        if name not in known and not name.startswith("__")
+    }
+    assert not missing, "\n".join(["not in docs/glossary.md:", *sorted(missing)])
+
+
+def test_every_name_in_the_glossary_exists() -> None:
+    """A name that was renamed or taken away does not live on here."""
+    defined: set[str] = set()
+    for path in SRC.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                defined.add(node.name)
+            elif isinstance(node, ast.Assign):
+                defined.update(target.id for target in node.targets if isinstance(target, ast.Name))
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                defined.add(node.target.id)
+    assert sorted(set(explained()) - defined) == []
+
+
+def test_a_word_or_a_name_is_explained_once() -> None:
+    words = re.findall(r"^- \*\*([^*]+)\*\*", section(GLOSSARY, "## Words"), re.MULTILINE)
+    assert len(words) > 20
+    for listed in (words, explained()):
+        assert sorted({name for name in listed if listed.count(name) > 1}) == []
+    assert words == sorted(words, key=str.lower)
