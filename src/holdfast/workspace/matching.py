@@ -70,8 +70,8 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
             f"the regular expression {pattern!r} is not valid{where}: {error.msg}; "
             f"put a backslash before characters that are meant literally"
         ) from None
-    except (OverflowError, RecursionError) as error:
-        raise ValueError(f"the regular expression {pattern[:80]!r} is too complex: {error}") from None
+    except (OverflowError, RecursionError, Warning) as error:  # warnings, where they are errors
+        raise ValueError(f"the regular expression {pattern[:80]!r} cannot be used: {error}") from None
 
 
 def may_run_away(pattern: str) -> bool:
