@@ -263,6 +263,7 @@ class Clear(Generic[T]):
 
 
 SliceOp = Append[T] | Extend[T] | Replace[T] | Clear[T]
+"""What a reducer returns: how its slice changes."""
 
 
 class ReducerContext(Protocol):
