@@ -191,6 +191,17 @@ class LeaseKeeper:
 _KEEPERS: WeakSet[LeaseKeeper] = WeakSet()
 
 
+def _forget_in_child() -> None:
+    # The leases belong to the parent, whose thread was not copied; a lock may have been held.
+    for keeper in list(_KEEPERS):
+        keeper._change = threading.Condition()
+        keeper._held.clear()
+        keeper._thread = None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 @atexit.register
 def _stop_keepers() -> None:
     # A thread that is inside the store while the interpreter is taken down would be cut off there.

@@ -1,0 +1,428 @@
+"""One SQLite file that several threads and processes use: opening, transactions, errors.
+
+Theory of operation
+-------------------
+**Transactions.** Every change is one `BEGIN IMMEDIATE` transaction. Whatever goes
+wrong in it (a full disk, an interrupt between two statements) rolls it back and
+leaves the connection usable. A file that others have locked is tried again until
+the wait is over, also while it is being made for the first time.
+
+**Opening.** A file is first looked at through a read-only connection, which
+changes nothing, not even on closing: a file of another application or of a newer
+Holdfast is left byte for byte as it was. A file whose structure is damaged stays
+on that connection and can only be read. `wal.py` tells a torn last write, which
+is passed over, from lost commits, which are damage.
+
+**Locks.** POSIX drops all locks that a process holds on a file when it closes
+*any* descriptor of that file. Hence neither the database file nor its `-shm` may
+ever be opened by hand while a connection is open: everything is asked through
+SQLite or `stat`. For the same family of reasons a connection must not cross a
+`fork`: SQLite in the child would believe in locks that only the parent holds,
+and the parent's `close` would delete a WAL that the child still writes to. So
+connections are closed just before a fork and opened again, by each side, when
+next needed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeVar
+from weakref import WeakSet
+
+from holdfast.clock import SystemClock
+from holdfast.errors import (
+    LogBusyError,
+    LogDamagedError,
+    LogError,
+    LogVersionError,
+    ReadOnlyError,
+    UsageError,
+)
+from holdfast.log import wal
+from holdfast.log.base import Finding
+from holdfast.log.migrations import APPLICATION_ID, LATEST, MIGRATIONS, expected_schema
+
+T = TypeVar("T")
+
+_WAL_KEEP_BYTES = 16 * 1024 * 1024
+_SQLITE_WAIT_S = 0.2
+"""How long SQLite itself waits for a lock; the rest of the wait is ours, so that it can be interrupted."""
+
+_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
+_NOT_DAMAGE = _BUSY | {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_AUTH,
+    sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_NOMEM,
+}
+_DAMAGED_IO = frozenset({sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS})
+_REAL_TIME = SystemClock()
+"""Waiting for other processes takes real time, whatever clock the leases use."""
+
+
+def _code(error: BaseException) -> int:
+    """Return SQLite's primary result code, or 0 for an error that came from its Python side."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+class StillInUse(Exception):
+    """Somebody else still needs what is to be changed: like SQLITE_BUSY, try again. Never seen outside."""
+
+
+def size_of(path: Path) -> int | None:
+    """Return a file's size without opening it, or None if there is no such file."""
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+class Database:
+    """The file `path`, opened when first needed, for any thread of any process that asks."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        synchronous: Literal["FULL", "NORMAL"] = "FULL",
+        busy_timeout_s: float = 30.0,
+        read_only: bool = False,
+    ) -> None:
+        self.path = path
+        self.wal_path = path.with_name(path.name + "-wal")
+        self.findings: tuple[Finding, ...] = ()
+        """What was found wrong with the file as a whole when it was opened."""
+        self.version = 0
+        """The schema version of the file."""
+        self._synchronous = synchronous
+        self._busy_timeout_s = busy_timeout_s
+        self._read_only = read_only
+        self._damage: str | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
+        self._pid = os.getpid()
+        self._closed = False
+        self._lock = threading.RLock()
+        _DATABASES.add(self)
+
+    def close(self) -> None:
+        """Close the file for good."""
+        with self._lock:
+            self._closed = True
+            self._disconnect()
+
+    def write(self, doing: str, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Do the work in one transaction: all of it, or nothing."""
+
+        def transaction(connection: sqlite3.Connection) -> T:
+            connection.execute("BEGIN IMMEDIATE")
+            self._refuse_if_replaced()
+            result = work(connection)
+            connection.execute("COMMIT")
+            return result
+
+        return self.run(doing, transaction, writes=True)
+
+    def run(self, doing: str, work: Callable[[sqlite3.Connection], T], *, writes: bool = False) -> T:
+        """Do the work on the connection, again while others hold the file, and with our own errors."""
+        with self._lock:
+            deadline = _REAL_TIME.monotonic() + self._busy_timeout_s
+            while True:
+                try:
+                    return work(self._connected(writes=writes))
+                except sqlite3.ProgrammingError:
+                    self._settle()
+                    raise
+                except (sqlite3.Error, StillInUse) as error:
+                    self._settle()
+                    busy = isinstance(error, StillInUse) or _code(error) in _BUSY
+                    if not busy:
+                        raise self._translated(doing, error) from error
+                    if _REAL_TIME.monotonic() >= deadline:
+                        raise LogBusyError(
+                            f"could not {doing}: {self.path} stayed in use by others for "
+                            f"{self._busy_timeout_s:g} s; try again, or find out who holds it"
+                        ) from error
+                except BaseException:
+                    self._settle()
+                    raise
+                # Not in step with the others who wait.
+                _REAL_TIME.sleep(random.uniform(0.002, 0.02))
+
+    def _settle(self) -> None:
+        """Leave no transaction open behind a failure."""
+        connection = self._connection
+        if connection is not None and connection.in_transaction:
+            try:
+                connection.rollback()
+            except sqlite3.Error:
+                # A connection that cannot even roll back is thrown away; closing it rolls back.
+                self._disconnect()
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _connected(self, *, writes: bool) -> sqlite3.Connection:
+        if self._closed:
+            raise UsageError(f"the log in {self.path} was closed; open it again")
+        if self._pid != os.getpid():
+            raise LogError(
+                f"this process was forked, not by Python, while {self.path} was open; its connection must "
+                f"not be used on both sides; fork with os.fork or multiprocessing, or open it after the fork"
+            )
+        if writes and self._read_only:
+            raise ReadOnlyError(f"{self.path} was opened with read_only=True; open it without to change it")
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._open()
+        elif connection.in_transaction:
+            # An interrupt hit the clean-up of an earlier failure.
+            connection.rollback()
+        if writes and self._damage is not None:
+            raise self.damaged(self._damage)
+        return connection
+
+    # --- opening -------------------------------------------------------------------------------------
+
+    def _connect(self, mode: Literal["ro", "rwc"]) -> sqlite3.Connection:
+        return sqlite3.connect(
+            f"{self.path.as_uri()}?mode={mode}",
+            uri=True,
+            timeout=_SQLITE_WAIT_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+
+    def _open(self) -> sqlite3.Connection:
+        """Look at the file without changing it, then open it for good."""
+        # In this order: whoever makes a new file writes to it before there is anything in its WAL.
+        wal_bytes = size_of(self.wal_path)
+        bytes_now = size_of(self.path)
+        if not bytes_now and wal_bytes:
+            state = "missing" if bytes_now is None else "empty"
+            raise LogDamagedError(
+                f"{self.path} is {state}, but {self.wal_path.name} beside it holds data that belongs to "
+                f"it; opening it would destroy that data, so nothing was touched; restore the file, or move "
+                f"both away to begin anew"
+            )
+        self._pid = os.getpid()
+        if not bytes_now:
+            if self._read_only:
+                raise LogError(
+                    f"there is no log in {self.path} ({'empty' if bytes_now == 0 else 'no such file'})"
+                )
+            return self._open_for_writing()
+        connection = self._inspected()
+        if connection is not None:
+            return connection
+        return self._open_for_writing()
+
+    def _inspected(self) -> sqlite3.Connection | None:
+        """Look at what is in the file; return a connection if it may only be read, damaged or by request."""
+        findings: list[Finding] = []
+        report = wal.examine(self.wal_path)
+        if report is not None and report.is_damaged:
+            findings.append(
+                Finding(
+                    "unreadable",
+                    f"{self.wal_path.name} is damaged after frame {report.frames}: at least "
+                    f"{report.rejected_commits} completed writes behind that point cannot be read",
+                )
+            )
+        damage = findings[0].message if findings else None
+        connection = self._connect("ro")
+        try:
+            try:
+                self.version = self._look(connection)
+            except sqlite3.DatabaseError as error:
+                self.raise_unless_damage(error)
+                if _code(error) == sqlite3.SQLITE_NOTADB:
+                    raise self.damaged(
+                        "it is not a SQLite database, or its first page was overwritten"
+                    ) from error
+                # With this setting SQLite reads what there is of a file that is shorter than it says.
+                connection.execute("PRAGMA writable_schema = ON")
+                self.version = self._look(connection)
+                damage = damage or f"it is cut off or its structure is damaged ({error})"
+                findings.append(Finding("unreadable", damage))
+            if report is not None and report.is_torn:
+                findings.append(
+                    Finding(
+                        "unreadable",
+                        f"{self.wal_path.name} ends in a write of {report.rejected} pages that is not "
+                        f"whole, as a crash in the middle of it leaves it; it was passed over",
+                    )
+                )
+            self.findings = tuple(findings)
+            self._damage = damage
+            if damage is None and not self._read_only:
+                connection.close()
+                return None
+            connection.execute("PRAGMA writable_schema = ON")
+            connection.execute("PRAGMA query_only = ON")
+            connection.execute("PRAGMA cell_size_check = ON")
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            if _code(error) == sqlite3.SQLITE_READONLY and not self._read_only:
+                # A journal from a crash at the very first start must be played back, which needs writing.
+                return None
+            raise
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _look(self, connection: sqlite3.Connection) -> int:
+        """Return the schema's version, 0 for a new file. Refuse what is not ours or not known here."""
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+        schema = frozenset(
+            sql.strip()
+            for (sql,) in connection.execute("SELECT sql FROM sqlite_schema").fetchall()
+            if type(sql) is str
+        )
+        if application == version == 0 and not schema:
+            if self._read_only:
+                raise LogError(f"there is no log in {self.path}: the database is empty")
+            return 0
+        if application != APPLICATION_ID:
+            raise LogError(
+                f"{self.path} is a SQLite file of another application (application_id {application:#x}); "
+                f"it was left untouched; choose another path for the log"
+            )
+        if version > LATEST:
+            raise LogVersionError(
+                f"{self.path} has schema version {version}, and this Holdfast knows versions up to {LATEST}; "
+                f"the file was left untouched; open it with a newer Holdfast"
+            )
+        if version < 1 or not expected_schema(version) <= schema:
+            raise self.damaged(f"its tables are not those of schema version {version}")
+        return version
+
+    def _open_for_writing(self) -> sqlite3.Connection:
+        connection = self._connect("rwc")
+        try:
+            # Frames must fit the reader of the WAL in wal.py whatever a build of SQLite prefers.
+            connection.execute("PRAGMA page_size = 4096")
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            connection.execute("PRAGMA fullfsync = ON")
+            connection.execute("PRAGMA secure_delete = ON")
+            connection.execute("PRAGMA cell_size_check = ON")
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute(f"PRAGMA journal_size_limit = {_WAL_KEEP_BYTES}")
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            if mode != "wal":
+                raise LogError(
+                    f"{self.path} cannot be used in WAL mode (SQLite says {mode!r}); use a local disk"
+                )
+            self._migrate(connection)
+            stat = os.stat(self.path)
+            self._identity = (stat.st_dev, stat.st_ino)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        self.version = self._look(connection)
+        while self.version < LATEST:
+            connection.execute("BEGIN IMMEDIATE")
+            # Somebody else may have been faster.
+            self.version = self._look(connection)
+            if self.version < LATEST:
+                self.version += 1
+                for statement in MIGRATIONS[self.version]:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {self.version}")
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute("COMMIT")
+
+    def _refuse_if_replaced(self) -> None:
+        """Refuse to write into a file that nobody will find again."""
+        try:
+            stat = os.stat(self.path)
+        except FileNotFoundError:
+            stat = None
+        if stat is None or (stat.st_dev, stat.st_ino) != self._identity:
+            raise LogError(
+                f"{self.path} was removed or replaced while it was open; nothing was written; "
+                f"put it back or open the log anew"
+            )
+
+    # --- errors --------------------------------------------------------------------------------------
+
+    def damaged(self, what: str) -> LogDamagedError:
+        """Make the error that says what is damaged and what can be done."""
+        return LogDamagedError(
+            f"{self.path}: {what}; nothing was changed or deleted; what is whole can be read with "
+            f"SqliteLog(path, read_only=True), and SqliteLog.salvage(damaged, into) copies it into a new file"
+        )
+
+    def raise_unless_damage(self, error: sqlite3.DatabaseError) -> None:
+        """Raise the error again if it says something else than that the file is damaged."""
+        if _code(error) in _NOT_DAMAGE or isinstance(error, sqlite3.ProgrammingError):
+            raise error
+
+    def _translated(self, doing: str, error: BaseException) -> LogError:
+        code = _code(error)
+        if code == sqlite3.SQLITE_FULL:
+            return LogError(
+                f"could not {doing}: no room left for {self.path} ({error}); nothing was written and nothing "
+                f"was lost; make room and try again"
+            )
+        if code == sqlite3.SQLITE_IOERR and getattr(error, "sqlite_errorcode", 0) not in _DAMAGED_IO:
+            return LogError(
+                f"could not {doing}: the system failed to read or write {self.path} ({error}); nothing was "
+                f"written; check the disk and its free space, and try again"
+            )
+        if code in _NOT_DAMAGE:
+            return LogError(
+                f"could not {doing}: {self.path} cannot be used ({error}); check that its directory exists "
+                f"and that it may be written"
+            )
+        return self.damaged(f"could not {doing} ({error})")
+
+
+# --- forks -------------------------------------------------------------------------------------------
+
+_DATABASES: WeakSet[Database] = WeakSet()
+_paused: list[Database] = []
+_FORK_WAIT_S = 60.0
+
+
+def _before_fork() -> None:
+    for database in list(_DATABASES):
+        # Waits for a transaction under way. Whoever cannot be waited for is refused in the child.
+        if database._lock.acquire(timeout=_FORK_WAIT_S):
+            _paused.append(database)
+            if database._connection is not None and not database._connection.in_transaction:
+                database._disconnect()
+
+
+def _after_fork_in_parent() -> None:
+    while _paused:
+        _paused.pop()._lock.release()
+
+
+def _after_fork_in_child() -> None:
+    _paused.clear()
+    for database in list(_DATABASES):
+        database._lock = threading.RLock()
+        if database._connection is None:
+            database._pid = os.getpid()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)

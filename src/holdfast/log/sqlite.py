@@ -1,0 +1,968 @@
+"""A log in one SQLite file: durable, shared by processes, readable after damage.
+
+Theory of operation
+-------------------
+**Writing.** An append is one transaction that checks the writer's epoch and the
+session's head, then inserts, then commits (`database.py`). With
+`synchronous="FULL"` the events are on the disk when the call returns; with
+`"NORMAL"` they survive the death of the process but not a power cut. An append
+touches no row but the new ones, so its cost does not depend on what is there.
+
+**Damage.** SQLite does not checksum its pages, so the log does it for its rows:
+each event's checksum is chained to its predecessor's, and the rows of sessions,
+leases and snapshots carry one of their own. Reading goes through the index
+`events_by_session` and verifies every event; where the index leads astray, the
+table itself is scanned in the order of positions. Events that an index lost
+without a trace are noticed because the lease row remembers, at every heartbeat
+and when it is given back, how far the session had come. A file whose structure
+is damaged is opened for reading only: nothing is repaired in place, nothing is
+deleted, and `salvage` copies what is whole into a new file.
+
+**Erasing.** `secure_delete` overwrites deleted rows, but not the copies of them
+that rebalancing has left in the gaps of other pages. So after a deletion the
+file is rebuilt (`VACUUM`) and the WAL is emptied. The deletion itself notes, in
+the table `scrubs`, that this is still to be done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, NamedTuple, Self
+from uuid import UUID
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.errors import (
+    LogBusyError,
+    LogDamagedError,
+    LogError,
+    SessionNotFoundError,
+    StaleWriterError,
+    UsageError,
+)
+from holdfast.log import rules
+from holdfast.log.base import DEFAULT_LEASE_SECONDS, Finding, Lease, LogReport, StoredSnapshot
+from holdfast.log.database import Database, StillInUse, size_of
+from holdfast.log.event import (
+    GENESIS,
+    Draft,
+    Envelope,
+    SessionInfo,
+    chain_checksum,
+    from_microseconds,
+    to_microseconds,
+)
+from holdfast.log.lease import LeaseKeeper
+
+# --- the queries -------------------------------------------------------------------------------------
+
+INSERT_SESSION = """
+INSERT INTO sessions (session_id, created_us, parent_id, tags, first_seq, anchor, checksum)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
+INSERT_LEASE = "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+_SESSION_COLUMNS = """
+    s.key, s.session_id, s.created_us, s.parent_id, s.tags, s.first_seq, s.anchor, s.checksum,
+    l.epoch, l.owner, l.ttl_us, l.expires_us, l.head_seq, l.checksum
+"""
+FIND_SESSION = f"""
+SELECT {_SESSION_COLUMNS}
+FROM sessions AS s LEFT JOIN leases AS l ON l.session_key = s.key WHERE s.session_id = ?
+"""
+# The same past the index on session_id, in case it is the index that is damaged.
+SCAN_FOR_SESSION = f"""
+SELECT {_SESSION_COLUMNS}
+FROM sessions AS s NOT INDEXED LEFT JOIN leases AS l ON l.session_key = s.key WHERE s.session_id = ?
+"""
+ALL_SESSIONS = f"""
+SELECT {_SESSION_COLUMNS}
+FROM sessions AS s NOT INDEXED LEFT JOIN leases AS l ON l.session_key = s.key ORDER BY s.created_us, s.key
+"""
+INDEXED_SESSION_IDS = "SELECT session_id FROM sessions ORDER BY session_id"
+HEAD = "SELECT max(seq) FROM events WHERE session_key = ?"
+LAST_USED = "SELECT at_us FROM events WHERE session_key = ? ORDER BY seq DESC LIMIT 1"
+WRITER_AND_HEAD = """
+SELECT s.key, s.anchor, s.first_seq, l.epoch, l.owner, l.head_seq, e.seq, e.checksum
+FROM sessions AS s
+JOIN leases AS l ON l.session_key = s.key
+LEFT JOIN events AS e
+    ON e.session_key = s.key AND e.seq = (SELECT max(seq) FROM events WHERE session_key = s.key)
+WHERE s.session_id = ?
+"""
+UPDATE_LEASE = """
+UPDATE leases SET epoch = ?, owner = ?, ttl_us = ?, expires_us = ?, head_seq = ?, checksum = ?
+WHERE session_key = ?
+"""
+INSERT_EVENT = """
+INSERT INTO events (session_key, seq, at_us, type, turn_id, run_id, trace_id, rolled_back, checksum, payload)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_EVENT_COLUMNS = "position, seq, at_us, type, turn_id, run_id, trace_id, rolled_back, checksum, payload"
+READ_BY_SEQ = f"""
+SELECT {_EVENT_COLUMNS} FROM events INDEXED BY events_by_session
+WHERE session_key = ? AND seq > ? AND seq <= ? ORDER BY seq
+"""
+READ_BY_POSITION = f"""
+SELECT {_EVENT_COLUMNS} FROM events NOT INDEXED
+WHERE position > ? AND session_key = ? ORDER BY position
+"""
+CHECKSUM_AT = "SELECT position, checksum FROM events WHERE session_key = ? AND seq = ?"
+ROWS_OF_SESSION = "SELECT count(*) FROM events NOT INDEXED WHERE session_key = ?"
+PUT_SNAPSHOT = "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)"
+FORGET_SNAPSHOTS = """
+DELETE FROM snapshots WHERE session_key = ?1 AND seq NOT IN
+    (SELECT seq FROM snapshots WHERE session_key = ?1 ORDER BY seq DESC LIMIT ?2)
+"""
+SNAPSHOT_SEQS = "SELECT seq FROM snapshots WHERE session_key = ? ORDER BY seq DESC"
+SNAPSHOT_AT = "SELECT checksum, payload FROM snapshots WHERE session_key = ? AND seq = ?"
+PRUNE_EVENTS = "DELETE FROM events WHERE session_key = ? AND seq <= ?"
+PRUNE_SNAPSHOTS = "DELETE FROM snapshots WHERE session_key = ? AND seq < ?"
+MOVE_FIRST = "UPDATE sessions SET first_seq = ?, anchor = ?, checksum = ? WHERE key = ?"
+ERASE = (
+    "DELETE FROM events WHERE session_key = ?",
+    "DELETE FROM snapshots WHERE session_key = ?",
+    "DELETE FROM leases WHERE session_key = ?",
+    "DELETE FROM sessions WHERE key = ?",
+)
+NOTE_SCRUB = "INSERT INTO scrubs VALUES (?)"
+PENDING_SCRUBS = "SELECT digest FROM scrubs"
+SCRUBS_DONE = "DELETE FROM scrubs WHERE rowid <= ?"
+LAST_SCRUB = "SELECT max(rowid) FROM scrubs"
+
+_CHUNK_EVENTS = 512
+_CHUNK_BYTES = 4 * 1024 * 1024
+
+
+class _Row(NamedTuple):
+    """A session's row with its lease, as it stands in the file."""
+
+    key: int
+    session_id: bytes
+    created_us: int
+    parent_id: bytes | None
+    tags: str
+    first_seq: int
+    anchor: bytes
+    checksum: bytes
+    epoch: int | None
+    owner: str | None
+    ttl_us: int
+    expires_us: int
+    head_seq: int
+    lease_checksum: bytes
+
+    @property
+    def lease(self) -> rules.LeaseState:
+        return rules.LeaseState(self.epoch or 0, self.owner, self.ttl_us, self.expires_us)
+
+    @property
+    def facts(self) -> _Facts:
+        return _Facts(
+            self.session_id, self.created_us, self.parent_id, self.tags, self.first_seq, self.anchor
+        )
+
+    @property
+    def is_session_whole(self) -> bool:
+        return self.checksum == self.facts.checksum
+
+    @property
+    def is_lease_whole(self) -> bool:
+        return self.epoch is not None and self.lease_checksum == _lease_checksum(
+            self.session_id, self.lease, self.head_seq
+        )
+
+
+def _digest(*parts: object) -> bytes:
+    # repr puts quotes around texts and bytes, so no two different rows share one spelling.
+    return blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class _Facts(NamedTuple):
+    """The columns of a session that its checksum covers."""
+
+    session_id: bytes
+    created_us: int
+    parent_id: bytes | None
+    tags: str
+    first_seq: int
+    anchor: bytes
+
+    @property
+    def checksum(self) -> bytes:
+        return _digest("session", *self)
+
+
+def _lease_checksum(session_id: bytes, state: rules.LeaseState, head_seq: int) -> bytes:
+    return _digest("lease", session_id, *state, head_seq)
+
+
+def _snapshot_checksum(session_id: UUID, seq: int, payload: bytes) -> bytes:
+    digest = blake2b(b"snapshot" + session_id.bytes + seq.to_bytes(8, "big"), digest_size=16)
+    digest.update(payload)
+    return digest.digest()
+
+
+def _scrub_digest(session_id: UUID) -> bytes:
+    # Not the id itself: a note about an erased session must not be a trace of it.
+    return blake2b(session_id.bytes, digest_size=8, person=b"holdfast-scrub").digest()
+
+
+_EventRow = tuple[int, int, int, str, str | None, str | None, str | None, int, bytes, bytes]
+
+
+def _verified(session_id: UUID, previous: bytes, seq: int, row: _EventRow) -> Envelope | None:
+    """Turn a stored row into an envelope, or None if it is not what was written."""
+    _, stored_seq, at_us, kind, turn_id, run_id, trace_id, rolled_back, checksum, payload = row
+    if stored_seq != seq or type(payload) is not bytes or type(at_us) is not int or rolled_back not in (0, 1):
+        return None
+    draft = Draft(kind, payload, at_us, turn_id, run_id, trace_id, rolled_back == 1)
+    try:
+        if chain_checksum(previous, session_id, seq, draft) != checksum:
+            return None
+    except (TypeError, ValueError):
+        # A damaged row may hold a number where a text was.
+        return None
+    return Envelope(
+        session_id, seq, at_us, kind, payload, checksum, turn_id, run_id, trace_id, rolled_back == 1
+    )
+
+
+class SqliteLog:
+    """Keeps sessions in the SQLite file `path`, which is made if it is not there.
+
+    `synchronous` is `"FULL"` (an append survives a power cut) or `"NORMAL"` (it survives the
+    death of the process, and costs a tenth). `busy_timeout_s` is how long to wait for other
+    processes before `LogBusyError`. With `read_only=True` nothing can be written, and a damaged
+    file can be read as far as it is whole. `heartbeat=False` leaves renewing leases to the caller.
+
+    A file whose structure is damaged is opened for reading only; `findings` says what is wrong,
+    and every write raises `LogDamagedError`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        synchronous: Literal["FULL", "NORMAL"] = "FULL",
+        busy_timeout_s: float = 30.0,
+        clock: Clock | None = None,
+        read_only: bool = False,
+        heartbeat: bool = True,
+    ) -> None:
+        if synchronous not in ("FULL", "NORMAL"):
+            raise UsageError(f'synchronous is "FULL" or "NORMAL", not {synchronous!r}')
+        if str(path) in ("", ":memory:"):
+            raise UsageError(
+                "a SqliteLog needs a file; for a log in memory use holdfast.log.memory.MemoryLog"
+            )
+        self.path = Path(path).absolute()
+        """The database file; `-wal` and `-shm` beside it belong to it."""
+        self._clock = clock or SystemClock()
+        self._database = Database(
+            self.path, synchronous=synchronous, busy_timeout_s=busy_timeout_s, read_only=read_only
+        )
+        self._keeper = LeaseKeeper(self.renew, beat=heartbeat)
+        self._database.run("open the log", lambda _: None)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found wrong with the file as a whole when it was opened; empty if nothing was."""
+        return self._database.findings
+
+    def __repr__(self) -> str:
+        return f"SqliteLog({str(self.path)!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- sessions ------------------------------------------------------------------------------------
+
+    def create(
+        self,
+        session_id: UUID,
+        *,
+        created_at: datetime,
+        parent_id: UUID | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make an empty session. Raises `UsageError` if it exists."""
+        rules.check_created(created_at, tags)
+        text = json.dumps(list((tags or {}).items()), ensure_ascii=False)
+        parent = None if parent_id is None else parent_id.bytes
+        facts = _Facts(session_id.bytes, to_microseconds(created_at), parent, text, 1, GENESIS)
+
+        def work(connection: sqlite3.Connection) -> None:
+            if self._select(connection, session_id) is not None:
+                raise UsageError(
+                    f"session {session_id} exists already in {self.path}; open it, or take a new id"
+                )
+            self._insert_session(connection, facts)
+
+        self._database.write(f"create session {session_id}", work)
+
+    def info(self, session_id: UUID) -> SessionInfo:
+        """Describe a session. Raises `SessionNotFoundError`."""
+        now_us = self._now_us()
+
+        def work(connection: sqlite3.Connection) -> SessionInfo:
+            row = self._whole(self._find(connection, session_id))
+            return self._describe(connection, row, now_us)
+
+        return self._database.run(f"describe session {session_id}", work)
+
+    def sessions(self, *, parent_id: UUID | None = None) -> Sequence[SessionInfo]:
+        """List the sessions, oldest first; with `parent_id`, only its children."""
+        now_us = self._now_us()
+
+        def work(connection: sqlite3.Connection) -> Sequence[SessionInfo]:
+            rows = self._all_rows(connection)
+            return [
+                self._describe(connection, row, now_us)
+                for row in rows
+                if parent_id is None or row.parent_id == parent_id.bytes
+            ]
+
+        return self._database.run("list the sessions", work)
+
+    # --- leases --------------------------------------------------------------------------------------
+
+    def acquire(self, session_id: UUID, *, owner: str, ttl_s: float = DEFAULT_LEASE_SECONDS) -> Lease:
+        """Take the writer's lease, or take it over if its holder is gone.
+
+        The holder is gone when its lease has expired, or when it was a process of this machine
+        that no longer runs. Raises `LeaseHeldError` while it lives.
+        """
+
+        def work(connection: sqlite3.Connection) -> Lease:
+            row = self._whole(self._find(connection, session_id))
+            state = rules.grant(session_id, row.lease, owner=owner, ttl_s=ttl_s, now_us=self._now_us())
+            return self._store_lease(connection, row, state)
+
+        lease = self._database.write(f"acquire session {session_id}", work)
+        self._keeper.hold(lease)
+        return lease
+
+    def renew(self, lease: Lease) -> Lease:
+        """Heartbeat: extend the lease. Raises `StaleWriterError` if it was taken over."""
+
+        def work(connection: sqlite3.Connection) -> Lease:
+            row = self._whole(self._find(connection, lease.session_id))
+            rules.check_writer(lease, row.lease)
+            state = row.lease._replace(expires_us=self._now_us() + row.ttl_us)
+            return self._store_lease(connection, row, state)
+
+        return self._database.write(f"renew the lease on session {lease.session_id}", work)
+
+    def release(self, lease: Lease) -> None:
+        """Give the lease back. Releasing a lease that was taken over does nothing."""
+        self._keeper.drop(lease)
+
+        def work(connection: sqlite3.Connection) -> None:
+            row = self._select(connection, lease.session_id)
+            if row is not None and row.epoch == lease.epoch and row.owner is not None:
+                self._store_lease(connection, self._whole(row), rules.LeaseState(epoch=lease.epoch))
+
+        self._database.write(f"release session {lease.session_id}", work)
+
+    # --- events --------------------------------------------------------------------------------------
+
+    def append(self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int) -> Sequence[Envelope]:
+        """Append all drafts after `expected_seq`, in one transaction, or none.
+
+        When this returns, the events are on the disk (`"FULL"`) or with the operating system
+        (`"NORMAL"`). Raises `StaleWriterError` if the lease was taken over or if `expected_seq` is
+        not the head. After an interrupt, `info().head` says whether the append had been completed.
+        """
+        rules.check_drafts(drafts)
+        if self._keeper.is_lost(lease):
+            raise StaleWriterError(
+                f"the lease {lease.epoch} on session {lease.session_id} was taken over: a heartbeat was "
+                f"refused; nothing was written; open the session again"
+            )
+        session_id = lease.session_id
+
+        def work(connection: sqlite3.Connection) -> Sequence[Envelope]:
+            found = connection.execute(WRITER_AND_HEAD, (session_id.bytes,)).fetchone()
+            if found is None:
+                self._find(connection, session_id)
+                raise self._database.damaged(f"the row of the lease on session {session_id} is missing")
+            key, previous, first, epoch, owner, witnessed, head, checksum = found
+            rules.check_writer(lease, rules.LeaseState(epoch, owner))
+            if head is None:
+                head = first - 1
+            else:
+                previous = checksum
+            if head < witnessed:
+                raise self._database.damaged(
+                    f"session {session_id} had {witnessed} events, and its index now leads to {head}"
+                )
+            rules.check_head(lease, expected_seq=expected_seq, head=head)
+            batch: list[Envelope] = []
+            for seq, draft in enumerate(drafts, expected_seq + 1):
+                kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
+                previous = chain_checksum(previous, session_id, seq, draft)
+                connection.execute(
+                    INSERT_EVENT,
+                    (key, seq, at_us, kind, turn_id, run_id, trace_id, int(rolled_back), previous, payload),
+                )
+                batch.append(
+                    Envelope(
+                        session_id,
+                        seq,
+                        at_us,
+                        kind,
+                        payload,
+                        previous,
+                        turn_id,
+                        run_id,
+                        trace_id,
+                        bool(rolled_back),
+                    )
+                )
+            return batch
+
+        try:
+            return self._database.write(f"append to session {session_id}", work)
+        except StaleWriterError:
+            self._keeper.lose(lease)
+            raise
+
+    def read(self, session_id: UUID, *, after: int = 0, upto: int | None = None) -> Iterator[Envelope]:
+        """Yield the events with `after < seq <= upto`, in order, each one verified.
+
+        It yields what is in the log when reading begins. At the first damaged event it raises
+        `LogDamagedError`; everything before was yielded. Raises `SessionNotFoundError`, at once or
+        when the session is erased meanwhile.
+        """
+        row = self._database.run(
+            f"read session {session_id}", lambda connection: self._find(connection, session_id)
+        )
+        return self._read(session_id, row, after, upto)
+
+    def _read(
+        self, session_id: UUID, row: _Row, after: int, upto: int | None, notes: list[Finding] | None = None
+    ) -> Iterator[Envelope]:
+        head = self._head(row)
+        last = head if upto is None else min(upto, head)
+        start = seq = max(after, row.first_seq - 1)
+        if seq >= last:
+            return
+        position, previous = 0, row.anchor
+        is_anchored = seq < row.first_seq
+        if not is_anchored:
+            position, previous = self._place(row, seq)
+        by_index = True
+        while seq < last:
+            rows, trouble = self._chunk(row, seq, last, position, by_index=by_index)
+            good = 0
+            for stored in rows:
+                if not by_index and type(stored[1]) is int and stored[1] <= seq:
+                    position = stored[0]
+                    good += 1
+                    continue
+                envelope = _verified(session_id, previous, seq + 1, stored)
+                if envelope is None:
+                    break
+                position, previous, seq = stored[0], envelope.checksum, seq + 1
+                good += 1
+                yield envelope
+                if seq >= last:
+                    return
+            if good == len(rows) > 0 and trouble is None:
+                continue
+            if by_index:
+                self._refuse_if_changed(row, session_id, seq)
+                # The index or a row is damaged. The table, in the order of positions, has the last word.
+                by_index = False
+                if notes is not None:
+                    notes.append(
+                        Finding("unreadable", f"the index does not lead to event {seq + 1}", seq + 1)
+                    )
+            elif not is_anchored and seq == start:
+                # Nothing was verified yet: the checksum that we started from may be the damaged part.
+                # Walking there from the beginning either finds the true one or the earlier damage.
+                position, previous = 0, self._walk(session_id, row, seq)
+                is_anchored = by_index = True
+            else:
+                raise self._event_damaged(session_id, seq, trouble)
+
+    def _chunk(
+        self, row: _Row, after: int, last: int, position: int, *, by_index: bool
+    ) -> tuple[list[_EventRow], LogDamagedError | None]:
+        """Fetch the next rows, and the damage that ended them early if there was any.
+
+        The statement is finished before anything is handed out: a reader that pauses between
+        two events holds neither our lock nor a place in the WAL.
+        """
+        rows: list[_EventRow] = []
+
+        def work(connection: sqlite3.Connection) -> None:
+            rows.clear()
+            size = 0
+            if by_index:
+                cursor = connection.execute(READ_BY_SEQ, (row.key, after, last))
+            else:
+                cursor = connection.execute(READ_BY_POSITION, (position, row.key))
+            try:
+                for stored in cursor:
+                    rows.append(stored)
+                    size += len(stored[9]) if type(stored[9]) is bytes else 0
+                    if len(rows) >= _CHUNK_EVENTS or size >= _CHUNK_BYTES:
+                        break
+            finally:
+                cursor.close()
+
+        try:
+            self._database.run("read events", work)
+        except LogDamagedError as error:
+            return rows, error
+        return rows, None
+
+    def _head(self, row: _Row) -> int:
+        """Return the newest event's number: by the index, but no less than the lease row remembers."""
+        witnessed = row.head_seq if row.is_lease_whole else 0
+
+        def work(connection: sqlite3.Connection) -> int:
+            found = connection.execute(HEAD, (row.key,)).fetchone()[0]
+            return found if type(found) is int else row.first_seq - 1
+
+        try:
+            return max(self._database.run("find the newest event", work), witnessed)
+        except LogDamagedError:
+            return witnessed
+
+    def _place(self, row: _Row, seq: int) -> tuple[int, bytes]:
+        """Return an event's position and checksum, from which the next one is verified."""
+        try:
+            found = self._database.run(
+                "find an event", lambda connection: connection.execute(CHECKSUM_AT, (row.key, seq)).fetchone()
+            )
+        except LogDamagedError:
+            found = None
+        if found is not None and type(found[1]) is bytes:
+            return found[0], found[1]
+        return 0, self._walk(UUID(bytes=row.session_id), row, seq)
+
+    def _walk(self, session_id: UUID, row: _Row, seq: int) -> bytes:
+        """Return the checksum of an event, verified from the first one on."""
+        checksum = row.anchor
+        for envelope in self._read(session_id, row, 0, seq):
+            checksum = envelope.checksum
+        return checksum
+
+    def _refuse_if_changed(self, row: _Row, session_id: UUID, seq: int) -> None:
+        """Tell what looks like damage from what somebody has forgotten while we were reading."""
+        now = self._database.run("look again", lambda connection: self._select(connection, session_id))
+        if now is None or now.key != row.key:
+            raise SessionNotFoundError(
+                f"session {session_id} was erased from {self.path} while it was being read"
+            )
+        if now.first_seq > row.first_seq and now.first_seq > seq + 1:
+            raise LogError(
+                f"the events of session {session_id} up to {now.first_seq - 1} were pruned while they were "
+                f"being read; begin again from its stored snapshot"
+            )
+
+    def _event_damaged(self, session_id: UUID, seq: int, cause: LogError | None) -> LogDamagedError:
+        why = f" ({cause})" if cause is not None else ""
+        return LogDamagedError(
+            f"event {seq + 1} of session {session_id} in {self.path} is damaged or missing{why}; "
+            f"every event up to {seq} is whole and readable, and nothing was deleted; "
+            f"SqliteLog.salvage(damaged, into) copies what is whole into a new file",
+            last_good_seq=seq,
+        )
+
+    # --- stored snapshots ----------------------------------------------------------------------------
+
+    def put_snapshot(self, lease: Lease, seq: int, payload: bytes) -> None:
+        """Keep a snapshot of the folded state after event `seq`, in place of older ones.
+
+        The one before is kept as well, to fall back on if this one is damaged.
+        """
+        checksum = _snapshot_checksum(lease.session_id, max(seq, 0), payload)
+
+        def work(connection: sqlite3.Connection) -> None:
+            row = self._writer(connection, lease)
+            head = self._index_head(connection, row)
+            rules.check_snapshot(lease.session_id, seq, first=row.first_seq, head=head, payload=payload)
+            connection.execute(PUT_SNAPSHOT, (row.key, seq, checksum, payload))
+            connection.execute(FORGET_SNAPSHOTS, (row.key, rules.SNAPSHOTS_KEPT))
+            self._store_lease(connection, row, row.lease)
+
+        self._database.write(f"store a snapshot of session {lease.session_id}", work)
+
+    def latest_snapshot(self, session_id: UUID) -> StoredSnapshot | None:
+        """Return the newest stored snapshot that is whole, or None. A damaged one is passed over."""
+
+        def work(connection: sqlite3.Connection) -> StoredSnapshot | None:
+            row = self._find(connection, session_id)
+            for seq, payload in self._snapshots(connection, row):
+                if payload is not None:
+                    return StoredSnapshot(session_id, seq, payload)
+            return None
+
+        return self._database.run(f"read the snapshot of session {session_id}", work)
+
+    def _snapshots(self, connection: sqlite3.Connection, row: _Row) -> Iterator[tuple[int, bytes | None]]:
+        """Yield the stored snapshots, newest first, with None for one that is damaged."""
+        if self._database.version < 2:
+            return
+        try:
+            seqs = connection.execute(SNAPSHOT_SEQS, (row.key,)).fetchall()
+        except sqlite3.DatabaseError as error:
+            self._database.raise_unless_damage(error)
+            return
+        session_id = UUID(bytes=row.session_id)
+        for (seq,) in seqs:
+            try:
+                found = connection.execute(SNAPSHOT_AT, (row.key, seq)).fetchone()
+            except sqlite3.DatabaseError as error:
+                self._database.raise_unless_damage(error)
+                found = None
+            whole = (
+                found is not None
+                and type(seq) is int
+                and type(found[1]) is bytes
+                and 0 <= seq < 1 << 63
+                and _snapshot_checksum(session_id, seq, found[1]) == found[0]
+            )
+            yield seq if type(seq) is int else 0, found[1] if whole else None
+
+    # --- forgetting ----------------------------------------------------------------------------------
+
+    def prune(self, lease: Lease, *, upto: int) -> int:
+        """Forget the events up to `upto`; a stored snapshot must cover them. Returns how many went.
+
+        No byte of a pruned event stays in the file: it is rebuilt, which takes time in proportion to
+        its size. If that last part fails, the error says so, and `scrub()` repeats it.
+        """
+
+        def work(connection: sqlite3.Connection) -> int:
+            row = self._writer(connection, lease)
+            covered = next((seq for seq, data in self._snapshots(connection, row) if data is not None), None)
+            rules.check_prune(lease.session_id, upto=upto, covered=covered)
+            if upto < row.first_seq:
+                return 0
+            found = connection.execute(CHECKSUM_AT, (row.key, upto)).fetchone()
+            if found is None:
+                raise self._event_damaged(lease.session_id, upto - 1, None)
+            row = row._replace(first_seq=upto + 1, anchor=found[1])
+            gone = connection.execute(PRUNE_EVENTS, (row.key, upto)).rowcount
+            connection.execute(PRUNE_SNAPSHOTS, (row.key, upto))
+            connection.execute(MOVE_FIRST, (row.first_seq, row.anchor, row.facts.checksum, row.key))
+            self._store_lease(connection, row, row.lease)
+            connection.execute(NOTE_SCRUB, (_scrub_digest(lease.session_id),))
+            return gone
+
+        gone = self._database.write(f"prune session {lease.session_id}", work)
+        if gone:
+            self._scrub(f"the events of session {lease.session_id} up to {upto}")
+        return gone
+
+    def erase(self, session_id: UUID) -> None:
+        """Forget a session and everything in it. No byte of it stays in the file.
+
+        Raises `LeaseHeldError` while somebody alive is writing it. The file is rebuilt, which takes
+        time in proportion to its size. If that last part fails, for instance because another
+        process keeps reading an old state of the file, the error says so; call it again then.
+        """
+
+        def work(connection: sqlite3.Connection) -> None:
+            row = self._select(connection, session_id)
+            if row is None:
+                if (_scrub_digest(session_id),) in connection.execute(PENDING_SCRUBS).fetchall():
+                    return
+                rules.not_found(session_id, str(self.path))
+            rules.refuse_if_held(session_id, row.lease, self._now_us())
+            self._delete(connection, row)
+
+        self._database.write(f"erase session {session_id}", work)
+        self._scrub(f"session {session_id}")
+
+    def keep_last(self, count: int) -> Sequence[UUID]:
+        """Erase all but the `count` most recently used sessions; returns the ids of those that went.
+
+        A session goes or stays with its children, and stays while somebody is writing any of them.
+        """
+        return self._erase_chosen(lambda ages: rules.beyond_last(ages, count))
+
+    def prune_sessions(self, older_than: datetime) -> Sequence[UUID]:
+        """Erase the sessions that were last used before that time; returns their ids.
+
+        A session goes or stays with its children, and stays while somebody is writing any of them.
+        """
+        return self._erase_chosen(lambda ages: rules.older_than(ages, older_than))
+
+    def scrub(self) -> None:
+        """Rebuild the file and empty its WAL, so that nothing that was ever deleted is left in it.
+
+        `erase` and `prune` do this themselves; call it to repeat it if they reported that they could not.
+        """
+        self._scrub("what was deleted")
+
+    def _erase_chosen(self, choose: Callable[[Sequence[rules.Age]], Sequence[UUID]]) -> Sequence[UUID]:
+        def work(connection: sqlite3.Connection) -> Sequence[UUID]:
+            now_us = self._now_us()
+            rows = {UUID(bytes=row.session_id): row for row in self._all_rows(connection)}
+            ages = []
+            for session_id, row in rows.items():
+                last = connection.execute(LAST_USED, (row.key,)).fetchone()
+                used_us = max(row.created_us, last[0] if last else row.created_us)
+                parent_id = None if row.parent_id is None else UUID(bytes=row.parent_id)
+                ages.append(rules.Age(session_id, parent_id, used_us, row.lease.is_live(now_us)))
+            chosen = choose(ages)
+            for session_id in chosen:
+                self._delete(connection, rows[session_id])
+            return chosen
+
+        chosen = self._database.write("erase old sessions", work)
+        if chosen:
+            self._scrub(f"{len(chosen)} sessions")
+        return chosen
+
+    def _delete(self, connection: sqlite3.Connection, row: _Row) -> None:
+        for statement in ERASE:
+            connection.execute(statement, (row.key,))
+        connection.execute(NOTE_SCRUB, (_scrub_digest(UUID(bytes=row.session_id)),))
+
+    def _scrub(self, what: str) -> None:
+        """Leave nothing of deleted rows in the file or in the WAL, or say that something may be left."""
+
+        def rebuild(connection: sqlite3.Connection) -> None:
+            upto = connection.execute(LAST_SCRUB).fetchone()[0]
+            connection.execute("VACUUM")
+            self._empty_wal(connection)
+            # Only now is it true that nothing is left.
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(SCRUBS_DONE, (upto or 0,))
+            connection.execute("COMMIT")
+
+        try:
+            self._database.run("rebuild the file", rebuild, writes=True)
+        except LogError as error:
+            problem = (
+                f"{what} can no longer be read from the log, but old bytes may still be in {self.path} or "
+                f"its -wal: {error}; call scrub() when other readers are gone and there is room on the disk"
+            )
+            if isinstance(error, LogBusyError):
+                raise LogBusyError(problem) from error
+            raise LogError(problem) from error
+
+    def _empty_wal(self, connection: sqlite3.Connection) -> None:
+        busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy or size_of(self._database.wal_path):
+            raise StillInUse
+
+    # --- checking ------------------------------------------------------------------------------------
+
+    def check(self, session_id: UUID) -> LogReport:
+        """Verify every stored event and snapshot of a session. Never raises for damage; never deletes."""
+        findings = list(self.findings)
+        try:
+            row = self._database.run("check", lambda connection: self._find(connection, session_id))
+        except LogDamagedError as error:
+            return LogReport(session_id, 0, 0, (*findings, Finding("unreadable", str(error))))
+        if not row.is_session_whole:
+            findings.append(
+                Finding("checksum", f"the row of session {session_id} (time, parent, tags) is damaged")
+            )
+        if not row.is_lease_whole:
+            findings.append(Finding("checksum", f"the row of the lease on session {session_id} is damaged"))
+        count, seq = 0, row.first_seq - 1
+        try:
+            for envelope in self._read(session_id, row, 0, None, notes=findings):
+                count, seq = count + 1, envelope.seq
+        except LogDamagedError as error:
+            findings.append(Finding("checksum", str(error), error.last_good_seq + 1))
+
+        def more(connection: sqlite3.Connection) -> None:
+            for place, whole in self._snapshots(connection, row):
+                if whole is None:
+                    findings.append(
+                        Finding("snapshot", f"the stored snapshot after event {place} is damaged", place)
+                    )
+            extra = connection.execute(ROWS_OF_SESSION, (row.key,)).fetchone()[0] - count
+            if extra > 0:
+                findings.append(
+                    Finding(
+                        "orphan",
+                        f"{extra} more stored events of session {session_id} cannot be reached",
+                        seq + 1,
+                    )
+                )
+
+        try:
+            self._database.run("check", more)
+        except LogDamagedError as error:
+            findings.append(Finding("unreadable", str(error)))
+        return LogReport(session_id, count, seq, tuple(findings))
+
+    @classmethod
+    def salvage(cls, damaged: str | os.PathLike[str], into: str | os.PathLike[str]) -> Sequence[LogReport]:
+        """Copy everything that is whole from a damaged file into a new one; the old one stays as it is.
+
+        Returns one report for each session that was found, saying how far it could be read.
+        """
+        if Path(into).exists():
+            raise UsageError(f"{into} exists already; salvage needs a new file")
+        reports: list[LogReport] = []
+        with cls(damaged, read_only=True) as source, cls(into, synchronous="NORMAL") as target:
+            for row in source._database.run("list the sessions", source._rows_for_salvage):
+                session_id = UUID(bytes=row.session_id)
+                report = source.check(session_id)
+                reports.append(report)
+                target._import(source, session_id, row, report)
+        return reports
+
+    def _rows_for_salvage(self, connection: sqlite3.Connection) -> list[_Row]:
+        rows: list[_Row] = []
+        try:
+            for found in connection.execute(ALL_SESSIONS):
+                row = _Row(*found)
+                if type(row.session_id) is bytes and len(row.session_id) == 16 and type(row.first_seq) is int:
+                    rows.append(row)
+        except sqlite3.DatabaseError as error:
+            self._database.raise_unless_damage(error)
+        return rows
+
+    def _import(self, source: SqliteLog, session_id: UUID, row: _Row, report: LogReport) -> None:
+        facts = row.facts
+        if not row.is_session_whole:
+            # What cannot be trusted is left out; the events verify themselves.
+            anchor = row.anchor if type(row.anchor) is bytes else GENESIS
+            facts = _Facts(row.session_id, 0, None, "[]", row.first_seq, anchor)
+        epoch = row.lease.epoch if row.is_lease_whole else 0
+        snapshot = source.latest_snapshot(session_id)
+
+        def work(connection: sqlite3.Connection) -> None:
+            key = self._insert_session(connection, facts, epoch=epoch)
+            if report.events:
+                for event in source.read(session_id, upto=report.last_good_seq):
+                    _, seq, at_us, kind, payload, checksum, turn_id, run_id, trace_id, rolled_back = event
+                    connection.execute(
+                        INSERT_EVENT,
+                        (
+                            key,
+                            seq,
+                            at_us,
+                            kind,
+                            turn_id,
+                            run_id,
+                            trace_id,
+                            int(rolled_back),
+                            checksum,
+                            payload,
+                        ),
+                    )
+            if snapshot is not None and snapshot.seq <= report.last_good_seq:
+                checksum = _snapshot_checksum(session_id, snapshot.seq, snapshot.payload)
+                connection.execute(PUT_SNAPSHOT, (key, snapshot.seq, checksum, snapshot.payload))
+
+        self._database.write(f"copy session {session_id}", work)
+
+    # --- rows ----------------------------------------------------------------------------------------
+
+    def _now_us(self) -> int:
+        return to_microseconds(self._clock.now())
+
+    def _select(self, connection: sqlite3.Connection, session_id: UUID) -> _Row | None:
+        found = None
+        try:
+            found = connection.execute(FIND_SESSION, (session_id.bytes,)).fetchone()
+        except sqlite3.DatabaseError as error:
+            self._database.raise_unless_damage(error)
+        if found is None:
+            found = connection.execute(SCAN_FOR_SESSION, (session_id.bytes,)).fetchone()
+        return None if found is None else _Row(*found)
+
+    def _find(self, connection: sqlite3.Connection, session_id: UUID) -> _Row:
+        row = self._select(connection, session_id)
+        if row is None:
+            rules.not_found(session_id, str(self.path))
+        return row
+
+    def _whole(self, row: _Row) -> _Row:
+        if not row.is_session_whole:
+            raise self._database.damaged(
+                f"the row of session {row.session_id.hex()} (time, parent, tags) is damaged"
+            )
+        if not row.is_lease_whole:
+            raise self._database.damaged(f"the row of the lease on session {row.session_id.hex()} is damaged")
+        return row
+
+    def _all_rows(self, connection: sqlite3.Connection) -> list[_Row]:
+        rows = [self._whole(_Row(*found)) for found in connection.execute(ALL_SESSIONS).fetchall()]
+        if len(connection.execute(INDEXED_SESSION_IDS).fetchall()) != len(rows):
+            raise self._database.damaged("the table of sessions and its index do not hold the same sessions")
+        return rows
+
+    def _writer(self, connection: sqlite3.Connection, lease: Lease) -> _Row:
+        row = self._whole(self._find(connection, lease.session_id))
+        rules.check_writer(lease, row.lease)
+        return row
+
+    def _index_head(self, connection: sqlite3.Connection, row: _Row) -> int:
+        head = connection.execute(HEAD, (row.key,)).fetchone()[0]
+        head = row.first_seq - 1 if head is None else head
+        if head < row.head_seq:
+            raise self._database.damaged(
+                f"session {UUID(bytes=row.session_id)} had {row.head_seq} events, and its index now leads "
+                f"to {head}"
+            )
+        return int(head)
+
+    def _insert_session(self, connection: sqlite3.Connection, facts: _Facts, *, epoch: int = 0) -> int:
+        key = connection.execute(INSERT_SESSION, (*facts, facts.checksum)).lastrowid
+        assert key is not None
+        state = rules.LeaseState(epoch=epoch)
+        connection.execute(INSERT_LEASE, (key, *state, 0, _lease_checksum(facts.session_id, state, 0)))
+        return key
+
+    def _store_lease(self, connection: sqlite3.Connection, row: _Row, state: rules.LeaseState) -> Lease:
+        head = self._index_head(connection, row)
+        checksum = _lease_checksum(row.session_id, state, head)
+        connection.execute(UPDATE_LEASE, (*state, head, checksum, row.key))
+        return Lease(
+            UUID(bytes=row.session_id),
+            state.epoch,
+            state.owner or "",
+            state.ttl_us / 1_000_000,
+            from_microseconds(state.expires_us),
+        )
+
+    def _describe(self, connection: sqlite3.Connection, row: _Row, now_us: int) -> SessionInfo:
+        head = connection.execute(HEAD, (row.key,)).fetchone()[0]
+        return SessionInfo(
+            UUID(bytes=row.session_id),
+            from_microseconds(row.created_us),
+            parent_id=None if row.parent_id is None else UUID(bytes=row.parent_id),
+            tags=tuple((name, value) for name, value in json.loads(row.tags)),
+            head=max(row.first_seq - 1 if head is None else head, row.head_seq),
+            first=row.first_seq,
+            owner=row.owner if row.lease.is_live(now_us) else None,
+        )
+
+    # --- connections and transactions ----------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release the leases held through this object, and the file."""
+        for lease in self._keeper.held():
+            try:
+                self.release(lease)
+            except LogError:
+                # A lease that cannot be given back expires; closing must go on.
+                continue
+        self._keeper.close()
+        self._database.close()
