@@ -210,7 +210,7 @@ def test_no_door_pulls_in_a_driver() -> None:
 def test_the_contract_is_exhaustive_and_names_what_exists() -> None:
     """A new room fails until somebody says where it belongs."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    (contract,) = config["tool"]["importlinter"]["contracts"]
+    (contract,) = [each for each in config["tool"]["importlinter"]["contracts"] if each["type"] == "layers"]
     layers = {name.strip() for layer in contract["layers"] for name in layer.split("|")}
     present = {path.stem for path in SRC.glob("*.py")} | set(ROOMS)
     assert contract["exhaustive"] is True

@@ -80,17 +80,23 @@ def promises() -> Iterator[str]:
         yield re.split(r"^\s*$|^#", item, maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def test_every_guarantee_names_a_test_that_exists() -> None:
-    wrong: list[str] = []
-    for promise in promises():
-        named = re.findall(r"\[`(\w+)`\]\(\.\./([^)#]+)\)", promise)
-        if not named:
-            wrong.append(f"no test: {promise.strip()}")
-        for name, path in named:
-            if not (ROOT / path).exists() or name not in names_in(ROOT / path):
-                wrong.append(f"{path} has no {name}")
-    assert wrong == []
+NAMED_TEST = re.compile(r"\[`(\w+)`\]\(\.\./([^)#]+)\)")
+
+
+def test_every_guarantee_names_a_test() -> None:
+    bare = [promise.strip() for promise in promises() if not NAMED_TEST.search(promise)]
+    assert bare == []
     assert len(list(promises())) > 5
+
+
+def test_every_test_that_a_guarantee_names_exists() -> None:
+    named = NAMED_TEST.findall(prose(ROOT / "docs" / "guarantees.md"))
+    missing = [
+        f"{path} has no {name}"
+        for name, path in named
+        if not (ROOT / path).exists() or name not in names_in(ROOT / path)
+    ]
+    assert missing == []
 
 
 def test_what_is_not_guaranteed_is_said_as_well() -> None:
@@ -131,7 +137,7 @@ def test_every_dependency_is_justified_where_it_belongs() -> None:
 def test_the_architecture_page_shows_the_contract_as_it_is() -> None:
     """The table of rooms has the contract's layers, in its order."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    (contract,) = config["tool"]["importlinter"]["contracts"]
+    (contract,) = [each for each in config["tool"]["importlinter"]["contracts"] if each["type"] == "layers"]
     layers = [name.strip() for layer in contract["layers"] for name in layer.split("|")]
     assert first_column(section(ROOT / "docs" / "architecture.md", "## Rooms")) == layers
 
