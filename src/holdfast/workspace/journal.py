@@ -1,0 +1,363 @@
+"""The undo journal of a call, and the line of boundaries that calls leave behind.
+
+Theory of operation
+-------------------
+Both are files of checksummed records that are only ever appended to. A record that a crash cut off does
+not count; since what it describes is done only after it is written, nothing is lost with it.
+
+A **journal** belongs to one call. Before a path is changed, a record says what was there (`before`; its
+content is already in the object store) and what will be there (`after`). So a path that the call has
+touched is, at any moment, in its first `before` or in one of its `after` states. Anything else was put
+there by somebody else. Undoing a call means putting every touched path back into its first `before`.
+The journal's file is the call's existence: removing it is what ends the call.
+
+A **line** is the history of one workspace: a record per boundary, with the commit and the path changes
+since the boundary before. Going back to a boundary is folding the changes after it: the first `before`
+of each path is the goal, the last `after` is what should be there now.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from holdfast.errors import WorkspaceError
+from holdfast.workspace.manifest import State
+from holdfast.workspace.objects import sync_directory, write_all
+
+MAX_RECORD_BYTES = 1 << 31
+"""A longer record is taken for damage."""
+
+JournalKind = Literal["call", "restore", "ambient"]
+"""`ambient` collects what is written outside of calls, from one boundary to the next."""
+
+BoundaryKind = Literal["open", "call", "restore", "ambient", "scan"]
+"""`open` starts a line; `scan` holds what somebody else changed and a scan found."""
+
+_HEAD_BYTES = 8
+
+
+class PathChange(NamedTuple):
+    """A path that differs between two neighbouring boundaries."""
+
+    path: str
+    before: State
+    after: State
+
+
+class Boundary(NamedTuple):
+    """One record of a line."""
+
+    kind: BoundaryKind
+    commit: str
+    changes: tuple[PathChange, ...] = ()
+    journal: str = ""
+    """The journal it was made from, so that a repeated finish does not record it twice."""
+    baseline: bool = False
+    """Whether a scan looked at the whole tree for the first time here."""
+    uncovered: tuple[tuple[str, str], ...] = ()
+
+
+def _dump_state(state: State) -> list[object]:
+    return [state.kind, state.mode, state.oid.hex(), state.size, state.mtime_ns, state.uid, state.gid]
+
+
+def _load_state(raw: list[object]) -> State:
+    kind, mode, oid, size, mtime_ns, uid, gid = raw
+    return State(kind, mode, bytes.fromhex(oid), size, mtime_ns, uid, gid)  # type: ignore[arg-type]
+
+
+def _dump_boundary(boundary: Boundary) -> dict[str, object]:
+    return {
+        "kind": boundary.kind,
+        "commit": boundary.commit,
+        "journal": boundary.journal,
+        "baseline": boundary.baseline,
+        "uncovered": [list(pair) for pair in boundary.uncovered],
+        "changes": [
+            [change.path, _dump_state(change.before), _dump_state(change.after)]
+            for change in boundary.changes
+        ],
+    }
+
+
+def _load_boundary(raw: dict[str, object]) -> Boundary:
+    changes = tuple(
+        PathChange(path, _load_state(before), _load_state(after))
+        for path, before, after in raw["changes"]  # type: ignore[attr-defined]
+    )
+    uncovered = tuple((path, reason) for path, reason in raw["uncovered"])  # type: ignore[attr-defined]
+    return Boundary(
+        kind=raw["kind"],  # type: ignore[arg-type]
+        commit=str(raw["commit"]),
+        changes=changes,
+        journal=str(raw["journal"]),
+        baseline=bool(raw["baseline"]),
+        uncovered=uncovered,
+    )
+
+
+def frame(payload: bytes) -> bytes:
+    """Wrap a record's content with its length and checksum."""
+    return len(payload).to_bytes(4, "big") + zlib.crc32(payload).to_bytes(4, "big") + payload
+
+
+def frames(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield each whole record with the offset behind it; stop at the first that is torn or damaged."""
+    offset = 0
+    while offset + _HEAD_BYTES <= len(data):
+        size = int.from_bytes(data[offset : offset + 4], "big")
+        start, end = offset + _HEAD_BYTES, offset + _HEAD_BYTES + size
+        if size > MAX_RECORD_BYTES or end > len(data):
+            return
+        payload = data[start:end]
+        if zlib.crc32(payload) != int.from_bytes(data[offset + 4 : offset + 8], "big"):
+            return
+        offset = end
+        yield offset, payload
+
+
+def _read_file(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+@dataclass(slots=True)
+class Journal:
+    """The undo information of one call, on disk and in memory alike.
+
+    `create` starts one, `load` finds one that a crash left. Changing operations call `intend` first.
+    """
+
+    path: str
+    id: str
+    kind: JournalKind
+    call_id: str
+    tool_name: str
+    base: str
+    """The commit of the boundary before the call."""
+    foreign: bool
+    durable: bool = False
+    intents: list[PathChange] = field(default_factory=list)
+    """In the order of intention: what was there, and what will be."""
+    temporaries: list[str] = field(default_factory=list)
+    segments: list[Boundary] = field(default_factory=list)
+    """Boundaries taken inside the call; the last one ends it once it is prepared."""
+    segment_start: int = 0
+    """Where the intents after the last inner boundary begin."""
+    prepared: bool = False
+    _descriptor: int = -1
+    _last: dict[str, State] = field(default_factory=dict)
+
+    @classmethod
+    def create(
+        cls,
+        path: str,
+        *,
+        id: str,
+        kind: JournalKind,
+        call_id: str,
+        tool_name: str,
+        base: str,
+        foreign: bool,
+        durable: bool,
+    ) -> Journal:
+        """Start a journal; when this returns, the call exists."""
+        journal = cls(path, id, kind, call_id, tool_name, base, foreign, durable)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        journal._descriptor = os.open(path, flags, 0o600)
+        header = {
+            "type": "begin",
+            "version": 1,
+            "id": id,
+            "kind": kind,
+            "call_id": call_id,
+            "tool_name": tool_name,
+            "base": base,
+            "foreign": foreign,
+        }
+        journal._append(header)
+        if durable:
+            sync_directory(os.path.dirname(path))
+        return journal
+
+    @classmethod
+    def load(cls, path: str, *, durable: bool) -> Journal | None:
+        """Read a journal that a crash left, or None if not even its beginning was written."""
+        journal: Journal | None = None
+        end = 0
+        data = _read_file(path)
+        for end, payload in frames(data):  # noqa: B007 - the last offset is used below
+            record = json.loads(payload)
+            kind = record["type"]
+            if kind == "begin":
+                if record["version"] != 1:
+                    raise WorkspaceError(
+                        f"{path} was written by a newer Holdfast; recover this workspace with that one"
+                    )
+                journal = cls(
+                    path,
+                    record["id"],
+                    record["kind"],
+                    record["call_id"],
+                    record["tool_name"],
+                    record["base"],
+                    record["foreign"],
+                    durable,
+                )
+            elif journal is None:
+                return None
+            elif kind == "intend":
+                for name, before, after in record["changes"]:
+                    change = PathChange(name, _load_state(before), _load_state(after))
+                    journal.intents.append(change)
+                    journal._last[name] = change.after
+            elif kind == "temporary":
+                journal.temporaries.append(record["path"])
+            elif kind == "boundary":
+                journal._take_boundary(_load_boundary(record["boundary"]), prepared=record["prepared"])
+        if journal is not None and end != len(data):
+            # What is appended next must not hide behind a torn record.
+            os.truncate(path, end)
+        return journal
+
+    @property
+    def touched(self) -> bool:
+        """Whether anything was intended since the last boundary."""
+        return len(self.intents) > self.segment_start
+
+    def intend(self, changes: Iterable[PathChange]) -> None:
+        """Write down what is about to be changed, before it is."""
+        batch = list(changes)
+        if not batch:
+            return
+        raw = [[path, _dump_state(before), _dump_state(after)] for path, before, after in batch]
+        self._append({"type": "intend", "changes": raw})
+        self.intents.extend(batch)
+        for change in batch:
+            self._last[change.path] = change.after
+
+    def intend_temporary(self, path: str) -> None:
+        """Write down a temporary file that is about to be made and has no intent of its own yet."""
+        self._append({"type": "temporary", "path": path})
+        self.temporaries.append(path)
+
+    def mark(self, boundary: Boundary, *, prepared: bool) -> None:
+        """Write down a boundary taken inside the call, or at its end."""
+        self._append({"type": "boundary", "boundary": _dump_boundary(boundary), "prepared": prepared})
+        self._take_boundary(boundary, prepared=prepared)
+
+    def _take_boundary(self, boundary: Boundary, *, prepared: bool) -> None:
+        self.segments.append(boundary)
+        self._last.clear()
+        self.segment_start = len(self.intents)
+        self.prepared = prepared
+
+    def last_state(self, path: str) -> State | None:
+        """Return what the call has last made of a path since its last boundary, or None."""
+        return self._last.get(path)
+
+    def first_states(self, start: int = 0) -> dict[str, State]:
+        """Return what was at each touched path before the call, or before its intent number `start`."""
+        firsts: dict[str, State] = {}
+        for path, before, _ in self.intents[start:]:
+            firsts.setdefault(path, before)
+        return firsts
+
+    def own_states(self) -> dict[str, list[State]]:
+        """Return every state that the call itself gave to each path, its first one included."""
+        states: dict[str, list[State]] = {}
+        for path, before, after in self.intents:
+            states.setdefault(path, [before]).append(after)
+        return states
+
+    def _append(self, record: dict[str, object]) -> None:
+        if self._descriptor == -1:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        write_all(self._descriptor, frame(json.dumps(record, separators=(",", ":")).encode("ascii")))
+        if self.durable:
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Let go of the file; it stays."""
+        if self._descriptor != -1:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def remove(self) -> None:
+        """End the call: without its journal it is over. Safe to repeat."""
+        self.close()
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+        if self.durable:
+            sync_directory(os.path.dirname(self.path))
+
+
+class Line:
+    """The boundaries of one workspace, oldest first, in one file."""
+
+    def __init__(self, path: str, *, durable: bool) -> None:
+        self._path = path
+        self._durable = durable
+        self._boundaries: list[Boundary] | None = None
+        self._positions: dict[str, int] = {}
+        self._end = 0
+
+    @property
+    def boundaries(self) -> list[Boundary]:
+        """Every boundary; read from disk at first use."""
+        if self._boundaries is None:
+            self._boundaries = []
+            try:
+                data = _read_file(self._path)
+            except FileNotFoundError:
+                data = b""
+            for end, payload in frames(data):
+                self._remember(_load_boundary(json.loads(payload)))
+                self._end = end
+        return self._boundaries
+
+    def __len__(self) -> int:
+        return len(self.boundaries)
+
+    @property
+    def head(self) -> Boundary | None:
+        """The newest boundary."""
+        return self.boundaries[-1] if self.boundaries else None
+
+    def position(self, commit: str) -> int | None:
+        """Return the place of the newest boundary with that commit, or None."""
+        if self._boundaries is None:
+            _ = self.boundaries
+        return self._positions.get(commit)
+
+    def append(self, boundary: Boundary) -> None:
+        """Add a boundary, unless the same journal has already left it here."""
+        position = self.position(boundary.commit)
+        if position is not None and self.boundaries[position].journal == boundary.journal:
+            return
+        payload = frame(json.dumps(_dump_boundary(boundary), separators=(",", ":")).encode("ascii"))
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(descriptor).st_size != self._end:
+                # A crash tore the last append; it did not count, and the next one takes its place.
+                os.ftruncate(descriptor, self._end)
+            os.lseek(descriptor, self._end, os.SEEK_SET)
+            write_all(descriptor, payload)
+            if self._durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        self._end += len(payload)
+        self._remember(boundary)
+
+    def _remember(self, boundary: Boundary) -> None:
+        assert self._boundaries is not None
+        self._positions[boundary.commit] = len(self._boundaries)
+        self._boundaries.append(boundary)

@@ -1,0 +1,881 @@
+"""A private git object store, written and read without git.
+
+Theory of operation
+-------------------
+The store is a bare git repository that people can look at (`git --git-dir=... log -p`), but nothing
+here runs git to write it: objects are files whose format is simple, and writing them ourselves is
+faster than starting a process, needs no index, and makes each step visible to the crash tests.
+
+- A *loose* object is a file named by the SHA-1 of its header and content, compressed with zlib. It is
+  written under a temporary name and renamed, so that a name always stands for a whole object.
+- A *pack* holds many objects in one file, with an index beside it. A first capture of a tree goes into
+  one pack. Its content is stored, not deflated: compressing thousands of small files costs more than
+  reading them. `git gc` in the store makes it small at any time.
+- Large content (`LARGE_BYTES` and more) is always loose, streamed and stored.
+
+Whatever git itself wrote meanwhile (`git gc` packs with deltas) is read through `git cat-file` with
+GIT_DIR set to this store, which touches no work tree. That is the only use of git.
+
+Object ids are 20 raw bytes here. Nothing trusts a name alone: content read back is checked against the
+id that it was asked by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import struct
+import subprocess
+import zlib
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from holdfast.errors import ObjectStoreError
+
+ObjectKind = Literal["blob", "tree", "commit", "tag"]
+
+LARGE_BYTES = 1024 * 1024
+"""Content of this size and more is streamed and never held in memory whole."""
+
+CHUNK_BYTES = 1024 * 1024
+"""How much is read at once when streaming."""
+
+MODE_FILE = 0o100644
+MODE_EXECUTABLE = 0o100755
+MODE_LINK = 0o120000
+MODE_TREE = 0o040000
+_MODE_SUBMODULE = 0o160000
+
+_FAST_LEVEL = 1
+_STORED_LEVEL = 0
+_TREE_CACHE_ENTRIES = 512
+_STORED_BLOCK_BYTES = 65_535
+_PACK_KINDS: dict[int, ObjectKind] = {1: "commit", 2: "tree", 3: "blob", 4: "tag"}
+_PACK_NUMBERS: dict[ObjectKind, int] = {kind: number for number, kind in _PACK_KINDS.items()}
+_FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC
+
+
+class TreeEntry(NamedTuple):
+    """One name in a tree: git's mode and the id of the blob or tree."""
+
+    mode: int
+    oid: bytes
+
+
+class _Hash:
+    """The id of an object whose content arrives in parts."""
+
+    __slots__ = ("_sha",)
+
+    def __init__(self, kind: ObjectKind, size: int) -> None:
+        self._sha = hashlib.sha1(b"%s %d\0" % (kind.encode(), size), usedforsecurity=False)
+
+    def update(self, data: bytes) -> None:
+        self._sha.update(data)
+
+    def digest(self) -> bytes:
+        return self._sha.digest()
+
+
+def object_id(kind: ObjectKind, data: bytes) -> bytes:
+    """Return the id that git gives to this content."""
+    return hashlib.sha1(b"%s %d\0%s" % (kind.encode(), len(data), data), usedforsecurity=False).digest()
+
+
+def hash_descriptor(descriptor: int, size: int) -> bytes | None:
+    """Return the blob id of an open file, or None if it did not hold `size` bytes to its end."""
+    sha = _Hash("blob", size)
+    left = size
+    while left:
+        chunk = os.read(descriptor, min(left, CHUNK_BYTES))
+        if not chunk:
+            return None
+        sha.update(chunk)
+        left -= len(chunk)
+    if os.read(descriptor, 1):
+        return None
+    return sha.digest()
+
+
+EMPTY_TREE = object_id("tree", b"")
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Write all of the data, however many calls it takes."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Make the names in a directory survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def encode_tree(entries: dict[bytes, TreeEntry]) -> bytes:
+    """Return the content of a tree object; git sorts a directory as if its name ended in a slash."""
+    ordered = sorted(
+        entries.items(), key=lambda item: item[0] + b"/" if item[1].mode == MODE_TREE else item[0]
+    )
+    return b"".join(b"%o %s\0%s" % (entry.mode, name, entry.oid) for name, entry in ordered)
+
+
+def decode_tree(data: bytes) -> dict[bytes, TreeEntry]:
+    """Return the names of a tree object's content."""
+    entries: dict[bytes, TreeEntry] = {}
+    position = 0
+    while position < len(data):
+        space = data.index(b" ", position)
+        end = data.index(b"\0", space)
+        entries[data[space + 1 : end]] = TreeEntry(int(data[position:space], 8), data[end + 1 : end + 21])
+        position = end + 21
+    return entries
+
+
+class ObjectStore:
+    """Git objects below one directory.
+
+    `durable` makes every object survive a power cut before its id is returned; without it, objects
+    survive the end of the process, however sudden.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, durable: bool = False) -> None:
+        self.path = Path(path)
+        self.durable = durable
+        self._objects = os.path.join(self.path, "objects")
+        self._packs: dict[str, _Pack] = {}
+        self._packs_stamp: tuple[int, int] | None = None
+        self._trees: dict[bytes, dict[bytes, TreeEntry]] = {}
+        self._present: set[bytes] = set()
+        self._serial = 0
+
+    # --- the repository ----------------------------------------------------------------------------
+
+    def create(self, *, head: str = "main") -> None:
+        """Make the directory a bare repository, unless it is one. Safe to repeat after a crash."""
+        if self.exists:
+            return
+        for part in ("objects/pack", "objects/info", "refs/heads"):
+            os.makedirs(self.path / part, mode=0o700, exist_ok=True)
+        # HEAD comes last: a directory with HEAD is complete.
+        files = {
+            # Somebody's automatic gc must not run in the middle of a call.
+            "config": "[core]\n\trepositoryformatversion = 0\n\tbare = true\n[gc]\n\tauto = 0\n",
+            "HEAD": f"ref: refs/heads/{head}\n",
+        }
+        for name, content in files.items():
+            target = self.path / name
+            if not target.exists():
+                self._replace_file(target, content.encode())
+
+    @property
+    def exists(self) -> bool:
+        """Whether `create` has been completed here."""
+        return os.path.exists(self.path / "HEAD")
+
+    def read_ref(self, name: str) -> str | None:
+        """Return the commit (as text) that a ref such as `refs/heads/main` stands for."""
+        try:
+            text = (self.path / name).read_text("ascii").strip()
+        except (FileNotFoundError, NotADirectoryError):
+            return self._packed_refs().get(name)
+        return text or None
+
+    def write_ref(self, name: str, commit: str) -> None:
+        """Let a ref stand for a commit, atomically."""
+        target = self.path / name
+        try:
+            self._replace_file(target, commit.encode() + b"\n")
+        except FileNotFoundError:
+            os.makedirs(target.parent, exist_ok=True)
+            self._replace_file(target, commit.encode() + b"\n")
+
+    def delete_ref(self, name: str) -> None:
+        """Forget a ref; one that is not there is fine."""
+        packed = self._packed_refs()
+        if packed.pop(name, None) is not None:
+            lines = [f"{commit} {ref}\n" for ref, commit in sorted(packed.items())]
+            self._replace_file(self.path / "packed-refs", "".join(lines).encode())
+        try:
+            os.unlink(self.path / name)
+        except FileNotFoundError:
+            pass
+
+    def refs(self) -> dict[str, str]:
+        """Return every ref and its commit."""
+        found = self._packed_refs()
+        base = self.path / "refs"
+        for directory, _, names in os.walk(base):
+            for name in names:
+                full = Path(directory) / name
+                if not name.startswith("tmp_"):
+                    found[full.relative_to(self.path).as_posix()] = full.read_text("ascii").strip()
+        return found
+
+    def _packed_refs(self) -> dict[str, str]:
+        try:
+            text = (self.path / "packed-refs").read_text("ascii")
+        except FileNotFoundError:
+            return {}
+        lines = (line.split(" ", 1) for line in text.splitlines() if line[:1] not in ("#", "^", ""))
+        return {ref: commit for commit, ref in lines}
+
+    def _replace_file(self, target: Path, content: bytes) -> None:
+        temporary = target.parent / f"tmp_{secrets.token_hex(8)}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            write_all(descriptor, content)
+            if self.durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, target)
+        if self.durable:
+            sync_directory(target.parent)
+
+    def forget(self) -> None:
+        """Drop what was remembered about the store's content, because somebody else has changed it."""
+        self._present.clear()
+        self._trees.clear()
+        self._packs.clear()
+        self._packs_stamp = None
+
+    # --- writing -----------------------------------------------------------------------------------
+
+    def write(self, kind: ObjectKind, data: bytes) -> bytes:
+        """Store an object and return its id."""
+        oid = object_id(kind, data)
+        if not self.contains(oid):
+            header = b"%s %d\0" % (kind.encode(), len(data))
+            level = _FAST_LEVEL if len(data) < LARGE_BYTES else _STORED_LEVEL
+            self._write_loose(oid, [zlib.compress(header + data, level)])
+        return oid
+
+    def write_descriptor(self, descriptor: int, size: int) -> bytes | None:
+        """Store an open file's content as a blob, streaming it.
+
+        Returns None, and stores nothing, if the file did not hold `size` bytes to its end: somebody
+        is writing to it.
+        """
+        if size < LARGE_BYTES:
+            data = read_exactly(descriptor, size)
+            return None if data is None else self.write("blob", data)
+        temporary = os.path.join(self._objects, f"tmp_obj_{secrets.token_hex(8)}")
+        sha = _Hash("blob", size)
+        packer = zlib.compressobj(_STORED_LEVEL)
+        left = size
+        output = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+        try:
+            write_all(output, packer.compress(b"blob %d\0" % size))
+            while left:
+                chunk = os.read(descriptor, min(left, CHUNK_BYTES))
+                if not chunk:
+                    break
+                sha.update(chunk)
+                write_all(output, packer.compress(chunk))
+                left -= len(chunk)
+            complete = left == 0 and not os.read(descriptor, 1)
+            if complete:
+                write_all(output, packer.flush())
+                if self.durable:
+                    os.fsync(output)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        finally:
+            os.close(output)
+        oid = sha.digest()
+        if not complete or self.contains(oid):
+            os.unlink(temporary)
+            return oid if complete else None
+        self._place(temporary, oid)
+        return oid
+
+    def write_tree(self, entries: dict[bytes, TreeEntry]) -> bytes:
+        """Store a tree. The dictionary belongs to the store from now on."""
+        oid = self.write("tree", encode_tree(entries))
+        self._remember_tree(oid, entries)
+        return oid
+
+    def write_commit(self, tree: bytes, parents: Iterable[bytes], message: str, *, timestamp: int) -> bytes:
+        """Store a commit and return its id."""
+        lines = [b"tree " + tree.hex().encode()]
+        lines += [b"parent " + parent.hex().encode() for parent in parents]
+        who = b"Holdfast <holdfast@localhost> %d +0000" % timestamp
+        lines += [b"author " + who, b"committer " + who, b"", message.encode("utf-8", "backslashreplace")]
+        return self.write("commit", b"\n".join(lines) + b"\n")
+
+    def bulk(self) -> PackWriter:
+        """Start a pack that takes many objects at once."""
+        return PackWriter(self)
+
+    def _write_loose(self, oid: bytes, parts: Iterable[bytes]) -> None:
+        self._serial += 1
+        temporary = os.path.join(
+            self._objects, f"tmp_obj_{os.getpid():x}_{self._serial:x}_{secrets.token_hex(4)}"
+        )
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+        try:
+            for part in parts:
+                write_all(descriptor, part)
+            if self.durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        self._place(temporary, oid)
+
+    def _place(self, temporary: str, oid: bytes) -> None:
+        text = oid.hex()
+        directory = os.path.join(self._objects, text[:2])
+        try:
+            os.rename(temporary, os.path.join(directory, text[2:]))
+        except FileNotFoundError:
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            os.rename(temporary, os.path.join(directory, text[2:]))
+        if self.durable:
+            sync_directory(directory)
+            sync_directory(self._objects)
+        self._present.add(oid)
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    def contains(self, oid: bytes) -> bool:
+        """Say whether the object is stored here."""
+        if oid in self._present:
+            return True
+        text = oid.hex()
+        if os.path.exists(os.path.join(self._objects, text[:2], text[2:])) or self._find_packed(oid):
+            self._present.add(oid)
+            return True
+        return False
+
+    def read(self, oid: bytes) -> tuple[ObjectKind, bytes]:
+        """Return an object's kind and content. Raises `ObjectStoreError` if it is missing or damaged."""
+        found = self._read_loose(oid) or self._read_packed(oid) or self._read_with_git(oid)
+        if object_id(*found) != oid:
+            raise ObjectStoreError(
+                f"the object {oid.hex()} in {self.path} is damaged: its content does not match its name; "
+                f"run git fsck there to see what else is affected"
+            )
+        return found
+
+    def read_blob(self, oid: bytes) -> bytes:
+        """Return a blob's content, whole."""
+        kind, data = self.read(oid)
+        if kind != "blob":
+            raise ObjectStoreError(f"the object {oid.hex()} in {self.path} is a {kind}, not a blob")
+        return data
+
+    def stream_blob(self, oid: bytes, size: int) -> Iterator[bytes]:
+        """Yield a blob's content in parts; large content is never in memory whole.
+
+        The last part comes only if the content as a whole matches the id, so that whoever writes the
+        parts to a temporary file knows in time.
+        """
+        if size < LARGE_BYTES:
+            yield self.read_blob(oid)
+            return
+        held = b""
+        sha = _Hash("blob", size)
+        for chunk in self._stream_large(oid):
+            sha.update(chunk)
+            if held:
+                yield held
+            held = chunk
+        if sha.digest() != oid:
+            raise ObjectStoreError(
+                f"the object {oid.hex()} in {self.path} is damaged: its content does not match its name"
+            )
+        yield held
+
+    def read_tree(self, oid: bytes) -> dict[bytes, TreeEntry]:
+        """Return a tree's names. Callers must not change the dictionary; they copy it."""
+        entries = self._trees.get(oid)
+        if entries is None:
+            if oid == EMPTY_TREE:
+                return {}
+            kind, data = self.read(oid)
+            if kind != "tree":
+                raise ObjectStoreError(f"the object {oid.hex()} in {self.path} is a {kind}, not a tree")
+            entries = decode_tree(data)
+            self._remember_tree(oid, entries)
+        return entries
+
+    def commit_tree(self, commit: bytes) -> bytes:
+        """Return the tree of a commit."""
+        return self._commit_fields(commit)[0]
+
+    def commit_parents(self, commit: bytes) -> list[bytes]:
+        """Return the parents of a commit."""
+        return self._commit_fields(commit)[1]
+
+    def _commit_fields(self, commit: bytes) -> tuple[bytes, list[bytes]]:
+        kind, data = self.read(commit)
+        if kind != "commit":
+            raise ObjectStoreError(f"the object {commit.hex()} in {self.path} is a {kind}, not a commit")
+        lines = data.split(b"\n\n", 1)[0].split(b"\n")
+        tree = bytes.fromhex(lines[0].removeprefix(b"tree ").decode("ascii"))
+        parents = [bytes.fromhex(line[7:].decode("ascii")) for line in lines if line.startswith(b"parent ")]
+        return tree, parents
+
+    def _remember_tree(self, oid: bytes, entries: dict[bytes, TreeEntry]) -> None:
+        if len(self._trees) >= _TREE_CACHE_ENTRIES:
+            # Oldest first; insertion order is close enough to use order for a chain of directories.
+            del self._trees[next(iter(self._trees))]
+        self._trees[oid] = entries
+
+    def _loose_path(self, oid: bytes) -> str:
+        text = oid.hex()
+        return os.path.join(self._objects, text[:2], text[2:])
+
+    def _read_loose(self, oid: bytes) -> tuple[ObjectKind, bytes] | None:
+        try:
+            descriptor = os.open(self._loose_path(oid), _FILE_FLAGS)
+        except FileNotFoundError:
+            return None
+        try:
+            raw = read_exactly(descriptor, os.fstat(descriptor).st_size)
+        finally:
+            os.close(descriptor)
+        try:
+            content = zlib.decompress(raw or b"")
+            header, _, data = content.partition(b"\0")
+            kind = header.split(b" ", 1)[0].decode("ascii")
+        except (zlib.error, UnicodeDecodeError) as error:
+            raise ObjectStoreError(f"the object {oid.hex()} in {self.path} is damaged: {error}") from error
+        return _as_kind(kind), data
+
+    def _stream_large(self, oid: bytes) -> Iterator[bytes]:
+        try:
+            descriptor = os.open(self._loose_path(oid), _FILE_FLAGS)
+        except FileNotFoundError:
+            found = self._read_packed(oid)
+            if found is not None:
+                yield found[1]
+            else:
+                yield from self._stream_with_git(oid)
+            return
+        try:
+            unpacker = zlib.decompressobj()
+            header_done = False
+            while raw := os.read(descriptor, CHUNK_BYTES):
+                data = unpacker.decompress(raw)
+                if not header_done and data:
+                    # The header is far shorter than a chunk, so it is whole in the first one.
+                    data = data[data.index(b"\0") + 1 :]
+                    header_done = True
+                if data:
+                    yield data
+        except zlib.error as error:
+            raise ObjectStoreError(f"the object {oid.hex()} in {self.path} is damaged: {error}") from error
+        finally:
+            os.close(descriptor)
+
+    # --- packs -------------------------------------------------------------------------------------
+
+    def _refresh_packs(self) -> bool:
+        """Look for packs that came or went; say whether there is any change."""
+        directory = os.path.join(self._objects, "pack")
+        try:
+            status = os.stat(directory)
+        except FileNotFoundError:
+            return False
+        stamp = (status.st_mtime_ns, status.st_ino)
+        if stamp == self._packs_stamp:
+            return False
+        self._packs_stamp = stamp
+        names = {name for name in os.listdir(directory) if name.startswith("pack-") and name.endswith(".idx")}
+        for gone in self._packs.keys() - names:
+            del self._packs[gone]
+        for name in names - self._packs.keys():
+            self._packs[name] = _Pack(os.path.join(directory, name))
+        return True
+
+    def _find_packed(self, oid: bytes) -> tuple[_Pack, int] | None:
+        self._refresh_packs()
+        for pack in self._packs.values():
+            offset = pack.find(oid)
+            if offset is not None:
+                return pack, offset
+        return None
+
+    def _read_packed(self, oid: bytes) -> tuple[ObjectKind, bytes] | None:
+        found = self._find_packed(oid)
+        return None if found is None else found[0].read(found[1])
+
+    # --- git, for what only git can read -------------------------------------------------------------
+
+    def _git(self, *arguments: str) -> subprocess.Popen[bytes]:
+        # A clean environment and no configuration but the store's own: nothing that a workspace or a
+        # user's account names is run.
+        environment = {
+            "GIT_DIR": os.fspath(self.path),
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LC_ALL": "C",
+        }
+        try:
+            return subprocess.Popen(
+                ["git", *arguments],
+                env=environment,
+                cwd=self.path,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        except FileNotFoundError:
+            raise ObjectStoreError(
+                f"an object in {self.path} is packed in a way that only git can read; install git"
+            ) from None
+
+    def _read_with_git(self, oid: bytes) -> tuple[ObjectKind, bytes]:
+        with self._git("cat-file", "-t", oid.hex()) as process:
+            kind, _ = process.communicate()
+        if process.returncode != 0:
+            raise ObjectStoreError(f"the object {oid.hex()} is missing from {self.path}, or cannot be read")
+        name = kind.decode("ascii").strip()
+        with self._git("cat-file", name, oid.hex()) as process:
+            data, _ = process.communicate()
+        if process.returncode != 0:
+            raise ObjectStoreError(f"the object {oid.hex()} in {self.path} cannot be read, not even by git")
+        return _as_kind(name), data
+
+    def _stream_with_git(self, oid: bytes) -> Iterator[bytes]:
+        with self._git("cat-file", "blob", oid.hex()) as process:
+            assert process.stdout is not None
+            while chunk := process.stdout.read(CHUNK_BYTES):
+                yield chunk
+        if process.returncode != 0:
+            raise ObjectStoreError(f"the object {oid.hex()} is missing from {self.path}, or cannot be read")
+
+    # --- retention ---------------------------------------------------------------------------------
+
+    def sweep(self, roots: Iterable[bytes]) -> int:
+        """Remove every object that cannot be reached from the roots; return how many.
+
+        Afterwards their content is no longer in any file of the store. Nobody else may write to the
+        store meanwhile. A crash leaves the store whole; repeating the sweep completes it.
+        """
+        wanted = self._reachable(roots)
+        removed = 0
+        for prefix in os.listdir(self._objects):
+            if len(prefix) != 2:
+                if prefix.startswith("tmp_"):
+                    os.unlink(os.path.join(self._objects, prefix))
+                continue
+            directory = os.path.join(self._objects, prefix)
+            for rest in os.listdir(directory):
+                if rest.startswith("tmp_") or bytes.fromhex(prefix + rest) not in wanted:
+                    os.unlink(os.path.join(directory, rest))
+                    removed += 1
+        self._packs_stamp = None
+        self._refresh_packs()
+        for name, pack in list(self._packs.items()):
+            ids = pack.ids()
+            kept = [oid for oid in ids if oid in wanted]
+            if len(kept) == len(ids):
+                continue
+            if kept:
+                # The kept objects are readable at every moment: the new pack is complete before the
+                # old one goes.
+                with self.bulk() as writer:
+                    for oid in kept:
+                        writer.add(*self.read(oid), force=True)
+            removed += len(ids) - len(kept)
+            stem = name.removesuffix(".idx")
+            directory = os.path.join(self._objects, "pack")
+            # The index goes first: a pack without one does not count.
+            for suffix in (".idx", ".rev", ".bitmap", ".mtimes", ".keep", ".pack"):
+                _unlink_if_there(os.path.join(directory, stem + suffix))
+        self._drop_git_caches()
+        self.forget()
+        return removed
+
+    def _drop_git_caches(self) -> None:
+        """Remove what git derived from objects that may be gone, and temporary files of writers killed."""
+        for name in ("info/commit-graph", "pack/multi-pack-index"):
+            _unlink_if_there(os.path.join(self._objects, name))
+        graphs = os.path.join(self._objects, "info/commit-graphs")
+        if os.path.isdir(graphs):
+            for name in os.listdir(graphs):
+                os.unlink(os.path.join(graphs, name))
+        packs = os.path.join(self._objects, "pack")
+        for name in os.listdir(packs):
+            if name.startswith("tmp_"):
+                os.unlink(os.path.join(packs, name))
+
+    def _reachable(self, roots: Iterable[bytes]) -> set[bytes]:
+        seen: set[bytes] = set()
+        pending = list(roots)
+        while pending:
+            oid = pending.pop()
+            if oid in seen or (oid == EMPTY_TREE and not self.contains(oid)):
+                continue
+            seen.add(oid)
+            kind, data = self.read(oid)
+            if kind == "commit":
+                tree, parents = self._commit_fields(oid)
+                pending.append(tree)
+                pending.extend(parents)
+            elif kind == "tree":
+                for entry in decode_tree(data).values():
+                    if entry.mode == MODE_TREE:
+                        pending.append(entry.oid)
+                    elif entry.mode != _MODE_SUBMODULE:
+                        # Blobs have nothing below them: reading them would be wasted.
+                        seen.add(entry.oid)
+        return seen
+
+
+def read_exactly(descriptor: int, size: int) -> bytes | None:
+    """Read a file that should hold `size` bytes to its end; None if it does not."""
+    data = os.read(descriptor, size + 1)
+    if len(data) == size:
+        return data
+    parts = [data]
+    total = len(data)
+    while data and total <= size:
+        data = os.read(descriptor, size + 1 - total)
+        parts.append(data)
+        total += len(data)
+    return b"".join(parts) if total == size else None
+
+
+def _as_kind(text: str) -> ObjectKind:
+    for kind in _PACK_NUMBERS:
+        if kind == text:
+            return kind
+    raise ObjectStoreError(f"{text!r} is not a kind of git object; the store is damaged")
+
+
+def _unlink_if_there(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+class PackWriter:
+    """Collects objects into one pack, which appears in the store as a whole when the block ends.
+
+    Used as a context manager; on an exception nothing appears.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._directory = os.path.join(store.path, "objects", "pack")
+        self._entries: dict[bytes, tuple[int, int]] = {}
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._offset = 12
+        self._output = -1
+        self._temporary = ""
+        # A fresh store cannot hold an object yet, and then asking for each one is wasted.
+        store._refresh_packs()
+        self._may_exist = bool(store._packs) or any(
+            len(name) == 2 for name in os.listdir(os.path.join(store.path, "objects"))
+        )
+
+    def __enter__(self) -> PackWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None:
+            self._finish()
+        elif self._output != -1:
+            os.close(self._output)
+            os.unlink(self._temporary)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, kind: ObjectKind, data: bytes, *, force: bool = False) -> bytes:
+        """Take an object in, unless the store has it (`force` skips that question); return its id."""
+        oid = hashlib.sha1(b"%s %d\0%s" % (kind.encode(), len(data), data), usedforsecurity=False).digest()
+        if oid in self._entries or (self._may_exist and not force and self._store.contains(oid)):
+            return oid
+        size = len(data)
+        first = (_PACK_NUMBERS[kind] << 4) | (size & 15)
+        size >>= 4
+        if size:
+            head = bytearray((first | 0x80,))
+            while size > 0x7F:
+                head.append((size & 0x7F) | 0x80)
+                size >>= 7
+            head.append(size)
+        else:
+            head = bytearray((first,))
+        size = len(data)
+        if size <= _STORED_BLOCK_BYTES:
+            # One stored deflate block, spelled out: setting up a compressor costs more than the copy.
+            entry = b"%s\x78\x01\x01%s%s%s" % (
+                head,
+                struct.pack("<HH", size, size ^ 0xFFFF),
+                data,
+                zlib.adler32(data).to_bytes(4, "big"),
+            )
+        else:
+            entry = bytes(head) + zlib.compress(data, _STORED_LEVEL)
+        self._entries[oid] = (self._offset, zlib.crc32(entry))
+        self._pending.append(entry)
+        self._offset += len(entry)
+        self._pending_bytes += len(entry)
+        if self._pending_bytes >= CHUNK_BYTES:
+            self._flush()
+        return oid
+
+    def _flush(self) -> None:
+        if self._output == -1:
+            self._temporary = os.path.join(self._directory, f"tmp_pack_{secrets.token_hex(8)}")
+            self._output = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+            write_all(self._output, bytes(12))
+        write_all(self._output, b"".join(self._pending))
+        self._pending.clear()
+        self._pending_bytes = 0
+
+    def _finish(self) -> None:
+        if not self._entries:
+            return
+        self._flush()
+        try:
+            # The count in the header is known only now, so the checksum takes a second, cached look.
+            os.pwrite(self._output, struct.pack(">4sII", b"PACK", 2, len(self._entries)), 0)
+            os.lseek(self._output, 0, os.SEEK_SET)
+            sha = hashlib.sha1(usedforsecurity=False)
+            while chunk := os.read(self._output, CHUNK_BYTES):
+                sha.update(chunk)
+            checksum = sha.digest()
+            write_all(self._output, checksum)
+            if self._store.durable:
+                os.fsync(self._output)
+        finally:
+            os.close(self._output)
+        stem = os.path.join(self._directory, f"pack-{checksum.hex()}")
+        index_temporary = os.path.join(self._directory, f"tmp_idx_{secrets.token_hex(8)}")
+        descriptor = os.open(index_temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+        try:
+            write_all(descriptor, self._index(checksum))
+            if self._store.durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        # The index appears last: without it the pack does not count.
+        os.rename(self._temporary, stem + ".pack")
+        os.rename(index_temporary, stem + ".idx")
+        if self._store.durable:
+            sync_directory(self._directory)
+        self._store._packs_stamp = None
+
+    def _index(self, checksum: bytes) -> bytes:
+        ordered = sorted(self._entries.items())
+        counts = [0] * 256
+        for oid, _ in ordered:
+            counts[oid[0]] += 1
+        total = 0
+        fan_out = []
+        for count in counts:
+            total += count
+            fan_out.append(total)
+        large: list[int] = []
+        offsets: list[int] = []
+        for _, (offset, _) in ordered:
+            if offset < 0x80000000:
+                offsets.append(offset)
+            else:
+                offsets.append(0x80000000 | len(large))
+                large.append(offset)
+        body = b"".join(
+            (
+                b"\xfftOc\0\0\0\2",
+                struct.pack(">256I", *fan_out),
+                b"".join(oid for oid, _ in ordered),
+                struct.pack(f">{len(ordered)}I", *(crc for _, (_, crc) in ordered)),
+                struct.pack(f">{len(ordered)}I", *offsets),
+                struct.pack(f">{len(large)}Q", *large),
+                checksum,
+            )
+        )
+        return body + hashlib.sha1(body, usedforsecurity=False).digest()
+
+
+class _Pack:
+    """One pack and its index, read on demand."""
+
+    def __init__(self, index_path: str) -> None:
+        self._index_path = index_path
+        self._pack_path = index_path.removesuffix(".idx") + ".pack"
+        self._index = b""
+        self._count = 0
+
+    def _load(self) -> bytes:
+        if not self._index:
+            with open(self._index_path, "rb") as file:
+                self._index = file.read()
+            if self._index[:8] != b"\xfftOc\0\0\0\2":
+                raise ObjectStoreError(f"{self._index_path} is not a pack index that can be read (version 2)")
+            (self._count,) = struct.unpack_from(">I", self._index, 8 + 255 * 4)
+        return self._index
+
+    def ids(self) -> list[bytes]:
+        """Return the id of every object in the pack."""
+        index = self._load()
+        return [self._id(index, number) for number in range(self._count)]
+
+    @staticmethod
+    def _id(index: bytes, number: int) -> bytes:
+        start = 8 + 1024 + number * 20
+        return index[start : start + 20]
+
+    def find(self, oid: bytes) -> int | None:
+        """Return where the object starts in the pack, or None."""
+        index = self._load()
+        low = struct.unpack_from(">I", index, 8 + (oid[0] - 1) * 4)[0] if oid[0] else 0
+        (high,) = struct.unpack_from(">I", index, 8 + oid[0] * 4)
+        number = bisect_left(range(high), oid, lo=low, key=lambda position: self._id(index, position))
+        if number == high or self._id(index, number) != oid:
+            return None
+        table = 8 + 1024 + self._count * 24
+        (offset,) = struct.unpack_from(">I", index, table + number * 4)
+        if offset & 0x80000000:
+            (offset,) = struct.unpack_from(">Q", index, table + self._count * 4 + (offset & 0x7FFFFFFF) * 8)
+        return int(offset)
+
+    def read(self, offset: int) -> tuple[ObjectKind, bytes] | None:
+        """Return the object at an offset, or None if it is a delta, which is left to git."""
+        descriptor = os.open(self._pack_path, _FILE_FLAGS)
+        try:
+            raw = os.pread(descriptor, 4096, offset)
+            byte = raw[0]
+            kind = _PACK_KINDS.get((byte >> 4) & 7)
+            if kind is None:
+                return None
+            size = byte & 15
+            shift, position = 4, 1
+            while byte & 0x80:
+                byte = raw[position]
+                size |= (byte & 0x7F) << shift
+                shift += 7
+                position += 1
+            unpacker = zlib.decompressobj()
+            parts = [unpacker.decompress(raw[position:])]
+            offset += len(raw)
+            while not unpacker.eof:
+                raw = os.pread(descriptor, CHUNK_BYTES, offset)
+                if not raw:
+                    raise ObjectStoreError(f"{self._pack_path} ends in the middle of an object")
+                parts.append(unpacker.decompress(raw))
+                offset += len(raw)
+        except zlib.error as error:
+            raise ObjectStoreError(f"{self._pack_path} is damaged: {error}") from error
+        finally:
+            os.close(descriptor)
+        data = b"".join(parts)
+        return (kind, data) if len(data) == size else None
