@@ -20,6 +20,7 @@ from holdfast.state.events import (
     spec_of,
 )
 from holdfast.state.execution import ExecutionState, rollback_to_tool
+from holdfast.state.fold import OpenReport, Problem
 from holdfast.state.resources import (
     Binding,
     Closeable,
@@ -31,11 +32,8 @@ from holdfast.state.resources import (
 )
 from holdfast.state.run_context import RunContext
 from holdfast.state.session import (
-    OpenReport,
     Session,
-    SessionProtocol,
     SessionSnapshotAdapter,
-    SessionView,
     Transaction,
     iter_sessions_bottom_up,
     stamped,
@@ -55,6 +53,7 @@ from holdfast.state.slices import (
     upsert_by,
 )
 from holdfast.state.snapshot import CompositeSnapshot, Snapshot, SnapshotMetadata, snapshots_equivalent
+from holdfast.state.views import SessionProtocol, SessionView
 
 __all__ = [
     "Append",
@@ -81,6 +80,7 @@ __all__ = [
     "InitializeSlice",
     "OpenReport",
     "PostConstruct",
+    "Problem",
     "ReducerContext",
     "Replace",
     "ResourceContext",

@@ -9,11 +9,6 @@ take the place of the old. So the state in memory is at every moment the fold of
 the events in the log, and opening a session is folding them again: from the newest
 stored snapshot, if one fits the reducers registered here, and the events after it.
 
-Because slices are folds, registering a reducer is a statement about the whole log:
-a slice shows what its reducers make of every event, also of those from before the
-registration. The fold is done when a slice is first looked at, so that a program
-opens a session, registers its reducers, and pays once.
-
 A **transaction** stages events instead of logging them. They are visible to
 whoever works inside it and to nobody else. Its commit folds them on the state as
 it is then and appends them, together with what the runtime adds, in one batch; its
@@ -24,38 +19,25 @@ staged, and a rollback logs it marked, so that it reaches only the LOG slices.
 
 from __future__ import annotations
 
-import copy
-import inspect
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType, TracebackType
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from holdfast.clock import Clock, SystemClock, new_id
 from holdfast.codec import Codec, codec
-from holdfast.errors import (
-    CodecError,
-    HoldfastError,
-    LogDamagedError,
-    ReadOnlyError,
-    SnapshotMismatchError,
-    SnapshotRestoreError,
-    UnknownTypeError,
-    UsageError,
-)
-from holdfast.log.base import DEFAULT_LEASE_SECONDS, Lease, Log
+from holdfast.errors import CodecError, HoldfastError, SnapshotMismatchError, UsageError
+from holdfast.log.base import DEFAULT_LEASE_SECONDS, Log
 from holdfast.log.event import Draft, Envelope, SlicePolicy, to_microseconds
 from holdfast.log.lease import this_process_owner
 from holdfast.log.memory import MemoryLog
-from holdfast.state.dispatch import Dispatcher, DispatchResult, HandlerFailure, call_isolated
+from holdfast.state import fold
+from holdfast.state.dispatch import Dispatcher, DispatchResult
 from holdfast.state.events import (
-    SYSTEM_EVENTS,
     ClearSlice,
     InitializeSlice,
     RestoredItem,
@@ -63,37 +45,23 @@ from holdfast.state.events import (
     StateRestored,
     spec_of,
 )
-from holdfast.state.slices import (
-    EMPTY,
-    Append,
-    Clear,
-    Entry,
-    Extend,
-    Replace,
-    Slice,
-    declared_reducers,
+from holdfast.state.fold import (
+    Core,
+    DeclaredReducer,
+    OpenReport,
+    Registration,
+    Staged,
+    Stamp,
+    Working,
+    calling,
 )
+from holdfast.state.slices import EMPTY, Slice, declared_reducers
 from holdfast.state.snapshot import Snapshot, SnapshotState
-from holdfast.state.stored import export_state, import_state
+from holdfast.state.views import SessionView, SliceReader
 
 T = TypeVar("T")
 
 _logger = logging.getLogger("holdfast.state")
-
-SNAPSHOT_EVERY = 512
-"""A stored snapshot is written when at least so many events, and half of all, came after the last."""
-
-Observer = Callable[[Sequence[Any], Sequence[Any]], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """What is written beside each event: which turn, run and trace it belongs to."""
-
-    turn_id: str | None = None
-    run_id: str | None = None
-    trace_id: str | None = None
-
 
 _NO_STAMP = Stamp()
 _stamp: ContextVar[Stamp] = ContextVar("holdfast_stamp", default=_NO_STAMP)
@@ -111,622 +79,6 @@ def stamped(
         yield
     finally:
         _stamp.reset(token)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """An event that could not be folded. It stays in the log, untouched."""
-
-    seq: int
-    type: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class OpenReport:
-    """What was noticed while a session was folded from its log."""
-
-    events: int = 0
-    snapshot_seq: int = 0
-    """The stored snapshot that the fold started from; 0 if it read every event."""
-    unknown_types: Mapping[str, int] = field(default_factory=dict)
-    """Types that are not registered in this process, and how many events have them."""
-    problems: tuple[Problem, ...] = ()
-    damage: str | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether every event was understood."""
-        return not (self.unknown_types or self.problems or self.damage)
-
-
-@dataclass(slots=True)
-class _Registration:
-    slice_type: type
-    reducer: Callable[..., Any]
-    call: Callable[[Slice[Any], Any, Any], Any]
-
-
-class _Working:
-    """Slices as they will be, over slices as they are."""
-
-    __slots__ = ("_context", "base", "changes")
-
-    def __init__(self, base: Mapping[type, Slice[Any]]) -> None:
-        self.base = base
-        self.changes: dict[type, Slice[Any]] = {}
-        self._context: _Context | None = None
-
-    def get(self, slice_type: type) -> Slice[Any]:
-        found = self.changes.get(slice_type)
-        return found if found is not None else self.base.get(slice_type, EMPTY)
-
-    def put(self, slice_type: type, value: Slice[Any]) -> None:
-        self.changes[slice_type] = value
-
-    @property
-    def context(self) -> _Context:
-        if self._context is None:
-            self._context = _Context(SessionView(self.get))
-        return self._context
-
-
-class _Context:
-    """What reducers see besides their slice and event."""
-
-    __slots__ = ("session",)
-
-    def __init__(self, session: SessionView) -> None:
-        self.session = session
-
-
-class _Core:
-    """What all handles of one session share."""
-
-    def __init__(
-        self,
-        *,
-        session_id: UUID,
-        created_at: datetime,
-        tags: Mapping[str, str],
-        parent_id: UUID | None,
-        log: Log,
-        clock: Clock,
-        codec: Codec,
-        dispatcher: Dispatcher | None,
-    ) -> None:
-        self.session_id = session_id
-        self.created_at = created_at
-        self.tags = MappingProxyType(dict(tags))
-        self.parent_id = parent_id
-        self.parent: Session | None = None
-        self.children: list[Session] = []
-        self.log = log
-        self.clock = clock
-        self.codec = codec
-        self.dispatcher = dispatcher
-        self.lock = threading.RLock()
-        self.lease: Lease | None = None
-        self.read_only = False
-        self.upto: int | None = None
-        self.closed = False
-        # The fold.
-        self.head = 0
-        self.loaded = True
-        self.slices: dict[type, Slice[Any]] = {}
-        self.known: dict[type, None] = {}
-        self.reducers: dict[type, list[_Registration]] = {}
-        self.policies: dict[type, SlicePolicy] = {}
-        self.observers: dict[type, list[Observer]] = {}
-        self.unknown: dict[str, int] = {}
-        self.report = OpenReport()
-        self.stored_seq = 0
-
-    # .. knowing types ..
-
-    def know(self, slice_type: type) -> None:
-        """Note that this session uses a slice; if stored events waited for the type, fold again."""
-        if slice_type in self.known:
-            return
-        if not isinstance(slice_type, type):
-            raise UsageError(f"{slice_type!r} is not a class; a slice is named by the class of its items")
-        self.known[slice_type] = None
-        if self.codec.registry.name_of(slice_type) in self.unknown:
-            self.loaded = False
-
-    def pairs(self) -> list[list[str]]:
-        """Which slices listen to which events: what a stored state must have been made with."""
-        name_of = self.codec.registry.name_of
-        return sorted(
-            [name_of(each.slice_type), name_of(event_type)]
-            for event_type, registrations in self.reducers.items()
-            for each in registrations
-        )
-
-    def policy_of(self, slice_type: type) -> SlicePolicy:
-        return self.policies.get(slice_type) or spec_of(slice_type).policy
-
-    def targets(self, event: object) -> Iterable[type]:
-        """Which slices an event reaches."""
-        if isinstance(event, (InitializeSlice, ClearSlice)):
-            return (self.codec.registry.resolve(event.slice_type),)
-        if isinstance(event, StateRestored):
-            return tuple(self.codec.registry.resolve(each.slice_type) for each in event.slices)
-        registrations = self.reducers.get(type(event))
-        if not registrations:
-            return (type(event),)
-        return tuple(each.slice_type for each in registrations)
-
-    # .. folding ..
-
-    def ensure_loaded(self) -> None:
-        if not self.loaded:
-            self.load()
-
-    def load(self) -> None:
-        """Fold the log: the newest stored snapshot that fits, and the events after it."""
-        self.slices = {}
-        self.unknown = {}
-        self.stored_seq = 0
-        problems: list[Problem] = []
-        damage = None
-        self.head = self._import_snapshot(problems)
-        start = self.head
-        info = self.log.info(self.session_id)
-        if start + 1 < info.first:
-            raise LogDamagedError(
-                f"session {self.session_id}: events up to {info.first - 1} were pruned and no stored "
-                "snapshot covers them; open a copy of the store from before",
-                last_good_seq=0,
-            )
-        working = _Working({})
-        working.changes = self.slices
-        events = 0
-        try:
-            for envelope in self.log.read(self.session_id, after=start, upto=self.upto):
-                self._fold_envelope(working, envelope, problems)
-                self.head = envelope.seq
-                events += 1
-        except LogDamagedError as error:
-            # For a writer damage is the end; a reader may look at everything before it.
-            if not self.read_only:
-                raise
-            damage = str(error)
-        self.slices = working.changes
-        self.report = OpenReport(events, start, dict(self.unknown), tuple(problems), damage)
-        self.loaded = True
-
-    def _import_snapshot(self, problems: list[Problem]) -> int:
-        stored = self.log.latest_snapshot(self.session_id)
-        if stored is None or (self.upto is not None and stored.seq > self.upto):
-            return 0
-        first = self.log.info(self.session_id).first
-        try:
-            state = import_state(
-                self.codec,
-                stored.payload,
-                self.pairs(),
-                lambda after, upto: self.log.read(self.session_id, after=after, upto=upto),
-                self.unknown,
-                forced=first > 1,
-            )
-        except CodecError as error:
-            if first > 1:
-                raise SnapshotRestoreError(
-                    f"session {self.session_id}: its early events were pruned, and its stored snapshot "
-                    f"cannot be read here: {error}"
-                ) from error
-            problems.append(
-                Problem(stored.seq, "stored snapshot", f"{error}; folded from the events instead")
-            )
-            return 0
-        if state is None:
-            return 0
-        self.slices = state
-        for slice_type in state:
-            self.known.setdefault(slice_type, None)
-        self.stored_seq = stored.seq
-        return stored.seq
-
-    def _fold_envelope(self, working: _Working, envelope: Envelope, problems: list[Problem]) -> None:
-        registry = self.codec.registry
-        if not registry.knows(envelope.type):
-            self.unknown[envelope.type] = self.unknown.get(envelope.type, 0) + 1
-            return
-        try:
-            event: object = self.codec.decode(registry.resolve(envelope.type), envelope.payload)
-        except UnknownTypeError as error:
-            self.unknown[error.type_name] = self.unknown.get(error.type_name, 0) + 1
-            return
-        except CodecError as error:
-            problems.append(Problem(envelope.seq, envelope.type, str(error)))
-            return
-        immutable = self.codec.is_immutable(event, envelope.payload)
-        try:
-            self.fold(working, event, envelope.seq, immutable=immutable, logs_only=envelope.rolled_back)
-        except UnknownTypeError as error:
-            self.unknown[error.type_name] = self.unknown.get(error.type_name, 0) + 1
-        except CodecError as error:
-            problems.append(Problem(envelope.seq, envelope.type, str(error)))
-
-    def fold(
-        self, working: _Working, event: object, seq: int, *, immutable: bool, logs_only: bool = False
-    ) -> tuple[list[Callable[..., object]], list[HandlerFailure]]:
-        """Run an event's reducers. Raises `EncodeError` if one of them makes what cannot be stored."""
-        kind = type(event)
-        if kind in SYSTEM_EVENTS:
-            self._fold_system(working, event, seq, logs_only=logs_only)
-            return [], []
-        if not immutable:
-            event = copy.deepcopy(event)
-        registrations = self.reducers.get(kind)
-        if not registrations:
-            if not logs_only or self.policy_of(kind) is SlicePolicy.LOG:
-                self.known.setdefault(kind, None)
-                working.put(kind, working.get(kind).append(event, seq, volatile=not immutable))
-            return [], []
-        ran: list[Callable[..., object]] = []
-        failures = []
-        for registration in registrations:
-            slice_type = registration.slice_type
-            if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
-                continue
-            before = working.get(slice_type)
-            ran.append(registration.reducer)
-            try:
-                outcome = registration.call(before, event, working.context)
-                after = self._apply(slice_type, before, outcome, event, seq, immutable=immutable)
-            except CodecError:
-                raise
-            except Exception as error:  # a reducer is foreign code: one that fails harms no other
-                name = getattr(registration.reducer, "__qualname__", repr(registration.reducer))
-                _logger.warning(
-                    "the reducer %s failed on %s: %s", name, kind.__qualname__, error, exc_info=error
-                )
-                failures.append(HandlerFailure(registration.reducer, error))
-                continue
-            if after is not before:
-                working.put(slice_type, after)
-        return ran, failures
-
-    def _apply(
-        self, slice_type: type, before: Slice[Any], outcome: Any, event: object, seq: int, *, immutable: bool
-    ) -> Slice[Any]:
-        if isinstance(outcome, Append):
-            return self._add(slice_type, before, (outcome.item,), event, seq, immutable=immutable)
-        if isinstance(outcome, Extend):
-            return self._add(slice_type, before, outcome.items, event, seq, immutable=immutable)
-        if isinstance(outcome, Clear):
-            if outcome.predicate is None:
-                return EMPTY
-            predicate = outcome.predicate
-            kept = [entry for entry in before.entries() if not predicate(copy.copy(entry[0]))]
-            return Slice.of(kept, volatile=before.volatile) if len(kept) != len(before) else before
-        if isinstance(outcome, Slice):
-            if outcome is before:
-                return before
-            outcome = Replace(outcome.all())
-        elif isinstance(outcome, (tuple, list)):
-            outcome = Replace(outcome)
-        if isinstance(outcome, Replace):
-            if before.volatile:
-                entries: dict[int, Entry] = {}
-            else:
-                entries = {id(item): (item, origin) for item, origin in before.entries()}
-            made = EMPTY
-            for item in outcome.items:
-                held = entries.get(id(item))
-                if held is not None:
-                    made = made.append(held[0], held[1])
-                else:
-                    made = self._add(slice_type, made, (item,), event, seq, immutable=immutable)
-            return made
-        raise TypeError(
-            f"a reducer of {slice_type.__qualname__} returned {type(outcome).__qualname__}; "
-            "return Append, Extend, Replace, Clear, or the new items as a tuple"
-        )
-
-    def _add(
-        self,
-        slice_type: type,
-        to: Slice[Any],
-        items: Iterable[Any],
-        event: object,
-        seq: int,
-        *,
-        immutable: bool,
-    ) -> Slice[Any]:
-        for item in items:
-            if not isinstance(item, slice_type):
-                raise TypeError(
-                    f"a {type(item).__qualname__} cannot stand in the slice of {slice_type.__qualname__}"
-                )
-            if item is event:
-                to = to.append(item, seq, volatile=not immutable)
-                continue
-            payload = self.codec.encode(item)
-            fixed = self.codec.is_immutable(item, payload)
-            to = to.append(item if fixed else copy.deepcopy(item), -seq, volatile=not fixed)
-        return to
-
-    def _fold_system(self, working: _Working, event: object, seq: int, *, logs_only: bool) -> None:
-        if isinstance(event, InitializeSlice):
-            slice_type = self.codec.registry.resolve(event.slice_type)
-            if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
-                return
-            self.known.setdefault(slice_type, None)
-            working.put(slice_type, self._add(slice_type, EMPTY, event.items, None, seq, immutable=True))
-        elif isinstance(event, ClearSlice):
-            slice_type = self.codec.registry.resolve(event.slice_type)
-            if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
-                return
-            before = working.get(slice_type)
-            if event.removed is None:
-                working.put(slice_type, EMPTY)
-            else:
-                gone = set(event.removed)
-                kept = [entry for index, entry in enumerate(before.entries()) if index not in gone]
-                working.put(slice_type, Slice.of(kept, volatile=before.volatile))
-        elif isinstance(event, StateRestored):
-            for each in event.slices:
-                slice_type = self.codec.registry.resolve(each.slice_type)
-                if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
-                    continue
-                self.known.setdefault(slice_type, None)
-                working.put(slice_type, self._restored(slice_type, working.get(slice_type), each, seq))
-
-    def _restored(self, slice_type: type, before: Slice[Any], made: RestoredSlice, seq: int) -> Slice[Any]:
-        entries: list[Entry] = []
-        volatile = before.volatile
-        for position, entry in enumerate(before.entries()):
-            if position == made.keep:
-                break
-            entries.append(entry)
-        by_origin = {origin: item for item, origin in before.entries() if origin > 0}
-        for each in made.items:
-            if each.origin <= 0:
-                payload = self.codec.encode(each.item)
-                volatile = volatile or not self.codec.is_immutable(each.item, payload)
-                entries.append((each.item, each.origin or -seq))
-                continue
-            for origin in range(each.origin, (each.upto or each.origin) + 1):
-                if origin in by_origin:
-                    entries.append((by_origin[origin], origin))
-                else:
-                    value, fixed = self.event_at(origin)
-                    volatile = volatile or not fixed
-                    entries.append((value, origin))
-        return Slice.of(entries, volatile=volatile)
-
-    def event_at(self, seq: int) -> tuple[object, bool]:
-        """Read one event again. Returns its value, and whether it is immutable."""
-        for envelope in self.log.read(self.session_id, after=seq - 1, upto=seq):
-            value: object = self.codec.decode(self.codec.registry.resolve(envelope.type), envelope.payload)
-            return value, self.codec.is_immutable(value, envelope.payload)
-        raise SnapshotRestoreError(f"session {self.session_id} no longer has its event {seq}")
-
-    # .. writing ..
-
-    def check_writable(self) -> None:
-        if self.closed:
-            raise UsageError(f"session {self.session_id} is closed; open it again with Session.open")
-        if self.read_only:
-            raise ReadOnlyError(
-                f"session {self.session_id} was opened for reading; open it without read_only to change it"
-            )
-
-    def append(self, staged: Sequence[_Staged]) -> tuple[list[_Change], list[DispatchResult]]:
-        """Fold events on the present state, log them in one batch, and make the new state the present.
-
-        If anything goes wrong, neither the log nor the state has changed.
-        """
-        with self.lock:
-            self.check_writable()
-            self.ensure_loaded()
-            working = _Working(self.slices)
-            results = []
-            drafts = []
-            for offset, each in enumerate(staged, start=1):
-                ran, failures = self.fold(
-                    working,
-                    each.event,
-                    self.head + offset,
-                    immutable=each.immutable,
-                    logs_only=each.rolled_back,
-                )
-                results.append(DispatchResult(each.event, tuple(ran), tuple(failures)))
-                drafts.append(each.draft())
-            assert self.lease is not None
-            if drafts:
-                self.log.append(self.lease, drafts, expected_seq=self.head)
-            self.head += len(drafts)
-            changes = [
-                _Change(slice_type, self.slices.get(slice_type, EMPTY), after)
-                for slice_type, after in working.changes.items()
-            ]
-            self.slices.update(working.changes)
-            if self.head - self.stored_seq >= max(SNAPSHOT_EVERY, self.head // 2):
-                self.store_snapshot()
-            return changes, results
-
-    def store_snapshot(self, *, inline_upto: int = 0) -> None:
-        """Write the folded state beside the log, so that the next opening need not fold it all."""
-        if self.unknown or self.lease is None:
-            return  # Events wait for a type that this process does not know: the fold is not whole.
-        payload = export_state(self.codec, self.slices, self.pairs(), inline_upto=inline_upto)
-        self.log.put_snapshot(self.lease, self.head, payload)
-        self.stored_seq = self.head
-
-    def notify(self, changes: Sequence[_Change], results: list[DispatchResult]) -> list[DispatchResult]:
-        """Tell observers and subscribers, outside the lock, each isolated from the others."""
-        observer_failures = []
-        for change in changes:
-            for observer in tuple(self.observers.get(change.slice_type, ())):
-                failure = call_isolated(observer, change.before, change.after)
-                if failure is not None:
-                    observer_failures.append(failure)
-        told = []
-        for result in results:
-            handlers, errors = result.handlers_invoked, result.errors + tuple(observer_failures)
-            observer_failures = []
-            if self.dispatcher is not None:
-                try:
-                    delivered = self.dispatcher.dispatch(result.event)
-                except Exception as error:  # telemetry is best effort: the event stands
-                    _logger.warning("the dispatcher failed: %s", error, exc_info=error)
-                    errors += (HandlerFailure(self.dispatcher.dispatch, error),)
-                else:
-                    handlers += delivered.handlers_invoked
-                    errors += delivered.errors
-            told.append(DispatchResult(result.event, handlers, errors))
-        return told
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    slice_type: type
-    before: Slice[Any]
-    after: Slice[Any]
-
-
-@dataclass(slots=True)
-class _Staged:
-    """An event on its way: encoded already, so that it is known to be storable."""
-
-    event: object
-    type_name: str
-    payload: bytes
-    at_us: int
-    stamp: Stamp
-    immutable: bool
-    rolled_back: bool = False
-
-    def draft(self) -> Draft:
-        stamp = self.stamp
-        return Draft(
-            self.type_name,
-            self.payload,
-            self.at_us,
-            stamp.turn_id,
-            stamp.run_id,
-            stamp.trace_id,
-            self.rolled_back,
-        )
-
-
-# --- reading ---------------------------------------------------------------------------------------
-
-
-class SliceReader(Generic[T]):
-    """Read access to one slice: what `view[T]` returns."""
-
-    __slots__ = ("_read",)
-
-    def __init__(self, read: Callable[[], Slice[T]]) -> None:
-        self._read = read
-
-    def all(self) -> tuple[T, ...]:
-        """Return every item, in order."""
-        return self._read().all()
-
-    def latest(self) -> T | None:
-        """Return the last item, or None."""
-        return self._read().latest()
-
-    def where(self, predicate: Callable[[T], bool]) -> tuple[T, ...]:
-        """Return the items for which the predicate holds."""
-        return self._read().where(predicate)
-
-    def view(self) -> Slice[T]:
-        """Return the slice as it is now; it will not change."""
-        return self._read()
-
-    def __len__(self) -> int:
-        return len(self._read())
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self._read())
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("seed", "append", "clear", "register", "dispatch"):
-            raise ReadOnlyError(f"this view of a session is read-only: {name} is refused")
-        raise AttributeError(name)
-
-
-class SessionView:
-    """A session that can be read and not changed.
-
-    It holds a function that reads a slice, and nothing that leads to the session.
-    """
-
-    __slots__ = ("_read", "session_id", "tags")
-
-    def __init__(
-        self,
-        read: Callable[[type], Slice[Any]],
-        *,
-        session_id: UUID | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> None:
-        self._read = read
-        self.session_id = session_id
-        self.tags = MappingProxyType(dict(tags or {}))
-
-    def __getitem__(self, slice_type: type[T]) -> SliceReader[T]:
-        read = self._read
-        return SliceReader(lambda: read(slice_type))
-
-    def select_all(self, slice_type: type[T]) -> tuple[T, ...]:
-        """Return every item of a slice."""
-        return self[slice_type].all()
-
-    def query(self, slice_type: type[T]) -> SliceReader[T]:
-        """Return read access to a slice; the older spelling of `view[T]`."""
-        return self[slice_type]
-
-    def read_only_view(self) -> SessionView:
-        """Return itself: it is read-only already."""
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _CHANGING:
-            raise ReadOnlyError(f"this view of a session is read-only: {name} is refused")
-        raise AttributeError(name)
-
-
-_CHANGING = frozenset(
-    {
-        "broadcast",
-        "clear",
-        "clone",
-        "dispatch",
-        "dispatch_all",
-        "drop_caches",
-        "install",
-        "mutate",
-        "begin",
-        "prune",
-        "restore",
-        "rollback",
-        "reset",
-        "seed",
-    }
-)
-
-
-class SessionProtocol(Protocol):
-    """What readers need of a session: a `Session` and a `SessionView` both have it."""
-
-    def __getitem__(self, slice_type: type[T]) -> SliceReader[T]:
-        """Return access to a slice."""
-        ...
-
-    def select_all(self, slice_type: type[T]) -> tuple[T, ...]:
-        """Return every item of a slice."""
-        ...
 
 
 class SliceAccessor(SliceReader[T]):
@@ -790,9 +142,6 @@ class _Mutation:
         self._session.reset()
 
 
-# --- the session -----------------------------------------------------------------------------------
-
-
 class Session:
     """Typed slices, folded from one log.
 
@@ -802,7 +151,7 @@ class Session:
 
     __slots__ = ("__weakref__", "_core", "_transaction")
 
-    _core: _Core
+    _core: Core
     _transaction: Transaction | None
 
     def __init__(
@@ -834,7 +183,7 @@ class Session:
         log = log if log is not None else MemoryLog(clock=clock, heartbeat=False)
         log.create(session_id, created_at=created_at, parent_id=parent_id, tags=all_tags)
         self._transaction = None
-        self._core = _Core(
+        self._core = Core(
             session_id=session_id,
             created_at=created_at,
             tags=all_tags,
@@ -880,7 +229,7 @@ class Session:
         info = log.info(session_id)
         session = cls.__new__(cls)
         session._transaction = None
-        session._core = core = _Core(
+        session._core = core = Core(
             session_id=session_id,
             created_at=info.created_at,
             tags=dict(info.tags),
@@ -1052,10 +401,10 @@ class Session:
         """Record several events in one batch: all of them, or none."""
         return self._dispatch([self._stage(each) for each in events])
 
-    def _stage(self, event: object, *, rolled_back: bool = False) -> _Staged:
+    def _stage(self, event: object, *, rolled_back: bool = False) -> Staged:
         core = self._core
         payload = core.codec.encode(event)
-        return _Staged(
+        return Staged(
             event=event,
             type_name=core.codec.registry.name_of(type(event)),
             payload=payload,
@@ -1065,7 +414,7 @@ class Session:
             rolled_back=rolled_back,
         )
 
-    def _dispatch(self, staged: list[_Staged]) -> Sequence[DispatchResult]:
+    def _dispatch(self, staged: list[Staged]) -> Sequence[DispatchResult]:
         transaction = self._current()
         if transaction is not None:
             return transaction._take(staged)
@@ -1110,7 +459,7 @@ class Session:
             registrations = core.reducers.setdefault(event_type, [])
             if any(each.slice_type is slice_type and each.reducer == reducer for each in registrations):
                 return
-            registrations.append(_Registration(slice_type, reducer, _calling(reducer)))
+            registrations.append(Registration(slice_type, reducer, calling(reducer)))
             if core.head or not core.loaded:
                 core.loaded = False  # The slice is a fold of the whole log: fold again when it is looked at.
 
@@ -1124,7 +473,7 @@ class Session:
         if not declared:
             raise UsageError(f"{slice_type.__qualname__} has no method marked with @reducer(on=...)")
         for event_type, method in declared.items():
-            self._register(slice_type, event_type, _DeclaredReducer(slice_type, method, initial), None)
+            self._register(slice_type, event_type, DeclaredReducer(slice_type, method, initial), None)
 
     def observe(self, slice_type: type[T], observer: Callable[[Sequence[T], Sequence[T]], object]) -> Any:
         """Call `observer(old, new)` after each change of a slice. Returns a function that stops it."""
@@ -1223,7 +572,7 @@ class Session:
                     "register them (session[T].register(...) or session[T]) and try again; nothing changed"
                 )
             transaction = self._current()
-            working = transaction._working if transaction is not None else _Working(core.slices)
+            working = transaction._working if transaction is not None else Working(core.slices)
             restored = []
             for slice_type in tuple(dict.fromkeys((*core.known, *core.slices))):
                 target = self._rollback_target(snapshot, slice_type, working.get(slice_type), preserve_logs)
@@ -1426,7 +775,7 @@ class Session:
                 core.closed = True
                 return
             core.closed = True
-            if core.loaded and core.head - core.stored_seq >= SNAPSHOT_EVERY // 4:
+            if core.loaded and core.head - core.stored_seq >= fold.SNAPSHOT_EVERY // 4:
                 try:
                     core.store_snapshot()
                 except (HoldfastError, OSError) as error:  # an optimisation: the log has everything
@@ -1453,8 +802,8 @@ class Transaction:
     def __init__(self, session: Session) -> None:
         self._core = session._core
         self._open = True
-        self._staged: list[_Staged] = []
-        self._working = _Working(_LiveSlices(self._core))
+        self._staged: list[Staged] = []
+        self._working = Working(_LiveSlices(self._core))
         bound = Session.__new__(Session)
         bound._core = self._core
         bound._transaction = self
@@ -1481,7 +830,7 @@ class Transaction:
                 "this call is over; what its handle of the session is asked to do comes too late"
             )
 
-    def _take(self, staged: list[_Staged]) -> Sequence[DispatchResult]:
+    def _take(self, staged: list[Staged]) -> Sequence[DispatchResult]:
         core = self._core
         results: list[DispatchResult] = []
         with core.lock:
@@ -1491,7 +840,7 @@ class Transaction:
                 if all(core.policy_of(target) is SlicePolicy.LOG for target in core.targets(each.event)):
                     results.append(self._log_now(each))
                     continue
-                ahead = _Working(self._working.base)
+                ahead = Working(self._working.base)
                 ahead.changes = dict(self._working.changes)
                 ran, failures = core.fold(ahead, each.event, 0, immutable=each.immutable)
                 self._working.changes = ahead.changes
@@ -1499,7 +848,7 @@ class Transaction:
                 results.append(DispatchResult(each.event, tuple(ran), tuple(failures)))
         return results
 
-    def _log_now(self, staged: _Staged) -> DispatchResult:
+    def _log_now(self, staged: Staged) -> DispatchResult:
         """History does not wait for the commit."""
         core = self._core
         overlaid = [target for target in core.targets(staged.event) if target in self._working.changes]
@@ -1545,7 +894,7 @@ class _LiveSlices(Mapping[type, Slice[Any]]):
 
     __slots__ = ("_core",)
 
-    def __init__(self, core: _Core) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
 
     def __getitem__(self, slice_type: type) -> Slice[Any]:
@@ -1559,56 +908,6 @@ class _LiveSlices(Mapping[type, Slice[Any]]):
 
     def __len__(self) -> int:
         return len(self._core.slices)
-
-
-class _DeclaredReducer:
-    """A method marked with `@reducer`, as a reducer of its slice."""
-
-    def __init__(
-        self, slice_type: type, method: Callable[..., Any], initial: Callable[[], Any] | None
-    ) -> None:
-        self.slice_type = slice_type
-        self.method = method
-        self.initial = initial
-        self.__qualname__ = getattr(method, "__qualname__", repr(method))
-        self._takes_context = _takes_context(method)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _DeclaredReducer)
-            and other.method is self.method
-            and other.slice_type is self.slice_type
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.slice_type, self.method))
-
-    def __call__(self, slice_: Slice[Any], event: Any, *, context: Any) -> Any:
-        current = slice_.latest()
-        if current is None:
-            if self.initial is None:
-                return slice_
-            current = self.initial()
-        made = (
-            self.method(current, event, context=context)
-            if self._takes_context
-            else self.method(current, event)
-        )
-        return Replace((made,)) if isinstance(made, self.slice_type) else made
-
-
-def _takes_context(function: Callable[..., Any]) -> bool:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return True
-    return any(each.name == "context" or each.kind is each.VAR_KEYWORD for each in parameters)
-
-
-def _calling(reducer: Callable[..., Any]) -> Callable[[Slice[Any], Any, Any], Any]:
-    if _takes_context(reducer):
-        return lambda slice_, event, context: reducer(slice_, event, context=context)
-    return lambda slice_, event, context: reducer(slice_, event)
 
 
 def iter_sessions_bottom_up(root: Session) -> Iterator[Session]:
@@ -1631,19 +930,3 @@ class SessionSnapshotAdapter:
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to it."""
         self._session.rollback(snapshot)
-
-
-__all__ = [
-    "OpenReport",
-    "Problem",
-    "Session",
-    "SessionProtocol",
-    "SessionSnapshotAdapter",
-    "SessionView",
-    "SliceAccessor",
-    "SliceReader",
-    "Stamp",
-    "Transaction",
-    "iter_sessions_bottom_up",
-    "stamped",
-]
