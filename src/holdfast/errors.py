@@ -45,6 +45,7 @@ HoldfastError
 ├── VisibilityExpansionRequired       a section must be opened before the call can go on
 ├── DeadlineExceededError             the time is over
 ├── BudgetExceededError               the tokens or the money are spent
+├── CallRefused                       containment did not let a call happen; carries decision and reason
 └── CancelledByToken                  a cancellation token was set while work was under way
 ```
 """
@@ -350,3 +351,12 @@ class BudgetExceededError(HoldfastError):
 
 class CancelledByToken(HoldfastError):
     """A cancellation token was set while the work was under way."""
+
+
+class CallRefused(HoldfastError):
+    """Containment did not let a call happen, or did not let it go on. `stop_reason` says why, if it is known."""
+
+    def __init__(self, message: str, *, decision: str = "HALT", stop_reason: str | None = None) -> None:
+        self.decision = decision
+        self.stop_reason = stop_reason
+        super().__init__(message)

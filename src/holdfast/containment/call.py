@@ -1,0 +1,189 @@
+"""One call, as the containment keeps it (`Call`) and as the called function sees it (`ActiveCall`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from holdfast.containment.breaker import Permit
+from holdfast.containment.cancel import CancellationToken, PartialResultBuffer
+from holdfast.containment.limits import number, to_pico, to_usd
+from holdfast.containment.pricing import CallUsage
+from holdfast.containment.records import Kind, NodeRecord, Status, WrapOptions
+from holdfast.containment.shield import Decision, DegradePlan, ShieldPipeline, ToolCallContext, Verdict
+from holdfast.containment.threads import Handover, Timer
+
+if TYPE_CHECKING:
+    from holdfast.containment.context import ExecutionContext
+
+
+class Call:
+    """The state of one call, from its beginning to its node. Only the containment writes it.
+
+    Most of it stays as it is for most calls, so it is the class that holds the defaults.
+    """
+
+    status: Status = "running"
+    decision: Decision | None = None
+    stop_reason: str | None = None
+    detail = ""
+    """Why it was blocked or stopped, in words."""
+    plan: DegradePlan | None = None
+    attempts = 0
+    retries_used = 0
+    end_ts: datetime | None = None
+    parent: Call | None = None
+    """The call during which this one was made."""
+    index = -1
+    """Its place on the chain's list of nodes; -1 before it is there."""
+    value: object = None
+    error: BaseException | None = None
+
+    estimate = 0
+    """What to reserve, in pico-dollars, as all money here."""
+    reserved = 0
+    """What the present attempt has reserved."""
+    settled = 0
+    """What the last attempt was charged."""
+    cost = 0
+    """What all attempts were charged."""
+    reported: int | None = None
+    """What the called function said that the present attempt cost."""
+    usage: CallUsage | None = None
+    pot: str | None = None
+    """The reservation in money shared with other chains."""
+
+    is_open = False
+    """Whether a reservation waits to be settled."""
+    is_dispatched = False
+    is_retry = False
+    delay_s = 0.0
+    token: CancellationToken | None = None
+    """The present attempt's own token; a call on its caller's thread has the chain's."""
+    timer: Timer | None = None
+    permits: tuple[Permit, ...] = ()
+    """What the circuit breakers gave for the present attempt; each is settled once."""
+    handover: Handover | None = None
+    shield_ctx: ToolCallContext | None = None
+    verdicts: list[tuple[ShieldPipeline, Verdict]] | None = None
+    buffer: PartialResultBuffer | None = None
+
+    def __init__(
+        self, context: ExecutionContext, kind: Kind, fn: Callable[[], object], options: WrapOptions
+    ) -> None:
+        self.context = context
+        self.kind = kind
+        self.fn: Callable[[], object] | None = fn
+        self.options = options
+        self.serial = next(context.serials)
+        self.start_ts = context.clock.now()
+
+    @property
+    def node_id(self) -> str:
+        """The id of this call's node."""
+        # The prefix is random per chain and the rest counts: a UUID (version 8) that costs nothing to make.
+        return f"{self.context.id_prefix}{self.serial:012x}"
+
+    @property
+    def name(self) -> str:
+        """What to call it in a message."""
+        return self.options.operation_name or f"the {self.kind} call"
+
+    def model(self) -> str | None:
+        """Return the model that is called: the degraded one, the call's own, or the chain's."""
+        if self.plan is not None and self.plan.model is not None:
+            return self.plan.model
+        return self.options.model or (self.context.metadata.model if self.kind == "llm" else None)
+
+    def record(self) -> NodeRecord:
+        """Return the node as it is now."""
+        return NodeRecord(
+            node_id=self.node_id,
+            parent_id=None if self.parent is None else self.parent.node_id,
+            kind=self.kind,
+            operation_name=self.options.operation_name,
+            start_ts=self.start_ts,
+            end_ts=self.end_ts,
+            status=self.status,
+            cost_usd=to_usd(self.cost),
+            retries_used=self.retries_used,
+            chain_id=self.context.chain_id,
+            attempts=self.attempts,
+            decision=self.decision,
+            stop_reason=self.stop_reason,
+        )
+
+
+current: ContextVar[Call | None] = ContextVar("holdfast_current_call", default=None)
+
+
+class ActiveCall:
+    """The call that the running code is part of."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    @property
+    def node_id(self) -> str:
+        """The id of this call's node."""
+        return self._call.node_id
+
+    @property
+    def context(self) -> ExecutionContext:
+        """The chain that the call belongs to."""
+        return self._call.context
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is, from 1."""
+        return self._call.attempts
+
+    @property
+    def plan(self) -> DegradePlan | None:
+        """How the call is to be degraded, if it is."""
+        return self._call.plan
+
+    @property
+    def token(self) -> CancellationToken:
+        """The token that is cancelled when this call must stop."""
+        return self._call.token or self._call.context.cancellation_token
+
+    @property
+    def partial(self) -> PartialResultBuffer:
+        """Where to put what the call has produced so far; it survives the call being stopped."""
+        call = self._call
+        if call.buffer is None:
+            call.buffer = call.context.partials[call.node_id] = PartialResultBuffer()
+        return call.buffer
+
+    def report(self, *, cost_usd: float | None = None, usage: CallUsage | None = None) -> None:
+        """Say what the call has really cost, or what it has used; several reports add up.
+
+        A call that then fails, or is stopped, is charged what was reported rather than what was reserved.
+        """
+        call = self._call
+        if cost_usd is not None:
+            cost = to_pico(number("report", "cost_usd", cost_usd, zero_ok=True))
+            call.reported = cost + (call.reported or 0)
+        if usage is not None:
+            before = call.usage or CallUsage()
+            call.usage = CallUsage(
+                **{
+                    name: getattr(before, name) + getattr(usage, name)
+                    for name in CallUsage.__dataclass_fields__
+                }
+            )
+
+
+def current_call() -> ActiveCall | None:
+    """Return the call that the running code is part of, or None outside of any.
+
+    It is how a called function reaches its token, its degrade plan and its partial result, and how it reports
+    what it costs.
+    """
+    call = current.get()
+    return None if call is None else ActiveCall(call)

@@ -1,0 +1,191 @@
+"""Cancellation that reaches the work, and the partial results that survive it.
+
+A `CancellationToken` is set once, with a reason, and stays set. Tokens form a tree: cancelling one cancels
+all below it and none above. The token itself stops nothing; those who can stop something (an async scope, a
+waiting caller, a subprocess's owner) register with `on_cancel`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+from holdfast.clock import Clock
+from holdfast.containment.limits import StopReason, integer
+from holdfast.containment.threads import call_later, logger
+from holdfast.errors import CancelledByToken, UsageError
+
+
+class CancellationToken:
+    """A flag that is raised once and that waiters and callbacks hear of.
+
+    `reason` is the stop reason ("aborted" or "timeout" when the containment raised it); `detail` is for
+    people.
+    """
+
+    __slots__ = ("_callbacks", "_event", "_lock", "_unlink", "detail", "reason")
+
+    def __init__(self, parent: CancellationToken | None = None) -> None:
+        self._lock = threading.Lock()
+        self._callbacks: dict[object, Callable[[], object]] | None = None
+        self._event: threading.Event | None = None
+        self._unlink: Callable[[], None] | None = None
+        self.reason: str | None = None
+        self.detail = ""
+        if parent is not None:
+            self._unlink = parent.on_cancel(
+                lambda: self.cancel(parent.reason or StopReason.ABORTED, detail=parent.detail)
+            )
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the token has been cancelled."""
+        return self.reason is not None
+
+    def cancel(self, reason: str = StopReason.ABORTED, *, detail: str = "") -> bool:
+        """Raise the flag and tell everybody who registered.
+
+        Only the first call does anything: it returns True.
+        """
+        with self._lock:
+            if self.reason is not None:
+                return False
+            self.detail = detail
+            self.reason = str(reason)
+            callbacks, self._callbacks = self._callbacks, None
+            if self._event is not None:
+                self._event.set()
+        for callback in (callbacks or {}).values():
+            try:
+                callback()
+            except Exception:  # noqa: BLE001 - logged, see below
+                # One listener's error must not leave the others running.
+                logger.exception("a cancellation callback failed")
+        return True
+
+    def on_cancel(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call `callback` once when the token is cancelled, at once if it already is.
+
+        Return how to unregister.
+        """
+        key = object()
+        with self._lock:
+            if self.reason is None:
+                if self._callbacks is None:
+                    self._callbacks = {}
+                self._callbacks[key] = callback
+                return lambda: self._forget(key)
+        callback()
+        return _nothing
+
+    def _forget(self, key: object) -> None:
+        with self._lock:
+            if self._callbacks is not None:
+                self._callbacks.pop(key, None)
+
+    def unlink(self) -> None:
+        """Stop following the parent; a finished call does this, so that a long chain's token stays small."""
+        unlink, self._unlink = self._unlink, None
+        if unlink is not None:
+            unlink()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until the token is cancelled or the time is over; say whether it is cancelled."""
+        with self._lock:
+            if self.reason is not None:
+                return True
+            if self._event is None:
+                self._event = threading.Event()
+            event = self._event
+        return event.wait(timeout_s)
+
+    def raise_if_cancelled(self) -> None:
+        """Raise `CancelledByToken` if the token is cancelled; a long handler calls this between its steps."""
+        if self.reason is not None:
+            raise CancelledByToken(f"the work was stopped: {self.detail or self.reason}")
+
+
+def _nothing() -> None:
+    return
+
+
+def pause(clock: Clock, seconds: float, token: CancellationToken) -> None:
+    """Block for that long on `clock`, or until the token is cancelled."""
+    gate = threading.Event()
+    timer = call_later(clock, seconds, gate.set)
+    forget = token.on_cancel(gate.set)
+    try:
+        gate.wait()
+    finally:
+        forget()
+        timer.cancel()
+
+
+class PartialResultBuffer:
+    """What a call has produced so far, kept when the call is stopped.
+
+    Thread-safe. It refuses to grow beyond `max_chunks` or `max_bytes`, and is closed by `mark_complete()`.
+    """
+
+    def __init__(self, *, max_chunks: int = 10_000, max_bytes: int = 10 * 1024 * 1024) -> None:
+        self._max_chunks = integer("PartialResultBuffer", "max_chunks", max_chunks)
+        self._max_bytes = integer("PartialResultBuffer", "max_bytes", max_bytes)
+        self._lock = threading.Lock()
+        self._chunks: list[str] = []
+        self._bytes = 0
+        self._is_complete = False
+        self._metadata: dict[str, object] = {}
+
+    def append(self, chunk: str) -> None:
+        """Keep one more piece.
+
+        `UsageError` if the buffer is full or complete, and then nothing is kept of it.
+        """
+        size = len(chunk.encode("utf-8", "surrogatepass"))
+        with self._lock:
+            if self._is_complete:
+                raise UsageError("the partial result is complete; append to a new buffer instead")
+            if len(self._chunks) >= self._max_chunks or self._bytes + size > self._max_bytes:
+                raise UsageError(
+                    f"the partial result is full: {len(self._chunks)} chunks and {self._bytes} bytes are "
+                    f"kept of at most {self._max_chunks} and {self._max_bytes}; raise these or append less"
+                )
+            self._chunks.append(chunk)
+            self._bytes += size
+
+    def mark_complete(self) -> None:
+        """Say that nothing more will come."""
+        with self._lock:
+            self._is_complete = True
+
+    def get_partial(self) -> str:
+        """Return everything kept so far as one text."""
+        with self._lock:
+            return "".join(self._chunks)
+
+    @property
+    def chunk_count(self) -> int:
+        """How many pieces are kept."""
+        return len(self._chunks)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `mark_complete()` was called."""
+        return self._is_complete
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether something is kept that was never completed."""
+        with self._lock:
+            return bool(self._chunks) and not self._is_complete
+
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        """A copy of what `set_metadata` noted."""
+        with self._lock:
+            return dict(self._metadata)
+
+    def set_metadata(self, key: str, value: object) -> None:
+        """Note something about the result, such as the model that made it."""
+        with self._lock:
+            self._metadata[key] = value

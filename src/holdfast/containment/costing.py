@@ -1,0 +1,130 @@
+"""What to reserve for a call, and what it really cost.
+
+Before a call: the caller's hint, or the price table's answer for the request's size and all the output that
+it may ask for. After it: what the called function reported, what `cost_of` says, the price of the usage that
+the response carries; and if nobody knows, the reservation. A model without a price is treated as configured,
+and never silently.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from holdfast.containment.call import Call
+from holdfast.containment.limits import OnUnknownPrice, number, to_pico
+from holdfast.containment.pricing import (
+    CallUsage,
+    GenaiPrices,
+    Price,
+    PriceTable,
+    estimate_usage,
+    usage_of,
+)
+from holdfast.containment.shield import Decision
+from holdfast.errors import UsageError
+
+Tell = Callable[[str, Decision, str], None]
+
+
+class PriceUnknown(Exception):
+    """A ceiling in USD cannot be kept, because the model's price is not known."""
+
+
+class Costing:
+    """Costs for one chain. `tell` records an event: type, decision, reason."""
+
+    def __init__(
+        self,
+        prices: PriceTable | None,
+        on_unknown_price: OnUnknownPrice | None,
+        fallback_price: Price,
+        tell: Tell,
+    ) -> None:
+        self.prices = prices
+        self.fallback_price = fallback_price
+        # None: no ceiling in USD applies, so nobody has to know prices.
+        self._on_unknown = on_unknown_price
+        self._tell = tell
+        self._told: set[str] = set()
+
+    def estimate(self, call: Call) -> int:
+        """Return what to reserve; `PriceUnknown` if that cannot be said and must be."""
+        options, plan, model = call.options, call.plan, call.model()
+        if options.cost_estimate_hint:
+            return to_pico(options.cost_estimate_hint)
+        if model is None:
+            return 0
+        most = options.max_output_tokens
+        if plan is not None and plan.max_output_tokens is not None:
+            most = plan.max_output_tokens if most is None else min(most, plan.max_output_tokens)
+        usage = estimate_usage(
+            input_tokens=options.input_tokens, request=options.request, max_output_tokens=most
+        )
+        cost = self._price(model, usage)
+        if cost is None:
+            if self._on_unknown == "halt":
+                raise PriceUnknown(
+                    f"no price is known for {model!r}, so a ceiling in USD cannot be kept; give "
+                    f"cost_estimate_hint or prices=, or set on_unknown_price"
+                )
+            cost = self._fallback(model, usage)
+        return to_pico(cost)
+
+    def real(self, call: Call, value: object) -> int:
+        """Return what an attempt cost, given what it returned; the reservation if nobody can say."""
+        if call.reported is not None:
+            return call.reported
+        options = call.options
+        try:
+            if options.cost_of is not None and value is not None:
+                return to_pico(number("WrapOptions", "cost_of", options.cost_of(value), zero_ok=True))
+            usage = call.usage = call.usage or usage_of(value) or usage_of(options.response_hint)
+            model = call.model()
+            if usage is not None and model is not None:
+                return self._priced(call, model, usage)
+        except Exception as error:  # noqa: BLE001 - the call is over; its reservation stands in for its cost
+            reason = f"the cost of {call.name} could not be read ({type(error).__name__}: {error})"
+            self._tell("cost_unknown", Decision.ALLOW, f"{reason}; the reservation was charged")
+        return call.reserved
+
+    def _priced(self, call: Call, model: str, usage: CallUsage) -> int:
+        if self.prices is None and self._on_unknown is None:
+            return call.reserved
+        cost = self._price(model, usage)
+        if cost is None:
+            if call.options.cost_estimate_hint:
+                return call.reserved
+            cost = self._fallback(model, usage)
+        return to_pico(number("PriceTable", "cost_usd", cost, zero_ok=True))
+
+    def _price(self, model: str, usage: CallUsage) -> float | None:
+        table = self.prices
+        if table is None:
+            if self._on_unknown is None:
+                return 0.0
+            table = default_prices()
+        return None if table is None else table.cost_usd(model, usage)
+
+    def _fallback(self, model: str, usage: CallUsage) -> float:
+        estimates = self._on_unknown == "estimate"
+        if self._on_unknown is not None and model not in self._told:
+            self._told.add(model)
+            taken = "it is estimated" if estimates else "its cost is not counted"
+            self._tell("price_unknown", Decision.ALLOW, f"no price is known for {model!r}; {taken}")
+        return self.fallback_price.cost_usd(usage) if estimates else 0.0
+
+
+_default_lock = threading.Lock()
+_default: list[PriceTable | None] = []
+
+
+def default_prices() -> PriceTable | None:
+    """Return the maintained price table if its package is installed, else None. Imported on first use."""
+    with _default_lock:
+        if not _default:
+            try:
+                _default.append(GenaiPrices())
+            except UsageError:
+                _default.append(None)
+        return _default[0]

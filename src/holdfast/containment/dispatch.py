@@ -1,0 +1,177 @@
+"""The two ways to wait for a call: in a thread and in a task.
+
+Everything else about a call is decided elsewhere, once. Both ways end in one of three: a value, the call's
+own exception, or `Stopped` when the call's token was cancelled before it came back.
+
+An async call is awaited in a cancel scope that its token cancels. A synchronous function runs on its caller's
+thread, or, if it must be stoppable, on a worker while the caller waits for "done or cancelled". A
+synchronous caller with a coroutine drives it to its end in an event loop of its own; within a running loop
+that would block the loop, so it is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import anyio
+import anyio.lowlevel
+
+from holdfast.clock import Clock
+from holdfast.containment.call import Call, current
+from holdfast.containment.cancel import CancellationToken
+from holdfast.containment.limits import StopReason
+from holdfast.containment.threads import Handover, StillRunning, call_later, threadsafe
+from holdfast.errors import UsageError
+
+
+class Stopped(Exception):
+    """The call's token was cancelled before the call came back."""
+
+
+class Misuse(UsageError):
+    """A coroutine was handed to the synchronous face inside a running event loop. It was not run."""
+
+
+def dispatch(call: Call, *, stoppable: bool) -> object:
+    """Make the call and block until it is over."""
+    fn = cast("Callable[[], object]", call.fn)
+    if stoppable and not is_async(fn):
+        value = _on_worker(call, fn)
+    else:
+        before = current.set(call)
+        try:
+            value = fn()
+        finally:
+            current.reset(before)
+    # A coroutine has not done anything yet; counting it as done would be a lie.
+    if value is not None and getattr(type(value), "__await__", None) is not None:
+        return _drive(call, cast("Awaitable[object]", value))
+    return value
+
+
+async def adispatch(call: Call) -> object:
+    """Make the call and wait until it is over; a plain function runs on a worker, so the loop goes on."""
+    return await _in_scope(call, None)
+
+
+async def apause(clock: Clock, seconds: float, token: CancellationToken) -> None:
+    """Wait for that long on `clock`, or until the token is cancelled."""
+    with anyio.CancelScope() as scope:
+        forget = token.on_cancel(threadsafe(scope.cancel))
+        try:
+            await clock.async_sleep(seconds)
+        finally:
+            forget()
+
+
+def close_token(call: Call) -> None:
+    """Disarm the attempt's timer and let its token go from the chain's."""
+    if call.timer is not None:
+        call.timer.cancel()
+        call.timer = None
+    if call.token is not None:
+        call.token.unlink()
+
+
+def _open_token(call: Call) -> CancellationToken:
+    """Give the attempt a token of its own, and a timer if it has a time of its own."""
+    close_token(call)
+    token = call.token = CancellationToken(call.context.cancellation_token)
+    timeout_ms = call.options.timeout_ms
+    if timeout_ms is not None:
+        detail = f"the call took longer than {timeout_ms} ms"
+
+        def expire() -> None:
+            token.cancel(StopReason.TIMEOUT, detail=detail)
+
+        call.timer = call_later(call.context.clock, timeout_ms / 1000, expire)
+    return token
+
+
+def _on_worker(call: Call, fn: Callable[[], object]) -> object:
+    token = _open_token(call)
+    gate = threading.Event()
+    handover = call.handover = Handover(gate.set)
+    before = current.set(call)
+    forget = token.on_cancel(gate.set)
+    try:
+        handover.submit(fn)
+        gate.wait()
+    except BaseException:
+        # Ctrl-C while waiting: the handler must hear of it, since nobody waits for it any more.
+        token.cancel(StopReason.ABORTED, detail="the caller was interrupted")
+        raise
+    finally:
+        forget()
+        current.reset(before)
+    return _result(handover)
+
+
+async def _on_worker_async(call: Call, fn: Callable[[], object]) -> object:
+    done = anyio.Event()
+    handover = call.handover = Handover(threadsafe(done.set))
+    handover.submit(fn)
+    try:
+        await done.wait()
+    except BaseException:
+        if call.token is not None:
+            call.token.cancel(StopReason.ABORTED, detail="the caller was cancelled")
+        raise
+    return _result(handover)
+
+
+def _result(handover: Handover) -> object:
+    try:
+        return handover.result()
+    except StillRunning:
+        raise Stopped from None
+
+
+def _drive(call: Call, awaitable: Awaitable[object]) -> object:
+    if _loop_is_running():
+        close = getattr(awaitable, "close", None)
+        if close is not None:
+            close()
+        raise Misuse(
+            f"{call.name} returned a coroutine inside a running event loop; use "
+            f"`await context.acall_{call.kind}(...)` there. It was not run"
+        )
+    return anyio.run(_in_scope, call, awaitable)
+
+
+async def _in_scope(call: Call, awaitable: Awaitable[object] | None) -> object:
+    """Await the call in a scope that its token cancels."""
+    token = _open_token(call)
+    before = current.set(call)
+    try:
+        with anyio.CancelScope() as scope:
+            forget = token.on_cancel(threadsafe(scope.cancel))
+            try:
+                if awaitable is None:
+                    fn = cast("Callable[[], object]", call.fn)
+                    value = fn() if is_async(fn) else await _on_worker_async(call, fn)
+                    if getattr(type(value), "__await__", None) is None:
+                        return value
+                    awaitable = cast("Awaitable[object]", value)
+                return await awaitable
+            finally:
+                forget()
+    finally:
+        current.reset(before)
+    raise Stopped
+
+
+def is_async(fn: Callable[[], object]) -> bool:
+    """Say whether calling `fn` only makes a coroutine, so that it can be called where the loop runs."""
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
+
+
+def _loop_is_running() -> bool:
+    try:
+        anyio.lowlevel.current_token()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,344 @@
+"""Three small parts that cross threads: wake an event loop from outside, run work elsewhere, fire later.
+
+*Waking a loop.* `threadsafe(callback)` binds a callback to the event loop that runs now, so that a timer or
+an aborting thread can cancel a scope that lives in it.
+
+*Workers.* A synchronous function cannot be interrupted, but whoever waits for it can be released. So a call
+that must be stoppable runs on a worker thread while its caller waits for "done or cancelled". Workers are
+daemons and are reused; one that is stuck in an abandoned handler is simply not idle, and does not keep the
+process alive.
+
+*Timers.* One daemon thread with a heap serves every timeout on the system clock. A clock may bring its own
+`call_later` (the fake clock does, so that advancing it fires timeouts); any other clock is asked to sleep on
+a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import heapq
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import anyio.lowlevel
+
+from holdfast.clock import Clock, SystemClock
+
+logger = logging.getLogger("holdfast.containment")
+
+
+def threadsafe(callback: Callable[[], object]) -> Callable[[], None]:
+    """Return a function that any thread may call to run `callback` in the event loop that runs now.
+
+    It never blocks, and calling it after that loop has ended does nothing.
+    """
+    loop: object = anyio.lowlevel.current_token().native_token
+    # asyncio and trio each have exactly one way to do this, and anyio has none that does not block.
+    is_trio = hasattr(loop, "run_sync_soon")
+    post: Callable[[Callable[[], object]], object] = getattr(
+        loop, "run_sync_soon" if is_trio else "call_soon_threadsafe"
+    )
+
+    def call() -> None:
+        try:
+            post(callback)
+        except RuntimeError:
+            # The loop is closed (asyncio) or finished (trio): nobody is left to be woken.
+            pass
+
+    return call
+
+
+class Job:
+    """One function handed to a worker: its result or its error, once `is_done`."""
+
+    __slots__ = ("_context", "_fn", "_on_done", "error", "is_done", "value")
+
+    def __init__(self, fn: Callable[[], object], on_done: Callable[[Job], None]) -> None:
+        self._fn: Callable[[], object] | None = fn
+        self._on_done = on_done
+        self._context = contextvars.copy_context()
+        self.value: object = None
+        self.error: BaseException | None = None
+        self.is_done = False
+
+    def run(self) -> None:
+        """Run the function in the context of whoever made this job, then report."""
+        fn, self._fn = self._fn, None
+        if fn is not None:
+            try:
+                self.value = self._context.run(fn)
+            except BaseException as error:  # noqa: BLE001 - carried to the caller, who raises or records it
+                self.error = error
+        self.is_done = True
+        self._on_done(self)
+
+
+class Workers:
+    """Daemon threads that run one job each at a time and wait for the next."""
+
+    def __init__(self, max_idle: int = 32) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._max_idle = max_idle
+
+    def submit(self, fn: Callable[[], object], on_done: Callable[[Job], None]) -> Job:
+        """Run `fn` on a worker at once; `on_done` is called on that worker when it has ended."""
+        job = Job(fn, on_done)
+        with self._lock:
+            worker = self._idle.pop() if self._idle else None
+        if worker is None:
+            worker = _Worker(self)
+        worker.give(job)
+        return job
+
+    def offer(self, worker: _Worker) -> bool:
+        """Take a worker back that has nothing to do; False if enough are idle already."""
+        with self._lock:
+            if len(self._idle) >= self._max_idle:
+                return False
+            self._idle.append(worker)
+            return True
+
+
+class _Worker:
+    __slots__ = ("_go", "_job", "_pool")
+
+    def __init__(self, pool: Workers) -> None:
+        self._pool = pool
+        self._go = threading.Lock()
+        self._go.acquire()
+        self._job: Job | None = None
+        threading.Thread(target=self._serve, name="holdfast-worker", daemon=True).start()
+
+    def give(self, job: Job) -> None:
+        self._job = job
+        self._go.release()
+
+    def _serve(self) -> None:
+        while True:
+            self._go.acquire()
+            job, self._job = self._job, None
+            if job is not None:
+                try:
+                    job.run()
+                except Exception:
+                    logger.exception("the end of a contained call could not be reported")
+                # A waiting worker must not keep the last call's arguments and result alive.
+                del job
+            if not self._pool.offer(self):
+                return
+
+
+workers = Workers()
+
+
+class StillRunning(Exception):
+    """The job has not ended."""
+
+
+class Handover:
+    """A job between its worker and its waiter, who may leave first and hear of its end later."""
+
+    __slots__ = ("_job", "_listener", "_lock", "_wake")
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self._lock = threading.Lock()
+        self._wake = wake
+        self._job: Job | None = None
+        self._listener: Callable[[Job], None] | None = None
+
+    def submit(self, fn: Callable[[], object]) -> None:
+        """Give `fn` to a worker; `wake` is called when it has ended."""
+        workers.submit(fn, self._finish)
+
+    def _finish(self, job: Job) -> None:
+        with self._lock:
+            self._job = job
+            listener = self._listener
+        self._wake()
+        if listener is not None:
+            listener(job)
+
+    def listen(self, listener: Callable[[Job], None]) -> None:
+        """Hear of the end of a job that was left behind.
+
+        One whose result was taken has nothing more to tell.
+        """
+        with self._lock:
+            if self._job is None:
+                self._listener = listener
+                return
+            job = self._job
+        listener(job)
+
+    def result(self) -> object:
+        """Return or raise what the job did, or raise `StillRunning` if it is not done."""
+        with self._lock:
+            job = self._job
+        if job is None:
+            raise StillRunning
+        if job.error is not None:
+            raise job.error
+        return job.value
+
+
+class Timer(Protocol):
+    """Something that will fire unless it is cancelled."""
+
+    def cancel(self) -> None:
+        """Keep it from firing. Cancelling twice, or after it has fired, does nothing."""
+        ...
+
+
+@runtime_checkable
+class TimerClock(Protocol):
+    """A clock that fires timers by itself, as the fake clock does when it is advanced."""
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        """Call `callback` when that much time has passed on this clock."""
+        ...
+
+
+class _HeapTimer:
+    __slots__ = ("_heap", "callback", "when")
+
+    def __init__(self, heap: TimerHeap, when: float, callback: Callable[[], None]) -> None:
+        self._heap = heap
+        self.when = when
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        if self.callback is not None:
+            self.callback = None
+            self._heap.forget_one()
+
+
+class TimerHeap:
+    """Timers on one clock, in the order in which they are due. It holds no thread and reads no clock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._heap: list[tuple[float, int, _HeapTimer]] = []
+        self._serial = itertools.count()
+        self._cancelled = 0
+
+    def add(self, when: float, callback: Callable[[], None]) -> Timer:
+        """Add a timer that is due at `when`."""
+        timer = _HeapTimer(self, when, callback)
+        with self._lock:
+            heapq.heappush(self._heap, (when, next(self._serial), timer))
+        return timer
+
+    def forget_one(self) -> None:
+        """Note that a timer was cancelled; cancelled ones are swept out before they outnumber the others."""
+        with self._lock:
+            self._cancelled += 1
+            if self._cancelled > 64 and self._cancelled * 2 > len(self._heap):
+                self._heap = [entry for entry in self._heap if entry[2].callback is not None]
+                heapq.heapify(self._heap)
+                self._cancelled = 0
+
+    def pop_due(self, now: float) -> Callable[[], None] | None:
+        """Take out the earliest timer that is due by `now`, or None."""
+        with self._lock:
+            while self._heap and self._heap[0][0] <= now:
+                timer = heapq.heappop(self._heap)[2]
+                callback, timer.callback = timer.callback, None
+                if callback is not None:
+                    return callback
+                self._cancelled = max(0, self._cancelled - 1)
+        return None
+
+    def next_due(self) -> float | None:
+        """Return when the earliest timer that still counts is due, or None."""
+        with self._lock:
+            while self._heap and self._heap[0][2].callback is None:
+                heapq.heappop(self._heap)
+                self._cancelled = max(0, self._cancelled - 1)
+            return self._heap[0][0] if self._heap else None
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(1 for entry in self._heap if entry[2].callback is not None)
+
+
+class _TimerThread:
+    """Fires a heap's timers on the system clock; starts with the first timer."""
+
+    def __init__(self) -> None:
+        self._heap = TimerHeap()
+        self._clock = SystemClock()
+        self._changed = threading.Condition()
+        self._sleeping_until: float | None = None
+        self._thread: threading.Thread | None = None
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        when = self._clock.monotonic() + seconds
+        timer = self._heap.add(when, callback)
+        with self._changed:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._serve, name="holdfast-timer", daemon=True)
+                self._thread.start()
+            elif self._sleeping_until is None or when < self._sleeping_until:
+                self._changed.notify()
+        return timer
+
+    def _serve(self) -> None:
+        while True:
+            callback = self._heap.pop_due(self._clock.monotonic())
+            if callback is not None:
+                fire(callback)
+                continue
+            with self._changed:
+                due = self._heap.next_due()
+                self._sleeping_until = due
+                self._changed.wait(None if due is None else max(0.0, due - self._clock.monotonic()))
+
+
+_timer_thread = _TimerThread()
+
+
+def fire(callback: Callable[[], None]) -> None:
+    """Call a timer's callback; an error in it is logged and keeps no other timer from firing."""
+    try:
+        callback()
+    except Exception:
+        logger.exception("a containment timer's callback failed")
+
+
+class _SleepTimer:
+    """A timer on a clock that can only sleep: one thread that asks the clock to."""
+
+    def __init__(self, clock: Clock, seconds: float, callback: Callable[[], None]) -> None:
+        self._callback: Callable[[], None] | None = callback
+        self._clock = clock
+        self._due = clock.monotonic() + seconds
+        threading.Thread(target=self._serve, name="holdfast-sleep-timer", daemon=True).start()
+
+    def cancel(self) -> None:
+        self._callback = None
+
+    def _serve(self) -> None:
+        while self._callback is not None:
+            before = self._clock.monotonic()
+            remaining = self._due - before
+            if remaining <= 0:
+                fire(self._callback)
+                return
+            self._clock.sleep(remaining)
+            if self._clock.monotonic() <= before:
+                # The clock stands still, so the time never comes.
+                return
+
+
+def call_later(clock: Clock, seconds: float, callback: Callable[[], None]) -> Timer:
+    """Call `callback` from some thread when that much time has passed on `clock`."""
+    if isinstance(clock, SystemClock):
+        return _timer_thread.call_later(seconds, callback)
+    if isinstance(clock, TimerClock):
+        return clock.call_later(seconds, callback)
+    return _SleepTimer(clock, seconds, callback)
