@@ -1,0 +1,213 @@
+"""The process between Holdfast and a command: it sees to it that nothing of the command survives.
+
+This file is run as a script by `holdfast.tools._process`, isolated, and imports nothing of Holdfast.
+
+Theory of operation
+-------------------
+A command can leave its process group, its session and its parent: a daemon does all three. It cannot
+leave this process, which makes itself a *subreaper*: whatever loses its parent becomes our child. So "no
+children are left" means that nothing that the command started is left, and that is when we end.
+
+The command is to be stopped when the control pipe is closed, which also happens when Holdfast itself is
+killed, or when our parent is no longer the process that started us. Then, and also when the command has
+ended and left something running, every descendant is stopped first (so that none can start another while
+we count them) and then killed.
+
+What happens is reported on the status pipe, one line each: `failed ERRNO` (not started), `stopped` (before
+its own end), `leftover COUNT`, `survived PID ...`, `exited CODE`. The end of the pipe is our end.
+
+Where there are no subreapers (only Linux has them) the command's process group is killed instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+GIVE_UP_AFTER_S = 10.0
+PARENT_CHECK_S = 1.0
+"""How often to look whether Holdfast is still there, in case somebody else holds its end of the pipe."""
+
+
+def prctl(option: int, value: int) -> bool:
+    """Set an attribute of this process; False where that cannot be done."""
+    try:
+        return ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0  # type: ignore[no-any-return]
+    except (OSError, AttributeError):
+        return False
+
+
+def receive(control: int, status: int) -> dict[str, object]:
+    """Read what to run: a line of JSON. If the pipe is closed before it has come, nothing is run."""
+    data = b""
+    while not data.endswith(b"\n"):
+        chunk = os.read(control, 65_536)
+        if not chunk:
+            os.write(status, b"stopped\n")
+            sys.exit(0)
+        data += chunk
+    spec: dict[str, object] = json.loads(data)
+    return spec
+
+
+def descendants() -> list[int]:
+    """List everything below this process, as the kernel knows it; zombies are left out."""
+    children: dict[int, list[int]] = {}
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return []
+    for name in names:
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                stat = file.read()
+        except OSError:
+            continue  # it has ended meanwhile
+        # The name in parentheses may hold anything; the state and the parent come after the last one.
+        state, parent = stat[stat.rindex(b")") + 2 :].split()[:2]
+        if state != b"Z":
+            children.setdefault(int(parent), []).append(int(name))
+    found: list[int] = []
+    pending = [os.getpid()]
+    while pending:
+        below = children.get(pending.pop(), [])
+        found += below
+        pending += below
+    return found
+
+
+def send(pid: int, number: int) -> None:
+    """Send a signal to a process that may have ended, or may not be ours to signal."""
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass
+
+
+def kill_all(group: int) -> None:
+    """Kill every descendant: stop them all first, until no new ones turn up."""
+    stopped: set[int] = set()
+    for _ in range(100):
+        found = [pid for pid in descendants() if pid not in stopped]
+        if not found:
+            break
+        for pid in found:
+            send(pid, signal.SIGSTOP)
+        stopped.update(found)
+    for pid in stopped:
+        send(pid, signal.SIGKILL)
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+
+
+class Reaper:
+    """Collects children that have ended, and remembers how the command itself did."""
+
+    def __init__(self, command: int) -> None:
+        self.command = command
+        self.exit_code: int | None = None
+        self.is_empty = False
+
+    def collect(self) -> None:
+        """Take in everything that has ended by now."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self.is_empty = True
+                return
+            if pid == 0:
+                return
+            if pid == self.command:
+                self.exit_code = os.waitstatus_to_exitcode(status)
+
+
+def start(spec: dict[str, object], status: int) -> int:
+    """Start the command in a session of its own; report and exit if that fails."""
+    argv, env, cwd = spec["argv"], spec["env"], spec["cwd"]
+    assert isinstance(argv, list)
+    assert isinstance(env, dict)
+    assert isinstance(cwd, str)
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        # If we are killed, at least the command itself ends with us.
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        # Python ignores some signals, and we ignored others: the command starts with none ignored.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        os.chdir(cwd)
+        os.execvpe(argv[0], argv, env)
+    except OSError as error:
+        os.write(status, f"failed {error.errno}\n".encode())
+    os._exit(127)
+
+
+def main() -> int:
+    """Run one command to its end."""
+    control, status = int(sys.argv[1]), int(sys.argv[2])
+    for descriptor in (control, status):
+        os.set_inheritable(descriptor, False)
+    # Whoever wants the command stopped closes the pipe; a signal to us would only let the command escape.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    parent = os.getppid()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    def report(line: str) -> None:
+        try:
+            os.write(status, f"{line}\n".encode())
+        except OSError:
+            pass  # nobody is left to listen; the work goes on
+
+    reaper = Reaper(start(receive(control, status), status))
+    # The command's output must end with the command, so we must not hold it open.
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+
+    while True:
+        reaper.collect()
+        if reaper.exit_code is not None:
+            break
+        ready, _, _ = select.select([control, wake_read], [], [], PARENT_CHECK_S)
+        if wake_read in ready:
+            os.read(wake_read, 4_096)
+        if control in ready or os.getppid() != parent:
+            report("stopped")
+            break
+
+    if reaper.exit_code is not None and (leftover := len(descendants())):
+        report(f"leftover {leftover}")
+    give_up_at = time.monotonic() + GIVE_UP_AFTER_S
+    while not reaper.is_empty and time.monotonic() < give_up_at:
+        kill_all(reaper.command)
+        reaper.collect()
+        if not reaper.is_empty:
+            select.select([wake_read], [], [], 0.05)
+    if not reaper.is_empty:
+        report("survived " + " ".join(map(str, descendants())))
+    if reaper.exit_code is not None:
+        report(f"exited {reaper.exit_code}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
