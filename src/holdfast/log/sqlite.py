@@ -433,11 +433,7 @@ class SqliteLog:
                 )
             return batch
 
-        try:
-            return self._database.write(f"append to session {session_id}", work)
-        except StaleWriterError:
-            self._keeper.lose(lease)
-            raise
+        return self._database.write(f"append to session {session_id}", work)
 
     def read(self, session_id: UUID, *, after: int = 0, upto: int | None = None) -> Iterator[Envelope]:
         """Yield the events with `after < seq <= upto`, in order, each one verified.
