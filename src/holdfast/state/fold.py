@@ -508,7 +508,12 @@ class Core:
                 drafts.append(each.draft())
             assert self.lease is not None
             if drafts:
-                self.log.append(self.lease, drafts, expected_seq=self.head)
+                try:
+                    self.log.append(self.lease, drafts, expected_seq=self.head)
+                except BaseException:
+                    # An interrupt may come just after the events were stored: only the log knows.
+                    self.loaded = False
+                    raise
             self.head += len(drafts)
             changes = [
                 Change(slice_type, self.slices.get(slice_type, EMPTY), after)

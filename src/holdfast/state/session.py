@@ -693,13 +693,27 @@ class Session:
         assert twin._core.lease is not None
         if drafts:
             log.append(twin._core.lease, drafts, expected_seq=0)
+        twin._fold_like(self)
+        return twin
+
+    def past(self, at: int) -> Session:
+        """Return the session as it was after event `at`, read-only, with the reducers it has now."""
+        core = self._core
+        earlier = Session.open(
+            core.log, self.session_id, read_only=True, upto=at, clock=core.clock, codec=core.codec
+        )
+        earlier._fold_like(self)
+        return earlier
+
+    def _fold_like(self, other: Session) -> None:
+        """Take over another session's reducers and policies, and fold anew."""
+        core = other._core
         with core.lock:
             for event_type, registrations in core.reducers.items():
-                twin._core.reducers[event_type] = list(registrations)
-            twin._core.policies.update(core.policies)
-            twin._core.known.update(core.known)
-        twin._core.loaded = False
-        return twin
+                self._core.reducers[event_type] = list(registrations)
+            self._core.policies.update(core.policies)
+            self._core.known.update(core.known)
+        self._core.loaded = False
 
     # .. transactions ..
 

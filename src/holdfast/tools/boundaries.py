@@ -1,0 +1,215 @@
+"""Tool boundaries: undoing what a crash cut off, going back to one, seeing what a call did, forking.
+
+Everything here is read from the log, so that it works in another process than the one
+that ran the calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from holdfast.clock import new_id
+from holdfast.errors import UsageError
+from holdfast.state.execution import ExecutionState
+from holdfast.state.resources import ResourceRegistry
+from holdfast.state.session import Session
+from holdfast.state.snapshot import CompositeSnapshot, SnapshotMetadata
+from holdfast.tools.context import filesystem_of
+from holdfast.tools.events import ToolInvoked, ToolStarted
+from holdfast.tools.tool import ToolResult
+from holdfast.workspace.base import Filesystem, FilesystemSnapshot, WorkspaceDiff
+
+# --- after a crash ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredCall:
+    """A call that a crash cut off, and what was done about it."""
+
+    call_id: str
+    tool_name: str
+    outcome: Literal["rolled_back", "unknown", "committed"]
+    """Undone, so that it can be run again; nobody knows; or it had been committed already."""
+    conflicts: tuple[str, ...] = ()
+
+
+def recover(state: ExecutionState) -> tuple[RecoveredCall, ...]:
+    """Undo the calls that a crash cut off. Call it before anything else runs; calling it again is safe.
+
+    The log decides: a call whose end is in it is kept, any other is rolled back. A call that acted
+    outside and is not idempotent is recorded as unknown.
+    """
+    session = state.session
+    started = session[ToolStarted].all()
+    ended = {each.attempt_id: each for each in session[ToolInvoked].all()}
+    newest = {each.call_id: each for each in started}
+    recovered: dict[str, RecoveredCall] = {}
+    filesystem = filesystem_of(state)
+    for call_id in () if filesystem is None else filesystem.unfinished():
+        attempt = newest.get(call_id)
+        end = None if attempt is None else ended.get(attempt.attempt_id)
+        committed = end is not None and end.success
+        report = cast(Filesystem, filesystem).recover(call_id, committed=committed)
+        name = "" if attempt is None else attempt.tool_name
+        recovered[call_id] = RecoveredCall(
+            call_id, name, "committed" if committed else "rolled_back", report.conflicts
+        )
+    for attempt in started:
+        if attempt.attempt_id in ended:
+            continue
+        unknown = attempt.effects == "external" and not attempt.idempotent
+        known = recovered.get(attempt.call_id)
+        conflicts = known.conflicts if known is not None else ()
+        session.dispatch(_ended_by_crash(state, attempt, unknown=unknown, conflicts=conflicts))
+        recovered[attempt.call_id] = RecoveredCall(
+            attempt.call_id, attempt.tool_name, "unknown" if unknown else "rolled_back", conflicts
+        )
+    return tuple(recovered.values())
+
+
+def _ended_by_crash(
+    state: ExecutionState, attempt: ToolStarted, *, unknown: bool, conflicts: tuple[str, ...]
+) -> ToolInvoked:
+    if unknown:
+        message = (
+            f"The outcome of {attempt.tool_name} is unknown: the process ended while it was acting outside. "
+            "It was not run again. Find out whether it took effect before you repeat it."
+        )
+    else:
+        message = (
+            f"{attempt.tool_name} was cut off when the process ended; "
+            "everything it had changed was rolled back."
+        )
+    return ToolInvoked(
+        prompt_name="",
+        adapter="",
+        name=attempt.tool_name,
+        params={},
+        result=ToolResult.error(message),
+        session_id=state.session.session_id,
+        created_at=state.clock.now(),
+        call_id=attempt.call_id,
+        attempt_id=attempt.attempt_id,
+        outcome="unknown" if unknown else "interrupted",
+        conflicts=conflicts,
+    )
+
+
+# --- boundaries ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Where one call stands in the log, and the workspace on both sides of it."""
+
+    call_id: str
+    tool_name: str
+    seq_before: int
+    """The last event before the call."""
+    seq_after: int
+    """The event that ended the call."""
+    success: bool
+    before: FilesystemSnapshot | None
+    after: FilesystemSnapshot | None
+
+
+def boundaries(session: Session) -> tuple[Boundary, ...]:
+    """Return the session's ended calls in order, read from its log."""
+    starts: dict[str, tuple[int, ToolStarted]] = {}
+    found = []
+    for envelope, value in session.events():
+        if isinstance(value, ToolStarted):
+            starts[value.attempt_id] = (envelope.seq, value)
+        elif isinstance(value, ToolInvoked):
+            seq, start = starts.pop(value.attempt_id, (envelope.seq, None))
+            before = None if start is None else start.workspace
+            found.append(
+                Boundary(
+                    call_id=value.call_id or "",
+                    tool_name=value.name,
+                    seq_before=seq - 1,
+                    seq_after=envelope.seq,
+                    success=value.success,
+                    before=before,
+                    after=value.workspace or before,
+                )
+            )
+    return tuple(found)
+
+
+def boundary_of(session: Session, call_id: str) -> Boundary:
+    """Return the newest end of a call. Raises `UsageError` if there is none."""
+    known = boundaries(session)
+    for each in reversed(known):
+        if each.call_id == call_id:
+            return each
+    names = ", ".join(each.call_id for each in known[-10:]) or "none"
+    raise UsageError(f"there is no ended tool call {call_id!r} in this session (the newest are: {names})")
+
+
+def diff_calls(state: ExecutionState, first: str, last: str | None = None) -> WorkspaceDiff:
+    """Say what changed in the files: by one call, or from before `first` until after `last`."""
+    filesystem = filesystem_of(state)
+    before = boundary_of(state.session, first).before
+    after = boundary_of(state.session, last or first).after
+    if filesystem is None or before is None or after is None:
+        return WorkspaceDiff((), "")
+    return filesystem.diff(before, after)
+
+
+def rollback_to_call(
+    state: ExecutionState, call_id: str, *, side: Literal["before", "after"] = "before"
+) -> None:
+    """Go back to a boundary of a call, in this process or one before it: state and files together."""
+    boundary = boundary_of(state.session, call_id)
+    workspace = boundary.before if side == "before" else boundary.after
+    at = boundary.seq_before if side == "before" else boundary.seq_after
+    past = state.session.past(at)
+    known: dict[type, object] = {}
+    if workspace is not None:
+        known[cast("type[Any]", Filesystem)] = workspace
+    state.restore(
+        CompositeSnapshot(
+            snapshot_id=new_id(),
+            created_at=state.clock.now(),
+            session=past.snapshot(),
+            resources=known,
+            metadata=SnapshotMetadata(
+                tag=f"{side}:{call_id}", tool_call_id=call_id, tool_name=boundary.tool_name
+            ),
+        )
+    )
+
+
+def fork_at(
+    state: ExecutionState,
+    call_id: str,
+    *,
+    side: Literal["before", "after"] = "before",
+    workspace: Path | None = None,
+) -> ExecutionState:
+    """Make a new session that continues from a boundary of a call, in a workspace of its own.
+
+    `workspace` is the directory for the new workspace; a filesystem in memory needs none.
+    """
+    boundary = boundary_of(state.session, call_id)
+    at = boundary.seq_before if side == "before" else boundary.seq_after
+    snapshot = boundary.before if side == "before" else boundary.after
+    filesystem = filesystem_of(state)
+    resources: dict[type, object] = {}
+    if filesystem is not None:
+        snapshot = snapshot or filesystem.snapshot(tag=f"fork:{call_id}")
+        fork = cast(Any, filesystem).fork
+        resources[cast("type[Any]", Filesystem)] = (
+            fork(snapshot) if workspace is None else fork(snapshot, workspace)
+        )
+    session = state.session.fork(at=at)
+    return ExecutionState(
+        session=session,
+        resources=ResourceRegistry.build(resources),
+        clock=state.clock,
+        rng=state.rng,
+        checkpoints=None if state.checkpoints is None else type(state.checkpoints)(),
+    )

@@ -1,0 +1,230 @@
+"""May this call run? Policies look at the state; permissions ask a person.
+
+A policy that denies makes an error result for the model; the handler does not run.
+Permissions are the operator's: `auto` lets tools run, `read_only` refuses those with
+effects, and `ask` waits for a person. The waiting is durable: the hold is an event,
+the run stops, and the answer resumes that one call, in this process or another.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Protocol, runtime_checkable
+
+from holdfast.errors import UsageError
+from holdfast.log.event import SlicePolicy
+from holdfast.state.events import event
+from holdfast.state.session import Session
+from holdfast.state.slices import upsert_by
+from holdfast.tools.context import ToolContext
+from holdfast.tools.events import HoldAnswered, ToolHeld
+from holdfast.tools.tool import Tool, ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDecision:
+    """Whether a call may run, and if not, why: the reason goes back to the model."""
+
+    allowed: bool
+    reason: str | None = None
+
+    @classmethod
+    def allow(cls) -> PolicyDecision:
+        """Let it run."""
+        return cls(True)
+
+    @classmethod
+    def deny(cls, reason: str) -> PolicyDecision:
+        """Refuse it, saying what to do instead."""
+        return cls(False, reason)
+
+
+@runtime_checkable
+class ToolPolicy(Protocol):
+    """A rule about calls. All policies of a tool must allow it."""
+
+    @property
+    def name(self) -> str:
+        """The policy's name."""
+        ...
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        """Decide before the handler runs."""
+        ...
+
+    def on_result(
+        self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
+    ) -> None:
+        """Learn from a call that succeeded; what is recorded here is committed with it."""
+        ...
+
+
+@event(name="holdfast.PolicyState", policy=SlicePolicy.STATE)
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """What a policy remembers: rolled back with everything else."""
+
+    policy_name: str
+    invoked_tools: frozenset[str] = frozenset()
+    invoked_keys: frozenset[str] = frozenset()
+
+
+def _by_policy(state: PolicyState) -> object:
+    return state.policy_name
+
+
+_keep_newest = upsert_by(_by_policy)
+
+
+def register_policy_state(session: Session) -> None:
+    """Keep one `PolicyState` per policy in a session."""
+    session[PolicyState].register(PolicyState, _keep_newest)
+
+
+def _remembered(name: str, session: Session) -> PolicyState:
+    for state in session[PolicyState].all():
+        if state.policy_name == name:
+            return state
+    return PolicyState(name)
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialDependencyPolicy:
+    """A tool may run only after others have succeeded."""
+
+    dependencies: Mapping[str, frozenset[str]]
+    """Tool to the tools that must have succeeded before it."""
+    name: str = "sequential_dependency"
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        """Allow a tool whose requirements have all succeeded."""
+        required = frozenset(self.dependencies.get(tool.name, frozenset()))
+        missing = required - _remembered(self.name, context.session).invoked_tools
+        if missing:
+            return PolicyDecision.deny(
+                f"{tool.name} needs these to succeed first: {', '.join(sorted(missing))}."
+            )
+        return PolicyDecision.allow()
+
+    def on_result(
+        self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
+    ) -> None:
+        """Remember that a tool has succeeded."""
+        known = _remembered(self.name, context.session)
+        if tool.name not in known.invoked_tools:
+            context.session.dispatch(replace(known, invoked_tools=known.invoked_tools | {tool.name}))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBeforeWritePolicy:
+    """A file that exists must be read before it is written; a new file is free."""
+
+    read_tools: frozenset[str]
+    write_tools: frozenset[str]
+    mount_point: str | None = None
+    """A prefix under which tools see the workspace; it is taken off their paths."""
+    path_field: str = "path"
+    name: str = "read_before_write"
+
+    def _path(self, params: Any) -> str | None:
+        raw = getattr(params, self.path_field, None)
+        if not isinstance(raw, str):
+            return None
+        if self.mount_point and raw.startswith(self.mount_point):
+            raw = raw[len(self.mount_point) :].lstrip("/")
+        return posixpath.normpath(raw)
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        """Allow a write to a file that was read in this session, or that does not exist."""
+        path = self._path(params)
+        if tool.name not in self.write_tools or path is None:
+            return PolicyDecision.allow()
+        if path in _remembered(self.name, context.session).invoked_keys:
+            return PolicyDecision.allow()
+        if not context.filesystem.exists(path):
+            return PolicyDecision.allow()
+        readers = " or ".join(sorted(self.read_tools))
+        return PolicyDecision.deny(f"{path} exists and was not read yet. Read it first with {readers}.")
+
+    def on_result(
+        self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
+    ) -> None:
+        """Remember which files are known."""
+        path = self._path(params)
+        if path is None or tool.name not in self.read_tools | self.write_tools:
+            return
+        known = _remembered(self.name, context.session)
+        if path not in known.invoked_keys:
+            context.session.dispatch(replace(known, invoked_keys=known.invoked_keys | {path}))
+
+
+# --- permissions -----------------------------------------------------------------------------------
+
+
+class PermissionMode(Enum):
+    """What happens when a tool with effects is called."""
+
+    AUTO = "auto"
+    ASK = "ask"
+    READ_ONLY = "read_only"
+
+
+Approver = Callable[["PermissionRequest"], bool | None]
+"""Answers at once: yes, no, or None for "ask a person later"."""
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionRequest:
+    """What a person is asked."""
+
+    call_id: str
+    tool_name: str
+    arguments: str
+    effects: str
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """The operator's say over tools with effects. Tools without effects always run."""
+
+    mode: PermissionMode = PermissionMode.AUTO
+    tools: Mapping[str, PermissionMode] = field(default_factory=dict)
+    """Modes for single tools, in place of `mode`."""
+    approver: Approver | None = None
+    """Who can answer right away, such as a terminal; without one, `ask` holds the call."""
+
+    def mode_for(self, tool: Tool[Any, Any]) -> PermissionMode:
+        """Return the mode that applies to a tool. `read_only` as the general mode allows no exception."""
+        if self.mode is PermissionMode.READ_ONLY:
+            return self.mode
+        return self.tools.get(tool.name, self.mode)
+
+
+def pending_holds(session: Session) -> tuple[ToolHeld, ...]:
+    """Return the calls that wait for a person, oldest first."""
+    answered = {each.call_id for each in session[HoldAnswered].all()}
+    return tuple(each for each in session[ToolHeld].all() if each.call_id not in answered)
+
+
+def answer_of(session: Session, call_id: str) -> HoldAnswered | None:
+    """Return the answer that a person gave to a call, or None."""
+    position = session[HoldAnswered].view().find(_answered_call, call_id)
+    return None if position is None else session[HoldAnswered].view()[position]
+
+
+def _answered_call(answer: HoldAnswered) -> object:
+    return answer.call_id
+
+
+def answer_hold(
+    session: Session, call_id: str, *, approved: bool, note: str = "", answered_by: str = ""
+) -> None:
+    """Answer a call that waits. Resuming the run then runs it, or tells the model that it was refused."""
+    waiting = {each.call_id: each for each in pending_holds(session)}
+    if call_id not in waiting:
+        known = ", ".join(sorted(waiting)) or "none"
+        raise UsageError(f"no call {call_id!r} waits for an answer in this session (waiting: {known})")
+    session.dispatch(HoldAnswered(call_id, approved, note, answered_by))
