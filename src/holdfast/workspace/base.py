@@ -152,6 +152,10 @@ class FilesystemSnapshot:
     scanned: bool = False
     uncovered: tuple[str, ...] = ()
 
+    def equivalence_key(self) -> object:
+        """What two boundaries of one workspace share if nothing changed between them."""
+        return self.commit_ref
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
