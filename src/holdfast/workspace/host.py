@@ -126,6 +126,8 @@ MAX_NAMED_UNCOVERED = 100
 
 _LINE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _MAX_SUBJECT_CHARS = 200
+_ONE_STEP = ("file", "link")
+_ONE_STEP_FROM = ("file", "link", "absent")
 
 
 class HostFilesystem:
@@ -398,7 +400,7 @@ class HostFilesystem:
                     before = self._before(journal, place)
                     permissions = ANY if status is None else stat.S_IMODE(status.st_mode)
                     after = State("file", permissions, object_id("blob", content), len(content))
-                    journal.intend([PathChange(place.path, before, after)])
+                    self._intend(journal, [PathChange(place.path, before, after)])
                 with naming(path):
                     temporary = self._temporary(journal)
                     put_file(place, temporary, (content,), like=status, sync=self._durable)
@@ -438,8 +440,9 @@ class HostFilesystem:
             journal = self._journal()
             found = self._collect(place, journal, recursive=recursive)
             if journal is not None:
-                journal.intend(
-                    PathChange(name, before, ABSENT) for name, before in found if before is not None
+                self._intend(
+                    journal,
+                    [PathChange(name, before, ABSENT) for name, before in found if before is not None],
                 )
             for name, before in found:
                 with self._tree.strict(name) as item:
@@ -506,7 +509,7 @@ class HostFilesystem:
             journal = self._journal()
             if journal is not None:
                 before = self._before(journal, place)
-                journal.intend([PathChange(place.path, before, before._replace(mode=permissions))])
+                self._intend(journal, [PathChange(place.path, before, before._replace(mode=permissions))])
             change_mode(place, permissions)
 
     def symlink(self, path: str, target: str) -> None:
@@ -519,7 +522,7 @@ class HostFilesystem:
             raw = os.fsencode(target)
             if journal is not None:
                 after = State("link", 0o777, object_id("blob", raw), len(raw))
-                journal.intend([PathChange(place.path, self._before(journal, place), after)])
+                self._intend(journal, [PathChange(place.path, self._before(journal, place), after)])
             os.symlink(target, place.name, dir_fd=place.descriptor)
 
     # --- inside: writing ---------------------------------------------------------------------------
@@ -606,7 +609,7 @@ class HostFilesystem:
             full = join(full, name)
             changes.append(PathChange(full, ABSENT, State("directory")))
         if journal is not None:
-            journal.intend(changes)
+            self._intend(journal, changes)
         descriptor = os.dup(place.descriptor)
         try:
             with naming(path):
@@ -640,6 +643,10 @@ class HostFilesystem:
                 place.path,
             )
         return state
+
+    def _intend(self, journal: Journal, changes: Iterable[PathChange]) -> None:
+        """Write down what is about to be changed, with what was there."""
+        journal.intend(changes, self._opened().objects.staged)
 
     def _collect(
         self, place: Place, journal: Journal | None, *, recursive: bool
@@ -685,7 +692,7 @@ class HostFilesystem:
             there = goal.path + path[len(origin.path) :]
             changes.append(PathChange(path, before, ABSENT))
             changes.append(PathChange(there, replaced if there == goal.path else ABSENT, before))
-        journal.intend(changes)
+        self._intend(journal, changes)
 
     def _temporary(self, journal: Journal | None) -> str:
         """Return a name for a file that is being written; `recover` knows it by the journal's id."""
@@ -753,7 +760,9 @@ class HostFilesystem:
                     return RestoreReport(notes=tuple(notes))
                 if self._call is not None:
                     journal = self._call.journal
-                    journal.intend(PathChange(path, current[path], goal) for path, goal in plan.items())
+                    self._intend(
+                        journal, [PathChange(path, current[path], goal) for path, goal in plan.items()]
+                    )
                     outcome = self._apply(plan, current, journal.id)
                 else:
                     outcome = self._apply_as_restore(snapshot, plan, current)
@@ -812,9 +821,8 @@ class HostFilesystem:
     def unfinished(self) -> Sequence[str]:
         """List the calls that are open, oldest first: those that a crash left, and this object's own."""
         with self._lock:
-            if self._history is None:
-                return []
-            return [journal.call_id for journal in self._left_journals() if journal.kind == "call"]
+            journal = self._open_journal()
+            return [] if journal is None or journal.kind != "call" else [journal.call_id]
 
     def recover(self, call_id: str, *, committed: bool) -> RestoreReport:
         """End a call that a crash left open, the way the log says it ended.
@@ -825,13 +833,11 @@ class HostFilesystem:
         with self._lock:
             self._require_writable()
             call = self._call
-            if call is None or call.call_id != call_id:
-                call = None
-                for journal in self._left_journals():
-                    if journal.kind == "call" and journal.call_id == call_id:
-                        call = self._adopt(journal)
-                        break
             if call is None:
+                journal = self._open_journal()
+                if journal is not None and journal.call_id == call_id:
+                    call = self._adopt(journal)
+            if call is None or call.call_id != call_id:
                 return RestoreReport(
                     notes=(f"the call {call_id!r} is not open here; there was nothing to do",)
                 )
@@ -884,36 +890,26 @@ class HostFilesystem:
             return
         ambient = self._history.load_ambient()
         self._ambient = ambient
-        for journal in self._left_journals():
-            if journal.kind == "restore":
-                call = self._adopt(journal)
-                if journal.prepared:
-                    call.finish()
-                else:
-                    call.rollback()
-
-    def _left_journals(self) -> builtins.list[Journal]:
-        history = self._history
-        if history is None:
-            return []
-        own = self._call.journal if self._call is not None else None
-        found: builtins.list[Journal] = []
-        for path in history.journal_paths():
-            if own is not None and own.path == path:
-                found.append(own)
-                continue
-            journal = Journal.load(path, durable=self._durable)
-            if journal is None:
-                # Its beginning was never written, so the call never began.
-                os.unlink(path)
+        journal = self._open_journal()
+        if journal is not None and journal.kind == "restore":
+            call = self._adopt(journal)
+            if journal.prepared:
+                call.finish()
             else:
-                found.append(journal)
-        return found
+                call.rollback()
+
+    def _open_journal(self) -> Journal | None:
+        """Return the journal of the call that is open here or that a crash left, if any."""
+        if self._call is not None:
+            return self._call.journal
+        history = self._history
+        return None if history is None else Journal.load(history.call_path, durable=self._durable)
 
     def _adopt(self, journal: Journal) -> _HostCall:
         """Take over a call that a crash left."""
         history = self._opened()
         history.hold()
+        history.stage(journal)
         base = history.line.position(journal.base)
         boundary = history.line.boundaries[base] if base is not None else self._head()
         self._call = _HostCall(self, journal, self._snapshot_at(boundary, journal.tool_name or None, None))
@@ -924,7 +920,7 @@ class HostFilesystem:
     ) -> Journal:
         history = self._opened()
         return Journal.create(
-            history.next_journal_path(),
+            history.call_path,
             id=secrets.token_hex(8),
             kind=kind,
             call_id=call_id,
@@ -944,6 +940,7 @@ class HostFilesystem:
             objects = history.objects
             tree = objects.write_tree({})
             commit = objects.write_commit(tree, (), f"Workspace {self._tree.path}", timestamp=self._now())
+            objects.flush()
             head = Boundary("open", commit.hex())
             history.append(head)
         return head
@@ -1000,7 +997,7 @@ class HostFilesystem:
             manifest = self._foreign_segment(call, prepared=False)
         else:
             if journal.touched:
-                self._plain_segment(call, prepared=False)
+                self._plain_segment(call, self._changes(journal), prepared=False)
             if scan:
                 manifest = self._scan_segment(call)
         boundaries = self._boundaries()
@@ -1060,7 +1057,10 @@ class HostFilesystem:
             objects, known, [(path, tree_entry(after)) for path, _, after in changes if path != ROOT]
         )
         message = f"{subject}\n\n{body}" if body else subject
-        return objects.write_commit(after_tree, (tip,), message, timestamp=self._now()).hex()
+        commit = objects.write_commit(after_tree, (tip,), message, timestamp=self._now())
+        # Everything that the boundary refers to is on disk before anything refers to the boundary.
+        objects.flush()
+        return commit.hex()
 
     def _now(self) -> int:
         return max(0, int(self._clock.now().timestamp()))
@@ -1075,12 +1075,11 @@ class HostFilesystem:
         if changes:
             commit = self._commit(changes, "Written outside of tool calls", parent=self._head().commit)
             history.append(Boundary("ambient", commit, tuple(changes), journal.id))
-        journal.remove()
+        journal.end()
         self._ambient = None
 
-    def _plain_segment(self, call: _HostCall, *, prepared: bool) -> None:
+    def _plain_segment(self, call: _HostCall, changes: Sequence[PathChange], *, prepared: bool) -> None:
         journal = call.journal
-        changes = self._changes(journal)
         commit = self._call_commit(journal, changes)
         journal.mark(Boundary(call.boundary_kind, commit, tuple(changes), journal.id), prepared=prepared)
 
@@ -1164,11 +1163,13 @@ class HostFilesystem:
         dirty.update(scan.updates)
         if baseline:
             manifest.baseline_missing = False
-            with self._opened().objects.bulk() as pack:
+            objects = self._opened().objects
+            with objects.bulk() as pack:
                 tree = write_trees(manifest, pack.add)
-            commit = self._opened().objects.write_commit(
+            commit = objects.write_commit(
                 tree, (bytes.fromhex(parent),), "The whole workspace, as found", timestamp=self._now()
             )
+            objects.flush()
             return Boundary(
                 "scan", commit.hex(), (), baseline=True, uncovered=tuple(manifest.uncovered.items())
             )
@@ -1286,9 +1287,13 @@ class HostFilesystem:
         self._opened().hold()
         self._call = call
         try:
-            journal.intend(PathChange(path, current[path], goal) for path, goal in plan.items())
+            changes = [PathChange(path, current[path], goal) for path, goal in plan.items()]
+            self._intend(journal, changes)
             outcome = self._apply(plan, current, journal.id)
-            call.prepare()
+            missed = set(outcome.conflicts)
+            self._plain_segment(
+                call, [change for change in changes if change.path not in missed], prepared=True
+            )
         except BaseException:
             call.rollback()
             raise
@@ -1421,9 +1426,12 @@ class HostFilesystem:
         inward = sorted(plan, key=lambda path: path.count("/"))
         try:
             for path in reversed(inward):
+                # A file or link takes the place of another in one step.
+                if plan[path].kind in _ONE_STEP and current[path].kind in _ONE_STEP_FROM:
+                    continue
                 worker.clear(path, plan[path])
             for path in inward:
-                worker.put(path, plan[path], current.get(path, ABSENT))
+                worker.put(path, plan[path], current[path])
             for path in reversed(inward):
                 worker.dress_directory(path, plan[path])
         finally:
@@ -1635,7 +1643,7 @@ class _HostCall:
             if self.journal.foreign:
                 manifest = filesystem._foreign_segment(self, prepared=True)
             else:
-                filesystem._plain_segment(self, prepared=True)
+                filesystem._plain_segment(self, filesystem._changes(self.journal), prepared=True)
             return filesystem._snapshot_at(self.journal.segments[-1], self._base.tag, manifest)
 
     def finish(self) -> None:
@@ -1650,7 +1658,7 @@ class _HostCall:
             history = filesystem._opened()
             for boundary in self.journal.segments:
                 history.append(boundary)
-            self.journal.remove()
+            self.journal.end()
             if self._working is not None:
                 history.adopt_manifest(self._working, self.dirty)
             self._finished = True
@@ -1675,7 +1683,8 @@ class _HostCall:
             history = filesystem._opened()
             if outcome.conflicts:
                 outcome.notes.append(self._keep_conflicts(outcome.conflicts))
-            self.journal.remove()
+            self.journal.end()
+            history.objects.unstage()
             filesystem._call = None
             history.release()
             return outcome.report()
@@ -1708,8 +1717,8 @@ class _History:
         self._durable = durable
         self._ref = f"refs/heads/{line}"
         self.directory = os.path.join(store_path, "holdfast", line)
-        self._calls = os.path.join(self.directory, "calls")
-        os.makedirs(self._calls, mode=0o700, exist_ok=True)
+        os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        self.call_path = os.path.join(self.directory, "call.journal")
         self.ambient_path = os.path.join(self.directory, "ambient.journal")
         self.line = Line(os.path.join(self.directory, "line"), durable=durable)
         self.dirty: set[str] = set()
@@ -1760,29 +1769,21 @@ class _History:
         self.line.append(boundary)
         self.objects.write_ref(self._ref, boundary.commit)
 
-    def journal_paths(self) -> list[str]:
-        """Return the journals of open calls, oldest first."""
-        names = sorted(name for name in os.listdir(self._calls) if name.endswith(".journal"))
-        return [os.path.join(self._calls, name) for name in names]
-
-    def next_journal_path(self) -> str:
-        """Return a path for a new journal, which sorts behind the others."""
-        paths = self.journal_paths()
-        number = int(os.path.basename(paths[-1]).split(".")[0]) + 1 if paths else 1
-        return os.path.join(self._calls, f"{number:08d}.journal")
-
     def load_ambient(self) -> Journal | None:
         """Return the journal of writes outside of calls that an earlier process left, if any."""
-        try:
-            journal = Journal.load(self.ambient_path, durable=self._durable)
-        except FileNotFoundError:
-            return None
+        journal = Journal.load(self.ambient_path, durable=self._durable)
         if journal is None:
-            os.unlink(self.ambient_path)
-        elif any(boundary.journal == journal.id for boundary in self.line.boundaries[-2:]):
-            journal.remove()
             return None
+        if any(boundary.journal == journal.id for boundary in self.line.boundaries[-2:]):
+            journal.end()
+            return None
+        self.stage(journal)
         return journal
+
+    def stage(self, journal: Journal) -> None:
+        """Let the object store have the content that only a journal has."""
+        for data in journal.blobs.values():
+            self.objects.write("blob", data)
 
     def load_manifest(self) -> Manifest:
         """Return the manifest, from memory or from disk; a new one is `baseline_missing`."""
@@ -1877,7 +1878,7 @@ class _Draft:
                         after = look(written, None)
                     permissions = ANY if self._status is None else after.mode
                     after = State("file", permissions, after.oid, after.size)
-                    journal.intend([PathChange(self._place.path, before, after)])
+                    filesystem._intend(journal, [PathChange(self._place.path, before, after)])
                 take_place(self._place, self._temporary)
             self._close()
 

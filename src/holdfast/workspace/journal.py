@@ -5,11 +5,13 @@ Theory of operation
 Both are files of checksummed records that are only ever appended to. A record that a crash cut off does
 not count; since what it describes is done only after it is written, nothing is lost with it.
 
-A **journal** belongs to one call. Before a path is changed, a record says what was there (`before`; its
-content is already in the object store) and what will be there (`after`). So a path that the call has
-touched is, at any moment, in its first `before` or in one of its `after` states. Anything else was put
-there by somebody else. Undoing a call means putting every touched path back into its first `before`.
-The journal's file is the call's existence: removing it is what ends the call.
+A **journal** belongs to one call. Before a path is changed, a record says what was there (`before`) and
+what will be there (`after`); content that is not in the object store yet is kept in the journal, too. So
+a path that the call has touched is, at any moment, in its first `before` or in one of its `after` states.
+Anything else was put there by somebody else. Undoing a call means putting every touched path back into
+its first `before`.
+A journal with records is an open call: emptying it is what ends the call. The file itself stays, because
+making a file costs more than all that is written into it.
 
 A **line** is the history of one workspace: a record per boundary, with the commit and the path changes
 since the boundary before. Going back to a boundary is folding the changes after it: the first `before`
@@ -21,7 +23,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -38,7 +40,10 @@ JournalKind = Literal["call", "restore", "ambient"]
 BoundaryKind = Literal["open", "call", "restore", "ambient", "scan"]
 """`open` starts a line; `scan` holds what somebody else changed and a scan found."""
 
+_MAGIC = b"holdfast journal 1\n"
 _HEAD_BYTES = 8
+_BLOB = b"\0"
+"""The first byte of a record that holds content; other records are JSON objects."""
 
 
 class PathChange(NamedTuple):
@@ -106,9 +111,8 @@ def frame(payload: bytes) -> bytes:
     return len(payload).to_bytes(4, "big") + zlib.crc32(payload).to_bytes(4, "big") + payload
 
 
-def frames(data: bytes) -> Iterator[tuple[int, bytes]]:
+def frames(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yield each whole record with the offset behind it; stop at the first that is torn or damaged."""
-    offset = 0
     while offset + _HEAD_BYTES <= len(data):
         size = int.from_bytes(data[offset : offset + 4], "big")
         start, end = offset + _HEAD_BYTES, offset + _HEAD_BYTES + size
@@ -150,6 +154,9 @@ class Journal:
     segment_start: int = 0
     """Where the intents after the last inner boundary begin."""
     prepared: bool = False
+    blobs: dict[bytes, bytes] = field(default_factory=dict)
+    """Content that was read back from disk: what the object store may not have."""
+    _kept: set[bytes] = field(default_factory=set)
     _descriptor: int = -1
     _last: dict[str, State] = field(default_factory=dict)
 
@@ -168,8 +175,14 @@ class Journal:
     ) -> Journal:
         """Start a journal; when this returns, the call exists."""
         journal = cls(path, id, kind, call_id, tool_name, base, foreign, durable)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         journal._descriptor = os.open(path, flags, 0o600)
+        size = os.fstat(journal._descriptor).st_size
+        if size > len(_MAGIC):
+            journal.close()
+            raise WorkspaceError(f"the journal {path} belongs to a call that is not over; recover it first")
+        if size < len(_MAGIC):
+            os.ftruncate(journal._descriptor, 0)
         header = {
             "type": "begin",
             "version": 1,
@@ -180,18 +193,27 @@ class Journal:
             "base": base,
             "foreign": foreign,
         }
-        journal._append(header)
+        journal._append(header, b"" if size == len(_MAGIC) else _MAGIC)
         if durable:
             sync_directory(os.path.dirname(path))
         return journal
 
     @classmethod
     def load(cls, path: str, *, durable: bool) -> Journal | None:
-        """Read a journal that a crash left, or None if not even its beginning was written."""
+        """Read a journal that a crash left, or None if there is no call in it."""
+        try:
+            data = _read_file(path)
+        except FileNotFoundError:
+            return None
         journal: Journal | None = None
-        end = 0
-        data = _read_file(path)
-        for end, payload in frames(data):  # noqa: B007 - the last offset is used below
+        end = len(_MAGIC)
+        for offset, payload in frames(data, end):
+            end = offset
+            if payload[:1] == _BLOB:
+                if journal is not None:
+                    journal.blobs[payload[1:21]] = payload[21:]
+                    journal._kept.add(payload[1:21])
+                continue
             record = json.loads(payload)
             kind = record["type"]
             if kind == "begin":
@@ -220,7 +242,7 @@ class Journal:
                 journal.temporaries.append(record["path"])
             elif kind == "boundary":
                 journal._take_boundary(_load_boundary(record["boundary"]), prepared=record["prepared"])
-        if journal is not None and end != len(data):
+        if end < len(data):
             # What is appended next must not hide behind a torn record.
             os.truncate(path, end)
         return journal
@@ -230,13 +252,23 @@ class Journal:
         """Whether anything was intended since the last boundary."""
         return len(self.intents) > self.segment_start
 
-    def intend(self, changes: Iterable[PathChange]) -> None:
-        """Write down what is about to be changed, before it is."""
+    def intend(self, changes: Iterable[PathChange], content: Callable[[bytes], bytes | None]) -> None:
+        """Write down what is about to be changed, before it is.
+
+        `content` gives what an object id stands for if that is not in the object store.
+        """
         batch = list(changes)
         if not batch:
             return
+        parts: list[bytes] = []
+        for change in batch:
+            oid = change.before.oid
+            data = content(oid) if oid and oid not in self._kept else None
+            if data is not None:
+                self._kept.add(oid)
+                parts.append(frame(b"".join((_BLOB, oid, data))))
         raw = [[path, _dump_state(before), _dump_state(after)] for path, before, after in batch]
-        self._append({"type": "intend", "changes": raw})
+        self._append({"type": "intend", "changes": raw}, b"".join(parts))
         self.intents.extend(batch)
         for change in batch:
             self._last[change.path] = change.after
@@ -275,10 +307,10 @@ class Journal:
             states.setdefault(path, [before]).append(after)
         return states
 
-    def _append(self, record: dict[str, object]) -> None:
+    def _append(self, record: dict[str, object], before: bytes = b"") -> None:
         if self._descriptor == -1:
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        write_all(self._descriptor, frame(json.dumps(record, separators=(",", ":")).encode("ascii")))
+        write_all(self._descriptor, before + frame(json.dumps(record, separators=(",", ":")).encode("ascii")))
         if self.durable:
             os.fsync(self._descriptor)
 
@@ -288,15 +320,21 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def remove(self) -> None:
-        """End the call: without its journal it is over. Safe to repeat."""
+    def end(self) -> None:
+        """End the call: without its records it is over. Safe to repeat."""
         self.close()
         try:
-            os.unlink(self.path)
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            pass
-        if self.durable:
-            sync_directory(os.path.dirname(self.path))
+            return
+        try:
+            # Not to nothing: a file that is emptied is flushed to disk when it is closed next time.
+            if os.fstat(descriptor).st_size > len(_MAGIC):
+                os.ftruncate(descriptor, len(_MAGIC))
+            if self.durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 class Line:

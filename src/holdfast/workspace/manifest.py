@@ -66,7 +66,6 @@ TEMPORARY_SUFFIX = ".tmp"
 
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_LOOSE_BEFORE_PACK = 64
 _READ_ATTEMPTS = 3
 _TYPE_MASK = 0o170000
 _DIRECTORY = 0o040000
@@ -443,7 +442,6 @@ class Scan:
         self._repair = repair
         self._first = not manifest.directories
         self._pack: PackWriter | None = None
-        self._loose = 0
         self._files = 0
         self._bytes = 0
         self._racy_from = 0
@@ -696,10 +694,9 @@ class Scan:
     def _keep(self, data: bytes) -> bytes:
         if self._store is None:
             return object_id("blob", data)
+        if not self._first:
+            return self._store.write("blob", data)
         if self._pack is None:
-            if not self._first and self._loose < _LOOSE_BEFORE_PACK:
-                self._loose += 1
-                return self._store.write("blob", data)
             self._pack = self._store.bulk()
         return self._pack.add("blob", data)
 

@@ -6,12 +6,17 @@ The store is a bare git repository that people can look at (`git --git-dir=... l
 here runs git to write it: objects are files whose format is simple, and writing them ourselves is
 faster than starting a process, needs no index, and makes each step visible to the crash tests.
 
-- A *loose* object is a file named by the SHA-1 of its header and content, compressed with zlib. It is
-  written under a temporary name and renamed, so that a name always stands for a whole object.
-- A *pack* holds many objects in one file, with an index beside it. A first capture of a tree goes into
-  one pack. Its content is stored, not deflated: compressing thousands of small files costs more than
-  reading them. `git gc` in the store makes it small at any time.
-- Large content (`LARGE_BYTES` and more) is always loose, streamed and stored.
+- Small objects are *staged*: held in memory until `flush` writes all of them as one pack, a file with
+  many objects and an index beside it. Making files is what costs time, so a tool call makes two, whatever
+  it changed. Who needs an object before that (an undo journal does) keeps its own copy.
+- When many small packs have come together they are merged into one, with its content compressed.
+- A first capture of a tree goes into one pack, too. There, and in a fresh small pack, content is stored
+  and not deflated: compressing thousands of small files costs more than reading them. `git gc` in the
+  store makes it small at any time.
+- Large content (`LARGE_BYTES` and more) is a *loose* object, a file named by its id, streamed and stored.
+
+Every file is written under a temporary name and renamed, so that a name stands for a whole file. An index
+comes after its pack, because without one the pack does not count.
 
 Whatever git itself wrote meanwhile (`git gc` packs with deltas) is read through `git cat-file` with
 GIT_DIR set to this store, which touches no work tree. That is the only use of git.
@@ -29,7 +34,7 @@ import struct
 import subprocess
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -49,6 +54,15 @@ MODE_LINK = 0o120000
 MODE_TREE = 0o040000
 _MODE_SUBMODULE = 0o160000
 
+MAX_STAGED_BYTES = 16 * 1024 * 1024
+"""When more than this is staged, it is written without waiting for `flush`."""
+
+MAX_PACKS_PER_TIER = 48
+"""When there are this many packs of about the same size, they are merged."""
+
+_TIERS = (range(128), range(128, 8_192))
+"""How many objects the packs have that are merged with each other; larger ones stay."""
+_MAX_REMEMBERED = 200_000
 _FAST_LEVEL = 1
 _STORED_LEVEL = 0
 _TREE_CACHE_ENTRIES = 512
@@ -56,6 +70,12 @@ _STORED_BLOCK_BYTES = 65_535
 _PACK_KINDS: dict[int, ObjectKind] = {1: "commit", 2: "tree", 3: "blob", 4: "tag"}
 _PACK_NUMBERS: dict[ObjectKind, int] = {kind: number for number, kind in _PACK_KINDS.items()}
 _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC
+_GIT_SUFFIXES = (".rev", ".bitmap", ".mtimes", ".keep")
+"""What git may put beside a pack."""
+_SINGLE_BYTES = [bytes((value,)) for value in range(256)]
+_pack_lengths = struct.Struct("<HH").pack
+_two_counts = struct.Struct(">II").unpack_from
+_one_count = struct.Struct(">I").unpack_from
 
 
 class TreeEntry(NamedTuple):
@@ -154,7 +174,9 @@ class ObjectStore:
         self._packs_stamp: tuple[int, int] | None = None
         self._trees: dict[bytes, dict[bytes, TreeEntry]] = {}
         self._present: set[bytes] = set()
-        self._serial = 0
+        self._staged: dict[bytes, tuple[ObjectKind, bytes]] = {}
+        self._staged_bytes = 0
+        self._newest_commit: tuple[bytes, bytes] | None = None
 
     # --- the repository ----------------------------------------------------------------------------
 
@@ -189,13 +211,23 @@ class ObjectStore:
         return text or None
 
     def write_ref(self, name: str, commit: str) -> None:
-        """Let a ref stand for a commit, atomically."""
-        target = self.path / name
+        """Let a ref stand for a commit."""
+        target = os.path.join(self.path, name)
+        content = commit.encode() + b"\n"
         try:
-            self._replace_file(target, commit.encode() + b"\n")
+            descriptor = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            os.makedirs(target.parent, exist_ok=True)
-            self._replace_file(target, commit.encode() + b"\n")
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            self._replace_file(Path(target), content)
+            return
+        try:
+            # Every commit is as long as the one before, and a few bytes are written in one step, which
+            # is far cheaper than replacing the file. Nothing but people's git depends on it.
+            os.pwrite(descriptor, content, 0)
+            if self.durable:
+                os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def delete_ref(self, name: str) -> None:
         """Forget a ref; one that is not there is fine."""
@@ -250,13 +282,46 @@ class ObjectStore:
     # --- writing -----------------------------------------------------------------------------------
 
     def write(self, kind: ObjectKind, data: bytes) -> bytes:
-        """Store an object and return its id."""
+        """Take an object in and return its id. A small one is on disk after the next `flush`."""
         oid = object_id(kind, data)
-        if not self.contains(oid):
-            header = b"%s %d\0" % (kind.encode(), len(data))
-            level = _FAST_LEVEL if len(data) < LARGE_BYTES else _STORED_LEVEL
-            self._write_loose(oid, [zlib.compress(header + data, level)])
+        if oid in self._staged or oid in self._present:
+            return oid
+        if len(data) >= LARGE_BYTES:
+            if not self.contains(oid):
+                header = b"%s %d\0" % (kind.encode(), len(data))
+                self._write_loose(oid, zlib.compress(header + data, _STORED_LEVEL))
+            return oid
+        self._staged[oid] = (kind, data)
+        self._staged_bytes += len(data)
+        if self._staged_bytes > MAX_STAGED_BYTES:
+            self.flush()
         return oid
+
+    def staged(self, oid: bytes) -> bytes | None:
+        """Return the content of an object that is in memory alone, or None if it is on disk."""
+        found = self._staged.get(oid)
+        return None if found is None else found[1]
+
+    def flush(self) -> None:
+        """Write what is staged."""
+        if not self._staged:
+            return
+        with self.bulk() as pack:
+            for oid, (kind, data) in self._staged.items():
+                pack.add(kind, data, oid=oid)
+        self._remember(self._staged)
+        self.unstage()
+        self._merge_small_packs()
+
+    def unstage(self) -> None:
+        """Forget what is staged, because nothing refers to it any more."""
+        self._staged.clear()
+        self._staged_bytes = 0
+
+    def _remember(self, oids: Iterable[bytes]) -> None:
+        if len(self._present) > _MAX_REMEMBERED:
+            self._present.clear()
+        self._present.update(oids)
 
     def write_descriptor(self, descriptor: int, size: int) -> bytes | None:
         """Store an open file's content as a blob, streaming it.
@@ -310,21 +375,19 @@ class ObjectStore:
         lines += [b"parent " + parent.hex().encode() for parent in parents]
         who = b"Holdfast <holdfast@localhost> %d +0000" % timestamp
         lines += [b"author " + who, b"committer " + who, b"", message.encode("utf-8", "backslashreplace")]
-        return self.write("commit", b"\n".join(lines) + b"\n")
+        oid = self.write("commit", b"\n".join(lines) + b"\n")
+        self._newest_commit = (oid, tree)
+        return oid
 
-    def bulk(self) -> PackWriter:
+    def bulk(self, *, compress: bool = False) -> PackWriter:
         """Start a pack that takes many objects at once."""
-        return PackWriter(self)
+        return PackWriter(self, compress=compress)
 
-    def _write_loose(self, oid: bytes, parts: Iterable[bytes]) -> None:
-        self._serial += 1
-        temporary = os.path.join(
-            self._objects, f"tmp_obj_{os.getpid():x}_{self._serial:x}_{secrets.token_hex(4)}"
-        )
+    def _write_loose(self, oid: bytes, content: bytes) -> None:
+        temporary = os.path.join(self._objects, f"tmp_obj_{secrets.token_hex(8)}")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
         try:
-            for part in parts:
-                write_all(descriptor, part)
+            write_all(descriptor, content)
             if self.durable:
                 os.fsync(descriptor)
         finally:
@@ -342,23 +405,29 @@ class ObjectStore:
         if self.durable:
             sync_directory(directory)
             sync_directory(self._objects)
-        self._present.add(oid)
+        self._remember((oid,))
 
     # --- reading -----------------------------------------------------------------------------------
 
     def contains(self, oid: bytes) -> bool:
         """Say whether the object is stored here."""
-        if oid in self._present:
+        if oid in self._present or oid in self._staged:
             return True
-        text = oid.hex()
-        if os.path.exists(os.path.join(self._objects, text[:2], text[2:])) or self._find_packed(oid):
-            self._present.add(oid)
+        if os.path.exists(self._loose_path(oid)) or self._find_packed(oid) is not None:
+            self._remember((oid,))
             return True
         return False
 
+    def contains_in_pack(self, oid: bytes) -> bool:
+        """Say whether a pack that is already known has the object; asks no file."""
+        return any(pack.find(oid) is not None for pack in self._packs.values())
+
     def read(self, oid: bytes) -> tuple[ObjectKind, bytes]:
         """Return an object's kind and content. Raises `ObjectStoreError` if it is missing or damaged."""
-        found = self._read_loose(oid) or self._read_packed(oid) or self._read_with_git(oid)
+        staged = self._staged.get(oid)
+        if staged is not None:
+            return staged
+        found = self._read_packed(oid) or self._read_loose(oid) or self._read_with_git(oid)
         if object_id(*found) != oid:
             raise ObjectStoreError(
                 f"the object {oid.hex()} in {self.path} is damaged: its content does not match its name; "
@@ -410,6 +479,9 @@ class ObjectStore:
 
     def commit_tree(self, commit: bytes) -> bytes:
         """Return the tree of a commit."""
+        newest = self._newest_commit
+        if newest is not None and newest[0] == commit:
+            return newest[1]
         return self._commit_fields(commit)[0]
 
     def commit_parents(self, commit: bytes) -> list[bytes]:
@@ -481,12 +553,9 @@ class ObjectStore:
     # --- packs -------------------------------------------------------------------------------------
 
     def _refresh_packs(self) -> bool:
-        """Look for packs that came or went; say whether there is any change."""
+        """Look for packs that came or went; say whether there may be any."""
         directory = os.path.join(self._objects, "pack")
-        try:
-            status = os.stat(directory)
-        except FileNotFoundError:
-            return False
+        status = os.stat(directory)
         stamp = (status.st_mtime_ns, status.st_ino)
         if stamp == self._packs_stamp:
             return False
@@ -499,16 +568,70 @@ class ObjectStore:
         return True
 
     def _find_packed(self, oid: bytes) -> tuple[_Pack, int] | None:
-        self._refresh_packs()
-        for pack in self._packs.values():
-            offset = pack.find(oid)
-            if offset is not None:
-                return pack, offset
+        for refreshed in (False, True):
+            if refreshed:
+                # Somebody may have packed or merged since; directory times move in ticks, so list it.
+                self._packs_stamp = None
+                self._refresh_packs()
+            # The newest packs are the likeliest.
+            for pack in reversed(self._packs.values()):
+                try:
+                    offset = pack.find(oid)
+                except FileNotFoundError:
+                    continue
+                if offset is not None:
+                    return pack, offset
         return None
 
+    def note_pack(self, index_path: str, index: bytes) -> None:
+        """Take note of a pack that was just written here."""
+        self._packs[os.path.basename(index_path)] = _Pack(index_path, index)
+
     def _read_packed(self, oid: bytes) -> tuple[ObjectKind, bytes] | None:
-        found = self._find_packed(oid)
-        return None if found is None else found[0].read(found[1])
+        for _ in range(2):
+            found = self._find_packed(oid)
+            if found is None:
+                return None
+            try:
+                return found[0].read(found[1])
+            except FileNotFoundError:
+                # Merged into another pack a moment ago.
+                self._packs.clear()
+        return None
+
+    def _merge_small_packs(self) -> None:
+        """Put many small packs together into one, so that neither we nor git search in hundreds."""
+        if len(self._packs) < MAX_PACKS_PER_TIER:
+            return
+        try:
+            for tier in _TIERS:
+                packs = {name: pack for name, pack in self._packs.items() if pack.count in tier}
+                if len(packs) >= MAX_PACKS_PER_TIER:
+                    self._replace_packs(packs, None)
+        except (ObjectStoreError, FileNotFoundError):
+            # Damage is reported to whoever asks for the object; until then many packs are only slow.
+            # And a pack that is gone was merged by another process at the same time.
+            self._packs_stamp = None
+            self._refresh_packs()
+
+    def _replace_packs(self, packs: Mapping[str, _Pack], kept: Container[bytes] | None) -> None:
+        """Write the objects of some packs (or those to be kept) into a new one, and then remove those."""
+        with self.bulk(compress=True) as writer:
+            for pack in packs.values():
+                for oid, found in pack.objects():
+                    if kept is None or oid in kept:
+                        kind, data = found if found is not None else self._read_with_git(oid)
+                        if object_id(kind, data) != oid:
+                            raise ObjectStoreError(f"the object {oid.hex()} in {self.path} is damaged")
+                        writer.add(kind, data, oid=oid)
+        directory = os.path.join(self._objects, "pack")
+        for name in packs:
+            if name == writer.index_name:
+                continue
+            # The index goes first: a pack without one does not count.
+            for suffix in (".idx", ".pack", *_GIT_SUFFIXES):
+                _unlink_if_there(os.path.join(directory, name.removesuffix(".idx") + suffix))
+            self._packs.pop(name, None)
 
     # --- git, for what only git can read -------------------------------------------------------------
 
@@ -580,21 +703,13 @@ class ObjectStore:
         self._refresh_packs()
         for name, pack in list(self._packs.items()):
             ids = pack.ids()
-            kept = [oid for oid in ids if oid in wanted]
-            if len(kept) == len(ids):
+            unwanted = sum(oid not in wanted for oid in ids)
+            if not unwanted:
                 continue
-            if kept:
-                # The kept objects are readable at every moment: the new pack is complete before the
-                # old one goes.
-                with self.bulk() as writer:
-                    for oid in kept:
-                        writer.add(*self.read(oid), force=True)
-            removed += len(ids) - len(kept)
-            stem = name.removesuffix(".idx")
-            directory = os.path.join(self._objects, "pack")
-            # The index goes first: a pack without one does not count.
-            for suffix in (".idx", ".rev", ".bitmap", ".mtimes", ".keep", ".pack"):
-                _unlink_if_there(os.path.join(directory, stem + suffix))
+            # The kept objects are readable at every moment: the new pack is complete before the old
+            # one goes.
+            self._replace_packs({name: pack}, wanted)
+            removed += unwanted
         self._drop_git_caches()
         self.forget()
         return removed
@@ -669,8 +784,11 @@ class PackWriter:
     Used as a context manager; on an exception nothing appears.
     """
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, *, compress: bool) -> None:
+        self.index_name = ""
+        """The name of the index that was written, once it was."""
         self._store = store
+        self._compress = compress
         self._directory = os.path.join(store.path, "objects", "pack")
         self._entries: dict[bytes, tuple[int, int]] = {}
         self._pending: list[bytes] = []
@@ -678,11 +796,6 @@ class PackWriter:
         self._offset = 12
         self._output = -1
         self._temporary = ""
-        # A fresh store cannot hold an object yet, and then asking for each one is wasted.
-        store._refresh_packs()
-        self._may_exist = bool(store._packs) or any(
-            len(name) == 2 for name in os.listdir(os.path.join(store.path, "objects"))
-        )
 
     def __enter__(self) -> PackWriter:
         return self
@@ -697,42 +810,51 @@ class PackWriter:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, kind: ObjectKind, data: bytes, *, force: bool = False) -> bytes:
-        """Take an object in, unless the store has it (`force` skips that question); return its id."""
-        oid = hashlib.sha1(b"%s %d\0%s" % (kind.encode(), len(data), data), usedforsecurity=False).digest()
-        if oid in self._entries or (self._may_exist and not force and self._store.contains(oid)):
+    def add(self, kind: ObjectKind, data: bytes, *, oid: bytes | None = None) -> bytes:
+        """Take an object in and return its id.
+
+        Without an `oid`, an object that the store already has in a known pack is left out.
+        """
+        size = len(data)
+        if oid is None:
+            oid = hashlib.sha1(b"%s %d\0%s" % (kind.encode(), size, data), usedforsecurity=False).digest()
+            if oid in self._entries or self._store.contains_in_pack(oid):
+                return oid
+        elif oid in self._entries:
             return oid
-        size = len(data)
         first = (_PACK_NUMBERS[kind] << 4) | (size & 15)
-        size >>= 4
-        if size:
-            head = bytearray((first | 0x80,))
-            while size > 0x7F:
-                head.append((size & 0x7F) | 0x80)
-                size >>= 7
-            head.append(size)
+        rest = size >> 4
+        if rest == 0:
+            head = _SINGLE_BYTES[first]
         else:
-            head = bytearray((first,))
-        size = len(data)
-        if size <= _STORED_BLOCK_BYTES:
+            parts = bytearray((first | 0x80,))
+            while rest > 0x7F:
+                parts.append((rest & 0x7F) | 0x80)
+                rest >>= 7
+            parts.append(rest)
+            head = bytes(parts)
+        if self._compress:
+            entry = head + zlib.compress(data, _FAST_LEVEL)
+        elif size <= _STORED_BLOCK_BYTES:
             # One stored deflate block, spelled out: setting up a compressor costs more than the copy.
-            entry = b"%s\x78\x01\x01%s%s%s" % (
+            entry = b"%b\x78\x01\x01%b%b%b" % (
                 head,
-                struct.pack("<HH", size, size ^ 0xFFFF),
+                _pack_lengths(size, size ^ 0xFFFF),
                 data,
                 zlib.adler32(data).to_bytes(4, "big"),
             )
         else:
-            entry = bytes(head) + zlib.compress(data, _STORED_LEVEL)
+            entry = head + zlib.compress(data, _STORED_LEVEL)
         self._entries[oid] = (self._offset, zlib.crc32(entry))
         self._pending.append(entry)
-        self._offset += len(entry)
-        self._pending_bytes += len(entry)
+        length = len(entry)
+        self._offset += length
+        self._pending_bytes += length
         if self._pending_bytes >= CHUNK_BYTES:
-            self._flush()
+            self._spill()
         return oid
 
-    def _flush(self) -> None:
+    def _spill(self) -> None:
         if self._output == -1:
             self._temporary = os.path.join(self._directory, f"tmp_pack_{secrets.token_hex(8)}")
             self._output = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
@@ -744,35 +866,49 @@ class PackWriter:
     def _finish(self) -> None:
         if not self._entries:
             return
-        self._flush()
-        try:
-            # The count in the header is known only now, so the checksum takes a second, cached look.
-            os.pwrite(self._output, struct.pack(">4sII", b"PACK", 2, len(self._entries)), 0)
-            os.lseek(self._output, 0, os.SEEK_SET)
-            sha = hashlib.sha1(usedforsecurity=False)
-            while chunk := os.read(self._output, CHUNK_BYTES):
-                sha.update(chunk)
+        header = struct.pack(">4sII", b"PACK", 2, len(self._entries))
+        sha = hashlib.sha1(header, usedforsecurity=False)
+        if self._output == -1:
+            # It fits into one write.
+            body = b"".join(self._pending)
+            sha.update(body)
             checksum = sha.digest()
-            write_all(self._output, checksum)
-            if self._store.durable:
-                os.fsync(self._output)
-        finally:
-            os.close(self._output)
+            self._temporary = os.path.join(self._directory, f"tmp_pack_{secrets.token_hex(8)}")
+            self._write_new(self._temporary, header + body + checksum)
+        else:
+            self._spill()
+            try:
+                # The count in the header is known only now, so the checksum takes a second, cached look.
+                os.pwrite(self._output, header, 0)
+                os.lseek(self._output, len(header), os.SEEK_SET)
+                while chunk := os.read(self._output, CHUNK_BYTES):
+                    sha.update(chunk)
+                checksum = sha.digest()
+                write_all(self._output, checksum)
+                if self._store.durable:
+                    os.fsync(self._output)
+            finally:
+                os.close(self._output)
         stem = os.path.join(self._directory, f"pack-{checksum.hex()}")
         index_temporary = os.path.join(self._directory, f"tmp_idx_{secrets.token_hex(8)}")
-        descriptor = os.open(index_temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
-        try:
-            write_all(descriptor, self._index(checksum))
-            if self._store.durable:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        index = self._index(checksum)
+        self._write_new(index_temporary, index)
         # The index appears last: without it the pack does not count.
         os.rename(self._temporary, stem + ".pack")
         os.rename(index_temporary, stem + ".idx")
         if self._store.durable:
             sync_directory(self._directory)
-        self._store._packs_stamp = None
+        self.index_name = f"pack-{checksum.hex()}.idx"
+        self._store.note_pack(stem + ".idx", index)
+
+    def _write_new(self, path: str, content: bytes) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+        try:
+            write_all(descriptor, content)
+            if self._store.durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _index(self, checksum: bytes) -> bytes:
         ordered = sorted(self._entries.items())
@@ -809,11 +945,20 @@ class PackWriter:
 class _Pack:
     """One pack and its index, read on demand."""
 
-    def __init__(self, index_path: str) -> None:
+    def __init__(self, index_path: str, index: bytes = b"") -> None:
         self._index_path = index_path
         self._pack_path = index_path.removesuffix(".idx") + ".pack"
         self._index = b""
         self._count = 0
+        if index:
+            self._index = index
+            (self._count,) = struct.unpack_from(">I", index, 8 + 255 * 4)
+
+    @property
+    def count(self) -> int:
+        """How many objects there are in the pack."""
+        self._load()
+        return self._count
 
     def _load(self) -> bytes:
         if not self._index:
@@ -836,9 +981,11 @@ class _Pack:
 
     def find(self, oid: bytes) -> int | None:
         """Return where the object starts in the pack, or None."""
-        index = self._load()
-        low = struct.unpack_from(">I", index, 8 + (oid[0] - 1) * 4)[0] if oid[0] else 0
-        (high,) = struct.unpack_from(">I", index, 8 + oid[0] * 4)
+        index = self._index or self._load()
+        first = oid[0]
+        low, high = _two_counts(index, 4 + first * 4) if first else (0, _one_count(index, 8)[0])
+        if low == high:
+            return None
         number = bisect_left(range(high), oid, lo=low, key=lambda position: self._id(index, position))
         if number == high or self._id(index, number) != oid:
             return None
@@ -848,11 +995,17 @@ class _Pack:
             (offset,) = struct.unpack_from(">Q", index, table + self._count * 4 + (offset & 0x7FFFFFFF) * 8)
         return int(offset)
 
+    def objects(self) -> Iterator[tuple[bytes, tuple[ObjectKind, bytes] | None]]:
+        """Yield every object in the order in which they are in the file, as `read` returns them."""
+        offsets = {oid: self.find(oid) or 0 for oid in self.ids()}
+        for oid, offset in sorted(offsets.items(), key=lambda item: item[1]):
+            yield oid, self.read(offset)
+
     def read(self, offset: int) -> tuple[ObjectKind, bytes] | None:
         """Return the object at an offset, or None if it is a delta, which is left to git."""
         descriptor = os.open(self._pack_path, _FILE_FLAGS)
         try:
-            raw = os.pread(descriptor, 4096, offset)
+            raw = os.pread(descriptor, 8192, offset)
             byte = raw[0]
             kind = _PACK_KINDS.get((byte >> 4) & 7)
             if kind is None:
@@ -865,17 +1018,22 @@ class _Pack:
                 shift += 7
                 position += 1
             unpacker = zlib.decompressobj()
-            parts = [unpacker.decompress(raw[position:])]
-            offset += len(raw)
-            while not unpacker.eof:
-                raw = os.pread(descriptor, CHUNK_BYTES, offset)
-                if not raw:
-                    raise ObjectStoreError(f"{self._pack_path} ends in the middle of an object")
-                parts.append(unpacker.decompress(raw))
-                offset += len(raw)
-        except zlib.error as error:
+            data = unpacker.decompress(raw[position:])
+            if not unpacker.eof:
+                parts = [data]
+                while not unpacker.eof:
+                    offset += len(raw)
+                    raw = os.pread(descriptor, CHUNK_BYTES, offset)
+                    if not raw:
+                        raise ObjectStoreError(f"{self._pack_path} ends in the middle of an object")
+                    parts.append(unpacker.decompress(raw))
+                data = b"".join(parts)
+        except (zlib.error, IndexError) as error:
             raise ObjectStoreError(f"{self._pack_path} is damaged: {error}") from error
         finally:
             os.close(descriptor)
-        data = b"".join(parts)
-        return (kind, data) if len(data) == size else None
+        if len(data) != size:
+            raise ObjectStoreError(
+                f"{self._pack_path} is damaged: an object has {len(data)} bytes, not {size}"
+            )
+        return kind, data
