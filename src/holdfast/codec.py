@@ -13,13 +13,31 @@ with the path to the offending field before anything has changed.
 
 Decoding resolves type names through a `TypeRegistry` and through nothing else:
 it never imports a module, never looks one up, and never runs a constructor, a
-`__post_init__` or a validator. Fields that are missing take their default; a
-field that the type no longer has is left out. Anything else that does not fit is
-a `DecodeError` with its path.
+`__post_init__` or a validator; objects are put together from their fields. A
+field that is missing takes its default (a default factory is called); a field
+that the type no longer has is left out. Anything else that does not fit is a
+`DecodeError` with its path.
 
 A type's stable name is `module:qualname` unless it was registered with another.
 Types are registered when they are used as a slice, dispatched, or named in a
 registered type's fields, and explicitly with `register_type`.
+
+How it is made fast: on first use a record's annotations are compiled into two
+Python functions, as `dataclasses` does for `__init__`. Each annotation becomes a
+`_Coder`. Most fields of most records are text, numbers and None, which JSON holds
+as they are; for these the coder states a condition, and the generated code tests
+it in place instead of making a call. The conditions, and the types that refer to
+each other in circles, are why the functions are generated and linked in two steps
+(`_Record._generate`, `Codec.compile`).
+
+The text itself is printed and parsed by pydantic-core, which does it faster than
+the standard library; what that cannot do (halves of surrogate pairs) or has to
+explain (errors) is left to the standard library.
+
+What bounds it: the stored form may nest 255 levels, which is where the printer
+stops. That is little enough that what was accepted once can be read again: should
+the caller's own stack be nearly full, the work is done on a fresh one
+(`_on_free_stack`).
 """
 
 from __future__ import annotations
@@ -27,20 +45,28 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
+import functools
+import inspect
 import json
+import keyword
 import math
+import os
+import re
 import sys
 import threading
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import date, datetime, time, timedelta, timezone
+import zoneinfo
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal, InvalidOperation
 from enum import Enum, Flag
-from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
-from typing import Any, Literal, NoReturn, TypeVar, cast
+from pathlib import Path, PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar, cast
 from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic_core import PydanticSerializationError, TzInfo, from_json, to_json
 
 from holdfast.errors import DecodeError, EncodeError, UnknownTypeError, UsageError
 
@@ -48,6 +74,9 @@ Json = Any
 """What `json.loads` returns. JSON is where static types end; `Any` says so once."""
 
 T = TypeVar("T")
+
+MAX_DEPTH: Final = 255
+"""How deep arrays and objects may nest in the stored form of a value."""
 
 _MAX_INT_BITS = 14_000
 """Python refuses to print or parse integers of more than about 4,300 digits."""
@@ -72,15 +101,24 @@ Encode = Callable[[Any], Json]
 Decode = Callable[[Json], Any]
 
 
+@dataclasses.dataclass(slots=True)
 class _Coder:
-    """How one annotation is coded. `immutable` says that a value of it cannot change in place."""
+    """How one annotation is coded.
 
-    __slots__ = ("decode", "encode", "immutable")
+    `as_is` and `back_as_is` are Python conditions on a variable written `{v}`: where they hold, the
+    value is its own JSON form (and the JSON its own value), and the function is not called.
+    """
 
-    def __init__(self, encode: Encode, decode: Decode, *, immutable: bool) -> None:
-        self.encode = encode
-        self.decode = decode
-        self.immutable = immutable
+    encode: Encode
+    decode: Decode
+    as_is: str = ""
+    back_as_is: str = ""
+    # Whether a value in its declared form cannot change in place, the records in it left aside.
+    immutable: bool = False
+    # The records that such a value may hold in declared form.
+    records: tuple[_Record, ...] = ()
+    # Set if `encode` and `decode` are this record's own functions, which it gets when it is compiled.
+    stands_for: _Record | None = None
 
 
 # --- the registry ----------------------------------------------------------------------------------
@@ -93,34 +131,36 @@ class TypeRegistry:
         self._lock = threading.RLock()
         self._by_name: dict[str, type] = {}
         self._names: dict[type, str] = {}
-        self._explicit: set[str] = set()
+        self._given: set[str] = set()
 
     def register(self, cls: type[T], *, name: str | None = None, aliases: Iterable[str] = ()) -> type[T]:
         """Make a type loadable under a stable name; further names are read but not written.
 
         Registering the same type again changes nothing. A derived name belongs to the newest type
-        that bears it (a reloaded module); a given name belongs to one type only.
+        that bears it (a reloaded module); a given name or alias belongs to one type only.
         """
+        given = (*((name,) if name else ()), *aliases)
         with self._lock:
             known = self._names.get(cls)
-            chosen = name or known or f"{cls.__module__}:{cls.__qualname__}"
-            for each in (chosen, *aliases):
+            if known is not None and not given:
+                return cls
+            chosen = name or known or _derived_name(cls)
+            for each in (chosen, *given):
                 holder = self._by_name.get(each)
                 if (
                     holder is not None
                     and holder is not cls
-                    and (each in self._explicit or name is not None)
-                    and (holder.__module__, holder.__qualname__) != (cls.__module__, cls.__qualname__)
+                    and (each in self._given or each in given)
+                    and _derived_name(holder) != _derived_name(cls)
                 ):
                     raise UsageError(
-                        f"the type name {each!r} already belongs to {holder.__module__}:"
-                        f"{holder.__qualname__}; register {cls.__module__}:{cls.__qualname__} under another"
+                        f"the type name {each!r} already belongs to {_derived_name(holder)}; "
+                        f"register {_derived_name(cls)} under another"
                     )
-            for each in (chosen, *aliases):
+            for each in (chosen, *given):
                 self._by_name[each] = cls
             self._names[cls] = chosen
-            if name is not None:
-                self._explicit.update((name, *aliases))
+            self._given.update(given)
         return cls
 
     def name_of(self, cls: type) -> str:
@@ -142,14 +182,40 @@ class TypeRegistry:
         """Say whether a stored type name can be resolved here."""
         return name in self._by_name
 
+    def types(self) -> tuple[type, ...]:
+        """Return every registered type, oldest first."""
+        with self._lock:
+            return tuple(self._names)
+
+
+def _derived_name(cls: type) -> str:
+    generic = getattr(cls, "__pydantic_generic_metadata__", None)
+    if generic and generic["origin"] and generic["args"]:
+        # The class that pydantic makes for Box[Item] names Item without its module.
+        inner = ", ".join(
+            _derived_name(each) if isinstance(each, type) else repr(each) for each in generic["args"]
+        )
+        return f"{_derived_name(generic['origin'])}[{inner}]"
+    return f"{cls.__module__}:{cls.__qualname__}"
+
 
 def _is_model(cls: type) -> bool:
     """Say whether a class is a pydantic model, without importing pydantic for it."""
-    return hasattr(cls, "__pydantic_fields__") and hasattr(cls, "__pydantic_validator__")
+    # Pydantic's dataclasses have the fields and the validator too, but are not models.
+    return hasattr(cls, "__pydantic_root_model__") and hasattr(cls, "__pydantic_fields__")
 
 
 def _is_record(cls: object) -> bool:
-    return isinstance(cls, type) and (dataclasses.is_dataclass(cls) or _is_model(cls))
+    return (
+        isinstance(cls, type)
+        and (dataclasses.is_dataclass(cls) or _is_model(cls))
+        and not issubclass(cls, Enum)
+    )
+
+
+def _is_named_tuple(cls: type) -> bool:
+    names = getattr(cls, "_fields", None)
+    return issubclass(cls, tuple) and type(names) is tuple and all(type(each) is str for each in names)
 
 
 # --- the codec -------------------------------------------------------------------------------------
@@ -160,522 +226,720 @@ class Codec:
 
     def __init__(self, registry: TypeRegistry) -> None:
         self.registry = registry
-        self._records: dict[Any, _Record] = {}
         self._lock = threading.RLock()
+        self._records: dict[Any, _Record] = {}
+        self._open_aliases: list[Any] = []
+        self._unlinked: list[tuple[dict[str, Any], str, _Record]] = []
+        self._types_searched = 0
+        # By the exact type of a value: how it is encoded where nothing was declared.
+        self._by_value: dict[type, Encode] = {
+            **_ENCODE_NATIVE,
+            **{each.kind: _tagging(each) for each in _SCALARS.values()},
+            list: self._encode_list,
+            dict: self._encode_dict,
+            tuple: self._encode_tuple,
+            set: self._encode_set,
+            frozenset: self._encode_set,
+            types.MappingProxyType: self._encode_proxy,
+        }
+        # By tag: how an object that says itself what it is gets decoded.
+        self._by_tag: dict[str, Callable[[dict[str, Json]], Any]] = {
+            **_DECODE_TAGGED,
+            "list": self._decode_tagged_list,
+            "tuple": lambda data: tuple(self._decode_tagged_list(data)),
+            "set": lambda data: _as_set(set, self._decode_tagged_list(data)),
+            "frozenset": lambda data: _as_set(frozenset, self._decode_tagged_list(data)),
+            "dict": self._decode_tagged_dict,
+            "mappingproxy": lambda data: types.MappingProxyType(self._decode_tagged_dict(data)),
+            "class": self._decode_class,
+            "enum": self._decode_enum,
+            "namedtuple": self._decode_named_tuple,
+            "obj": self._decode_object,
+        }
 
     # .. events: the type's name travels beside the payload ..
 
     def encode(self, value: object) -> bytes:
         """Encode a dataclass or pydantic model. Raises `EncodeError` with the path to the field."""
         cls = type(value)
-        if not _is_record(cls):
-            raise EncodeError(
-                f"{cls.__qualname__} is not a dataclass or a pydantic model; wrap the value in one",
-                path=cls.__qualname__,
-            )
-        return self._dump(self.record(cls).encode_fields, value)
+        record = self._records.get(cls)
+        if record is None:
+            if not _is_record(cls):
+                raise EncodeError(
+                    f"{cls.__qualname__} is not a dataclass or a pydantic model; wrap the value in one",
+                    path=cls.__qualname__,
+                )
+            record = self.record(cls)
+        try:
+            return to_json(record.encode(value))
+        except (_Refused, RecursionError, PydanticSerializationError):
+            return self._to_json(record.encode, value)[1]  # Once more, at leisure.
 
     def decode(self, cls: type[T], payload: bytes | str) -> T:
         """Decode what `encode` made of a value of that very class. Raises `DecodeError`."""
-        return cast(T, self._load(self.record(cls).decode_fields, payload, cls.__qualname__))
+        return self.record_from_data(cls, parse_json(payload))
 
     # .. data: the stored form says itself what it is ..
 
     def to_data(self, value: object) -> Json:
         """Turn any supported value into JSON data that says itself what it is."""
-        try:
-            return self.encode_any(value)
-        except _Refused as refused:
-            raise EncodeError(refused.reason, path=refused.path(type(value).__qualname__)) from None
-        except RecursionError:
-            raise EncodeError(
-                "nested too deeply, or contains itself", path=type(value).__qualname__
-            ) from None
+        return self._to_json(self.encode_any, value)[0]
 
     def from_data(self, data: Json, *, root: str = "value") -> object:
-        """Turn such data back into the value it stands for."""
-        try:
-            return self.decode_any(data)
-        except _Refused as refused:
-            raise _as_decode_error(refused, root) from None
-        except RecursionError:
-            raise DecodeError("nested too deeply", path=root) from None
+        """Turn such data back into the value it stands for. Raises `DecodeError`."""
+        return self._from_json(self.decode_any, data, root)
 
     def record_to_data(self, value: object) -> Json:
         """Turn a record into the plain JSON object of its fields, without its name."""
-        return json.loads(self.encode(value))
+        return self._to_json(self.record(type(value)).encode, value)[0]
 
     def record_from_data(self, cls: type[T], data: Json) -> T:
-        """Turn such an object back into a record of that class."""
+        """Turn such an object back into a record of that class. Raises `DecodeError`."""
+        record = self._records.get(cls)
+        if record is None:
+            if not _is_record(typing.get_origin(cls) or cls):
+                raise DecodeError("it is not a dataclass or a pydantic model", path=_name(cls))
+            record = self.record(cls)
         try:
-            return cast(T, self.record(cls).decode_fields(data))
-        except _Refused as refused:
-            raise _as_decode_error(refused, cls.__qualname__) from None
-        except RecursionError:
-            raise DecodeError("nested too deeply", path=cls.__qualname__) from None
+            return cast(T, record.decode(data, True))
+        except (_Refused, RecursionError):
+            return cast(T, self._from_json(record.decode_exactly, data, _name(cls)))  # Once more, at leisure.
 
     def is_immutable(self, value: object, payload: bytes) -> bool:
         """Say whether a value that encoded to `payload` can never change in place."""
+        # Without a tag in it, everything is of the declared types.
         if self.record(type(value)).immutable and b'{"$":' not in payload:
             return True
         return _deeply_immutable(value)
 
-    def _dump(self, encode: Encode, value: object) -> bytes:
-        root = type(value).__qualname__
+    def _to_json(self, encode: Encode, value: object) -> tuple[Json, bytes]:
         try:
-            data = encode(value)
-            text = _print_json(data)
+            return _on_free_stack(_encode_and_print, encode, value)
         except _Refused as refused:
-            raise EncodeError(refused.reason, path=refused.path(root)) from None
+            raise EncodeError(refused.reason, path=refused.path(_name(type(value)))) from None
         except RecursionError:
-            raise EncodeError("nested too deeply, or contains itself", path=root) from None
-        try:
-            return text.encode()
-        except UnicodeEncodeError:
-            # A lone surrogate, as models do emit them: the escaped form keeps it exactly.
-            return _print_ascii_json(data).encode()
+            raise EncodeError(_TOO_DEEP, path=_name(type(value))) from None
 
-    def _load(self, decode: Decode, payload: bytes | str, root: str) -> object:
+    def _from_json(self, decode: Decode, data: Json, root: str) -> object:
         try:
-            return decode(parse_json(payload))
+            return _on_free_stack(decode, data)
         except _Refused as refused:
-            raise _as_decode_error(refused, root) from None
+            if refused.unknown is not None:
+                raise UnknownTypeError(refused.unknown, path=refused.path(root)) from None
+            raise DecodeError(refused.reason, path=refused.path(root)) from None
         except RecursionError:
             raise DecodeError("nested too deeply", path=root) from None
 
     # .. records ..
 
     def record(self, cls: Any) -> _Record:
-        """Return the compiled form of a dataclass or model, or of a parametrised generic one."""
+        """Return the coder of a dataclass or model, or of a parametrised generic one."""
         found = self._records.get(cls)
         if found is None:
             with self._lock:
                 found = self._records.get(cls)
                 if found is None:
                     origin = typing.get_origin(cls) or cls
+                    if not _is_record(origin):
+                        raise UsageError(f"{_name(cls)} is not a dataclass or a pydantic model")
                     self.registry.name_of(origin)
                     found = _Record(self, cls, origin)
                     self._records[cls] = found
         return found
 
+    def compile(self, record: _Record) -> None:
+        """Generate the functions of a record and of every record that it may hold, and link them."""
+        with self._lock:
+            waiting = [record]
+            while waiting:
+                each = waiting.pop()
+                if not each.compiled:
+                    each.compile()
+                    waiting.extend(each.holds)
+            # Now that every function exists, the calls from one into another can be direct.
+            for namespace, name, callee in self._unlinked:
+                namespace[f"encode_{name}"] = callee.encode
+                namespace[f"decode_{name}"] = callee.decode
+            self._unlinked.clear()
+
+    def bind(self, namespace: dict[str, Any], name: str, coder: _Coder) -> None:
+        """Let generated code reach a coder's functions as `encode_<name>` and `decode_<name>`."""
+        namespace[f"encode_{name}"] = coder.encode
+        namespace[f"decode_{name}"] = coder.decode
+        if coder.stands_for is not None:
+            self._unlinked.append((namespace, name, coder.stands_for))
+
     # .. values without an annotation ..
 
     def encode_any(self, value: object) -> Json:
         """Encode a value by what it is. Arrays stand for lists, objects for dicts with text keys."""
-        kind = type(value)
-        simple = _ENCODE_NATIVE.get(kind)
-        if simple is not None:
-            return simple(value)
-        if kind is list:
-            return self._encode_items(cast("list[object]", value))
-        if kind is dict:
-            return self._encode_dict(cast("dict[object, object]", value), self.encode_any, self.encode_any)
-        return self.encode_tagged(value)
+        encode = self._by_value.get(type(value))
+        if encode is None:
+            encode = self._encoder_for(value)
+        return encode(value)
 
     def encode_tagged(self, value: object) -> Json:
         """Encode a value so that it says itself what it is, wherever it stands."""
         kind = type(value)
-        simple = _ENCODE_NATIVE.get(kind)
-        if simple is not None:
-            native = simple(value)
-            return native if type(native) is dict else {_TAG: kind.__name__, "v": native}
-        coder = _TAGGED_SCALARS.get(kind)
-        if coder is not None:
-            tag, encode = coder
-            encoded = encode(value)
-            return encoded if type(encoded) is dict else {_TAG: tag, "v": encoded}
-        if kind in _COLLECTIONS:
-            return {_TAG: kind.__name__, "v": self._encode_items(cast("Iterable[object]", value))}
-        if kind is frozenset or kind is set:
-            return {
-                _TAG: kind.__name__,
-                "v": self._encode_set(cast("Iterable[object]", value), self.encode_any),
-            }
         if kind is dict:
-            pairs = self._encode_pairs(cast("dict[object, object]", value), self.encode_any, self.encode_any)
-            return {_TAG: "dict", "v": pairs}
-        if kind is types.MappingProxyType:
-            mapping = cast("Mapping[object, object]", value)
-            return {_TAG: "mappingproxy", "v": self._encode_pairs(mapping, self.encode_any, self.encode_any)}
+            return {_TAG: "dict", "v": self._encode_pairs(cast("dict[object, object]", value))}
+        encoded = self.encode_any(value)
+        if kind is list or (kind in _ENCODE_NATIVE and type(encoded) is not dict):
+            return {_TAG: kind.__name__, "v": encoded}
+        return encoded
+
+    def _encoder_for(self, value: object) -> Encode:
+        kind = type(value)
+        encode: Encode
         if isinstance(value, Enum):
-            self.registry.name_of(kind)
-            return {_TAG: "enum", "t": self.registry.name_of(kind), "v": _encode_member(value)}
-        if _is_record(kind):
-            fields = self.record(kind).encode_fields(value)
-            return {_TAG: "obj", "t": self.registry.name_of(kind), "v": fields}
-        if isinstance(value, tuple) and hasattr(kind, "_fields"):
-            return {_TAG: "namedtuple", "t": self.registry.name_of(kind), "v": self._encode_items(value)}
-        if isinstance(value, type):
-            return {_TAG: "class", "v": self.registry.name_of(value)}
-        raise _Refused(_why_not(value))
+            encode = self._encode_enum
+        elif _is_record(kind):
+            encode = self._encode_object
+        elif _is_named_tuple(kind):
+            encode = self._encode_named_tuple
+        elif isinstance(value, type):
+            encode = self._encode_class
+        else:
+            raise _Refused(_why_not(value))
+        self._by_value[kind] = encode
+        return encode
+
+    def _encode_list(self, items: Iterable[object]) -> list[Json]:
+        encode = self.encode_any
+        out: list[Json] = []
+        try:
+            for item in items:
+                out.append(item if type(item) is str else encode(item))
+        except _Refused as refused:
+            refused.parts.append(f"[{len(out)}]")
+            raise
+        return out
+
+    def _encode_tuple(self, items: Iterable[object]) -> Json:
+        return {_TAG: "tuple", "v": self._encode_list(items)}
+
+    def _encode_set(self, items: Collection[object]) -> Json:
+        return {_TAG: type(items).__name__, "v": _in_order(self._encode_list(items))}
+
+    def _encode_dict(self, mapping: Mapping[object, object]) -> Json:
+        # An object, if every key is text and none could be mistaken for a tag.
+        if _TAG in mapping:
+            return {_TAG: "dict", "v": self._encode_pairs(mapping)}
+        encode = self.encode_any
+        out: dict[str, Json] = {}
+        key: object = None
+        try:
+            for key, item in mapping.items():
+                if type(key) is not str:
+                    return {_TAG: "dict", "v": self._encode_pairs(mapping)}
+                out[key] = item if type(item) is str else encode(item)
+        except _Refused as refused:
+            refused.parts.append(_step(key))
+            raise
+        return out
+
+    def _encode_pairs(self, mapping: Mapping[Any, object]) -> list[Json]:
+        out = []
+        key: object = None
+        try:
+            for key, item in mapping.items():
+                out.append([self.encode_any(key), self.encode_any(item)])
+        except _Refused as refused:
+            refused.parts.append(_step(key))
+            raise
+        return out
+
+    def _encode_proxy(self, mapping: Mapping[object, object]) -> Json:
+        return {_TAG: "mappingproxy", "v": self._encode_pairs(mapping)}
+
+    def _encode_enum(self, value: Enum) -> Json:
+        return {_TAG: "enum", "t": self.registry.name_of(type(value)), "v": _encode_member(value)}
+
+    def _encode_object(self, value: object) -> Json:
+        cls = type(value)
+        record = self._records.get(cls) or self.record(cls)
+        return {_TAG: "obj", "t": self.registry.name_of(cls), "v": record.encode(value)}
+
+    def _encode_named_tuple(self, value: tuple[object, ...]) -> Json:
+        cls: Any = type(value)
+        if len(value) != len(cls._fields):
+            raise _Refused(f"a {cls.__qualname__} of {len(value)} items instead of {len(cls._fields)}")
+        fields = {}
+        name = ""
+        try:
+            for name, item in zip(cls._fields, value, strict=True):
+                fields[name] = self.encode_any(item)
+        except _Refused as refused:
+            refused.parts.append(f".{name}")
+            raise
+        return {_TAG: "namedtuple", "t": self.registry.name_of(cls), "v": fields}
+
+    def _encode_class(self, value: type) -> Json:
+        return {_TAG: "class", "v": self.registry.name_of(value)}
 
     def decode_any(self, data: Json) -> Any:
         """Decode what `encode_any` or `encode_tagged` made."""
         kind = type(data)
-        if kind is list:
-            return self._decode_items(data, self.decode_any)
-        if kind is not dict:
-            return data
-        if _TAG in data:
-            return self._decode_tagged(data)
-        out = {}
-        for key, item in data.items():
+        if kind is dict:
+            if _TAG in data:
+                return self.decode_tagged(data)
+            out = {}
+            key = ""
             try:
-                out[key] = self.decode_any(item)
+                for key, item in data.items():
+                    out[key] = item if type(item) is str else self.decode_any(item)
             except _Refused as refused:
-                refused.parts.append(f"[{key!r}]")
+                refused.parts.append(_step(key))
                 raise
-        return out
+            return out
+        if kind is list:
+            return self._decode_list(data)
+        return data
 
-    def _decode_tagged(self, data: dict[str, Json]) -> Any:
+    def decode_tagged(self, data: dict[str, Json]) -> Any:
+        """Decode an object that says itself what it is."""
         tag = data[_TAG]
+        decode = self._by_tag.get(tag) if type(tag) is str else None
+        if decode is None:
+            raise _Refused(f"{_show(tag)} is not a known tag")
         if "v" not in data:
             raise _Refused("a tagged value needs its content under 'v'")
-        inner = data["v"]
-        if tag in _DECODE_TAGGED:
-            return _DECODE_TAGGED[tag](data)
-        if tag in ("tuple", "list", "set", "frozenset"):
-            items = self._decode_items(_expect(inner, list, "an array"), self.decode_any)
-            return _build_collection(tag, items)
-        if tag in ("dict", "mappingproxy"):
-            mapping = self._decode_pairs(inner, self.decode_any, self.decode_any)
-            return mapping if tag == "dict" else types.MappingProxyType(mapping)
-        if tag == "class":
-            return self._resolve(inner)
-        if tag in ("obj", "enum", "namedtuple"):
-            cls = self._resolve(data.get("t"))
-            if tag == "enum" and issubclass(cls, Enum):
-                return _decode_member(cls, inner)
-            if tag == "namedtuple" and issubclass(cls, tuple) and hasattr(cls, "_fields"):
-                items = self._decode_items(_expect(inner, list, "an array"), self.decode_any)
-                if len(items) != len(cls._fields):
-                    raise _Refused(f"{cls.__qualname__} has {len(cls._fields)} fields, not {len(items)}")
-                return tuple.__new__(cls, items)
-            if tag == "obj" and _is_record(cls):
-                return self.record(cls).decode_fields(inner)
-            raise _Refused(f"{data.get('t')!r} is not stored as {tag!r}")
-        raise _Refused(f"{tag!r} is not a known tag")
+        return decode(data)
+
+    def _decode_list(self, data: list[Json]) -> list[Any]:
+        out: list[Any] = []
+        try:
+            for item in data:
+                out.append(item if type(item) is str else self.decode_any(item))
+        except _Refused as refused:
+            refused.parts.append(f"[{len(out)}]")
+            raise
+        return out
+
+    def _decode_tagged_list(self, data: dict[str, Json]) -> list[Any]:
+        return self._decode_list(_expect(data["v"], list, "an array"))
+
+    def _decode_tagged_dict(self, data: dict[str, Json]) -> dict[Any, Any]:
+        return _decode_pairs(data["v"], self.decode_any, self.decode_any)
+
+    def _decode_class(self, data: dict[str, Json]) -> type:
+        name = data["v"]
+        built_in = _BUILT_IN_TYPES.get(name) if type(name) is str else None
+        return built_in or self._resolve(name)
+
+    def _decode_enum(self, data: dict[str, Json]) -> Enum:
+        cls = self._resolve(data.get("t"))
+        if not issubclass(cls, Enum):
+            raise _Refused(f"{cls.__qualname__} is not an enum")
+        return _decode_member(cls, data["v"])
+
+    def _decode_named_tuple(self, data: dict[str, Json]) -> Any:
+        cls: Any = self._resolve(data.get("t"))
+        if not _is_named_tuple(cls):
+            raise _Refused(f"{cls.__qualname__} is not a named tuple")
+        fields = _expect(data["v"], dict, "an object")
+        items = []
+        for name in cls._fields:
+            if name in fields:
+                try:
+                    items.append(self.decode_any(fields[name]))
+                except _Refused as refused:
+                    refused.parts.append(f".{name}")
+                    raise
+            elif name in cls._field_defaults:
+                items.append(cls._field_defaults[name])
+            else:
+                raise _Refused(f"the field {name!r} of {cls.__qualname__} is missing")
+        return tuple.__new__(cls, items)
+
+    def _decode_object(self, data: dict[str, Json]) -> Any:
+        cls = self._resolve(data.get("t"))
+        record = self._records.get(cls)
+        if record is None:
+            if not _is_record(cls):
+                raise _Refused(f"{cls.__qualname__} is not a dataclass or a pydantic model")
+            record = self.record(cls)
+        return record.decode_exactly(data["v"])
 
     def _resolve(self, name: Json) -> type:
-        if not isinstance(name, str):
-            raise _Refused("a type name must be text")
+        if type(name) is not str:
+            raise _Refused(f"a type name must be text, not {_show(name)}")
         if not self.registry.knows(name):
-            raise _Refused("unknown type", unknown=name)
+            self._register_field_types()
+            if not self.registry.knows(name):
+                raise _Refused("unknown type", unknown=name)
         return self.registry.resolve(name)
 
-    # .. collections ..
-
-    def _encode_items(self, items: Iterable[object], encode: Encode | None = None) -> list[Json]:
-        encode = encode or self.encode_any
-        out = []
-        for index, item in enumerate(items):
-            try:
-                out.append(encode(item))
-            except _Refused as refused:
-                refused.parts.append(f"[{index}]")
-                raise
-        return out
-
-    def _encode_set(self, items: Iterable[object], encode: Encode) -> list[Json]:
-        # Sets have no order; sorting the encoded form makes equal sets equal bytes.
-        encoded = self._encode_items(items, encode)
-        return sorted(encoded, key=lambda each: json.dumps(each, sort_keys=True))
-
-    def _decode_items(self, data: Json, decode: Decode) -> list[Any]:
-        out = []
-        for index, item in enumerate(data):
-            try:
-                out.append(decode(item))
-            except _Refused as refused:
-                refused.parts.append(f"[{index}]")
-                raise
-        return out
-
-    def _encode_dict(self, mapping: Mapping[Any, Any], key: Encode, value: Encode) -> Json:
-        """Encode as an object if every key is text and none could be mistaken for a tag."""
-        if all(type(each) is str for each in mapping) and _TAG not in mapping:
-            out = {}
-            for each, item in mapping.items():
-                try:
-                    out[each] = value(item)
-                except _Refused as refused:
-                    refused.parts.append(f"[{each!r}]")
-                    raise
-            return out
-        return {_TAG: "dict", "v": self._encode_pairs(mapping, key, value)}
-
-    def _encode_pairs(self, mapping: Mapping[Any, Any], key: Encode, value: Encode) -> list[Json]:
-        out = []
-        for each, item in mapping.items():
-            try:
-                out.append([key(each), value(item)])
-            except _Refused as refused:
-                refused.parts.append(f"[{each!r}]")
-                raise
-        return out
-
-    def _decode_pairs(self, data: Json, key: Decode, value: Decode) -> dict[Any, Any]:
-        out = {}
-        for index, pair in enumerate(_expect(data, list, "an array of pairs")):
-            if type(pair) is not list or len(pair) != 2:
-                raise _Refused(f"entry {index} is not a pair")
-            try:
-                decoded = key(pair[0])
-                hash(decoded)
-                out[decoded] = value(pair[1])
-            except _Refused as refused:
-                refused.parts.append(f"[{index}]")
-                raise
-            except TypeError:
-                raise _Refused(f"entry {index} has a key that cannot be one") from None
-        return out
+    def _register_field_types(self) -> None:
+        """Register what the registered types name in their fields; compiling a record does that."""
+        while len(known := self.registry.types()) != self._types_searched:
+            self._types_searched = len(known)
+            for each in known:
+                if _is_record(each):
+                    self.compile(self.record(each))
 
     # .. annotations ..
 
-    def coder(self, annotation: Any, variables: Mapping[Any, Any]) -> _Coder:
+    def coder(self, annotation: Any) -> _Coder:
         """Compile an annotation. What cannot be understood is coded by value, which always works."""
-        if isinstance(annotation, TypeVar):
-            annotation = variables.get(annotation, Any)
-        while True:
-            origin = typing.get_origin(annotation)
-            if origin in (typing.Annotated, typing.Final, typing.ClassVar):
-                annotation = typing.get_args(annotation)[0]
-            elif hasattr(annotation, "__supertype__"):
-                annotation = annotation.__supertype__
-            elif type(annotation).__name__ == "TypeAliasType":
-                annotation = annotation.__value__
-            else:
-                break
-        if annotation is None:
-            annotation = type(None)
+        annotation = _bare(annotation)
+        origin = typing.get_origin(annotation)
         arguments = typing.get_args(annotation)
+        alias = _alias_of(annotation)
+        if alias is not None:
+            return self._alias_coder(alias, arguments)
         if origin is Literal:
             return self._literal_coder(arguments)
-        if origin is typing.Union or origin is types.UnionType:
-            return self._union_coder(arguments, variables)
-        plain = origin or annotation
+        if origin in _UNIONS:
+            return self._union_coder(annotation)
+        if annotation in _NATIVE_CONDITIONS:
+            return self._native_coder(annotation)
         if annotation in _SCALARS:
-            return self._scalar_coder(annotation)
-        if plain in (tuple, list, set, frozenset) or plain in _ABSTRACT_SEQUENCES:
-            return self._collection_coder(plain, arguments, variables)
-        if plain in (dict, Mapping):
-            return self._mapping_coder(plain, arguments, variables)
+            return self._scalar_coder(_SCALARS[annotation])
+        plain = origin or annotation
+        if plain is tuple and arguments and Ellipsis not in arguments:
+            return self._fixed_tuple_coder(arguments)
+        if plain in _COLLECTION_TARGETS:
+            return self._collection_coder(_COLLECTION_TARGETS[plain], arguments)
+        if plain in (dict, Mapping) and len(arguments) == 2:
+            return self._mapping_coder(*arguments)
         if isinstance(plain, type):
             if issubclass(plain, Enum):
                 return self._enum_coder(plain)
             if _is_record(plain):
-                return self._record_coder(annotation, plain, arguments, variables)
-        return self._any_coder
+                return self._record_coder(annotation, plain)
+        return self._any_coder()
 
-    @property
     def _any_coder(self) -> _Coder:
-        return _Coder(self.encode_any, self.decode_any, immutable=False)
+        text = "type({v}) is str"
+        return _Coder(self.encode_any, self.decode_any, text, text)
 
-    def _or_tagged(self, decode: Decode) -> Decode:
-        """Let a stored value that says itself what it is stand in for the declared form."""
+    def _alias_coder(self, alias: Any, arguments: tuple[Any, ...]) -> _Coder:
+        if alias in self._open_aliases:
+            return self._any_coder()  # An alias that names itself, as the type of all JSON does.
+        self._open_aliases.append(alias)
+        try:
+            return self.coder(alias.__value__[arguments] if arguments else alias.__value__)
+        finally:
+            self._open_aliases.pop()
 
-        def either(data: Json) -> Any:
+    def _native_coder(self, kind: Any) -> _Coder:
+        as_is, back_as_is, what = _NATIVE_CONDITIONS[kind]
+
+        def decode(data: Json) -> Any:
             if type(data) is dict and _TAG in data:
-                return self._decode_tagged(data)
-            return decode(data)
+                return self.decode_tagged(data)
+            raise _Refused(f"expected {what}, found {_show(data)}")
 
-        return either
-
-    def _scalar_coder(self, kind: Any) -> _Coder:
-        accepted, encode_exact, decode_exact = _SCALARS[kind]
-        tagged = self.encode_tagged
-        if encode_exact is None:
+        # Only what fails the condition arrives: another type, a huge integer, an infinite float.
+        if kind in (int, float):
 
             def encode(value: Any) -> Json:
-                return value if type(value) in accepted else tagged(value)
-        else:
-            exact = encode_exact
+                found = type(value)
+                if found is kind or (found is int and kind is float):
+                    return _ENCODE_NATIVE[found](value)
+                return self.encode_tagged(value)
 
-            def encode(value: Any) -> Json:
-                return exact(value) if type(value) in accepted else tagged(value)
+            return _Coder(encode, decode, as_is, back_as_is, immutable=True)
+        return _Coder(self.encode_tagged, decode, as_is, back_as_is, immutable=True)
 
-        return _Coder(encode, self._or_tagged(decode_exact), immutable=True)
+    def _scalar_coder(self, scalar: _Scalar) -> _Coder:
+        kind, encode_exact, decode_exact, tagged = (
+            scalar.kind,
+            scalar.encode,
+            scalar.decode,
+            self.encode_tagged,
+        )
+
+        def encode(value: Any) -> Json:
+            return encode_exact(value) if type(value) is kind else tagged(value)
+
+        def decode(data: Json) -> Any:
+            if type(data) is dict and _TAG in data:
+                return self.decode_tagged(data)
+            return decode_exact(data)
+
+        return _Coder(encode, decode, immutable=True)
+
+    def _enum_coder(self, cls: type[Enum]) -> _Coder:
+        self.registry.name_of(cls)
+        # The quick answers; whatever else arrives is a flag, tagged, or to be refused.
+        members: dict[str, Enum] = {} if issubclass(cls, Flag) else dict(cls.__members__)
+
+        def encode(value: Any) -> Json:
+            if type(value) is not cls:
+                return self.encode_tagged(value)
+            name = value._name_
+            return name if members.get(name) is value else _encode_member(value)
+
+        def decode(data: Json) -> Any:
+            if type(data) is str and data in members:
+                return members[data]
+            if type(data) is dict and _TAG in data:
+                return self.decode_tagged(data)
+            return _decode_member(cls, data)
+
+        return _Coder(encode, decode, immutable=True)
 
     def _literal_coder(self, allowed: tuple[Any, ...]) -> _Coder:
         plain = [each for each in allowed if type(each) in (str, int, bool, type(None))]
         known = {(type(each), each) for each in plain}
+        choices = ", ".join(repr(each) for each in plain)
 
         def encode(value: Any) -> Json:
             kind = type(value)
-            if kind in (str, int, bool) or value is None:
-                return value if (kind, value) in known else self.encode_tagged(value)
+            if kind in (str, int, bool, type(None)) and (kind, value) in known:
+                return value
             return self.encode_tagged(value)
 
         def decode(data: Json) -> Any:
-            if (type(data) is str or type(data) in (int, bool) or data is None) and (
-                type(data),
-                data,
-            ) in known:
+            kind = type(data)
+            if kind in (str, int, bool, type(None)) and (kind, data) in known:
                 return data
-            choices = ", ".join(repr(each) for each in plain)
+            if kind is dict and _TAG in data:
+                return self.decode_tagged(data)
             raise _Refused(f"expected one of {choices}, found {_show(data)}")
 
-        return _Coder(encode, self._or_tagged(decode), immutable=True)
+        return _Coder(encode, decode, immutable=True)
 
-    def _union_coder(self, members: tuple[Any, ...], variables: Mapping[Any, Any]) -> _Coder:
-        others = [each for each in members if each is not type(None) and each is not None]
-        optional = len(others) != len(members)
-        coders = [self.coder(each, variables) for each in others]
+    def _union_coder(self, annotation: Any) -> _Coder:
+        members = list(_union_members(annotation))
+        others = [each for each in members if each is not type(None)]
+        coders = [self.coder(each) for each in others]
         immutable = all(each.immutable for each in coders)
-        if optional and len(others) == 1:
-            inner_encode, inner_decode = coders[0].encode, coders[0].decode
-
-            def encode_optional(value: Any) -> Json:
-                return None if value is None else inner_encode(value)
-
-            def decode_optional(data: Json) -> Any:
-                return None if data is None else inner_decode(data)
-
-            # A member that itself stores null, such as Any, decodes null to None as well.
-            return _Coder(encode_optional, decode_optional, immutable=immutable)
-        native = {each for each in members if each in (str, int, float, bool)}
-        if float in native:
-            native.add(int)
-        if optional:
-            native.add(type(None))
-
-        def encode(value: Any) -> Json:
-            kind = type(value)
-            if kind in native and (kind is not float or math.isfinite(value)):
-                return _ENCODE_NATIVE[kind](value)
-            return self.encode_tagged(value)
-
-        def decode(data: Json) -> Any:
-            if type(data) in native:
-                return data
-            raise _Refused(f"expected {_union_text(members)} or a tagged value, found {_show(data)}")
-
-        return _Coder(encode, self._or_tagged(decode), immutable=immutable)
-
-    def _collection_coder(
-        self, plain: Any, arguments: tuple[Any, ...], variables: Mapping[Any, Any]
-    ) -> _Coder:
-        target: type = plain if plain in (tuple, list, set, frozenset) else tuple
-        if target is tuple and plain is tuple and arguments and Ellipsis not in arguments:
-            return self._fixed_tuple_coder(arguments, variables)
-        item = self.coder(arguments[0] if arguments else Any, variables)
-        tagged = self.encode_tagged
-        inner_encode, inner_decode = item.encode, item.decode
-
-        def encode(value: Any) -> Json:
-            if type(value) is not target:
-                return tagged(value)
-            items = cast("Iterable[object]", value)
-            if target in (set, frozenset):
-                return self._encode_set(items, inner_encode)
-            return self._encode_items(items, inner_encode)
-
-        def decode(data: Json) -> Any:
-            items = self._decode_items(_expect(data, list, "an array"), inner_decode)
-            return _build_collection(target.__name__, items)
-
-        immutable = item.immutable and target in (tuple, frozenset)
-        return _Coder(encode, self._or_tagged(decode), immutable=immutable)
-
-    def _fixed_tuple_coder(self, arguments: tuple[Any, ...], variables: Mapping[Any, Any]) -> _Coder:
-        coders = [] if arguments == ((),) else [self.coder(each, variables) for each in arguments]
-
-        def encode(value: Any) -> Json:
-            if type(value) is not tuple or len(value) != len(coders):
-                return self.encode_tagged(value)
-            out = []
-            for index, (item, coder) in enumerate(zip(value, coders, strict=True)):
-                try:
-                    out.append(coder.encode(item))
-                except _Refused as refused:
-                    refused.parts.append(f"[{index}]")
-                    raise
-            return out
-
-        def decode(data: Json) -> Any:
-            _expect(data, list, "an array")
-            if len(data) != len(coders):
-                raise _Refused(f"expected {len(coders)} items, found {len(data)}")
-            out = []
-            for index, (item, coder) in enumerate(zip(data, coders, strict=True)):
-                try:
-                    out.append(coder.decode(item))
-                except _Refused as refused:
-                    refused.parts.append(f"[{index}]")
-                    raise
-            return tuple(out)
-
-        immutable = all(each.immutable for each in coders)
-        return _Coder(encode, self._or_tagged(decode), immutable=immutable)
-
-    def _mapping_coder(self, plain: Any, arguments: tuple[Any, ...], variables: Mapping[Any, Any]) -> _Coder:
-        key = self.coder(arguments[0] if arguments else Any, variables)
-        item = self.coder(arguments[1] if len(arguments) > 1 else Any, variables)
-        text_keys = bool(arguments) and arguments[0] is str
-
-        def encode(value: Any) -> Json:
-            if type(value) is not dict:
-                return self.encode_tagged(value)
-            if text_keys:
-                if all(type(each) is str for each in value) and _TAG not in value:
-                    return self._encode_dict(value, key.encode, item.encode)
-                return self.encode_tagged(value)
-            return self._encode_pairs(value, key.encode, item.encode)
-
-        def decode(data: Json) -> Any:
-            if not text_keys:
-                return self._decode_pairs(data, key.decode, item.decode)
-            out = {}
-            for each, inner in _expect(data, dict, "an object").items():
-                try:
-                    out[each] = item.decode(inner)
-                except _Refused as refused:
-                    refused.parts.append(f"[{each!r}]")
-                    raise
-            return out
-
-        return _Coder(encode, self._or_tagged(decode), immutable=False)
-
-    def _enum_coder(self, cls: type[Enum]) -> _Coder:
-        self.registry.name_of(cls)
-
-        def encode(value: Any) -> Json:
-            return _encode_member(value) if type(value) is cls else self.encode_tagged(value)
-
-        return _Coder(encode, self._or_tagged(lambda data: _decode_member(cls, data)), immutable=True)
-
-    def _record_coder(
-        self, annotation: Any, plain: type, arguments: tuple[Any, ...], variables: Mapping[Any, Any]
-    ) -> _Coder:
-        if arguments and any(isinstance(each, TypeVar) for each in arguments):
-            bound = tuple(
-                variables.get(each, Any) if isinstance(each, TypeVar) else each for each in arguments
+        records = tuple(record for each in coders for record in each.records)
+        if len(coders) == 1 and len(members) == 2:
+            # One type or None: the type's own form, and null.
+            (inner,) = coders
+            return dataclasses.replace(
+                inner,
+                as_is=_either("{v} is None", inner.as_is),
+                back_as_is=_either("{v} is None", inner.back_as_is),
             )
-            try:
-                annotation = cast(Any, plain)[bound]
-            except TypeError:
-                annotation = plain
-        record = self.record(annotation)
+        # Otherwise a value says itself what it is, unless JSON's own types already tell.
+        native = {kind for each in members for kind in _native_kinds(each)}
+        expected = " | ".join(_name(each) for each in members)
 
         def encode(value: Any) -> Json:
-            return record.encode_fields(value) if type(value) is plain else self.encode_tagged(value)
+            return self.encode_any(value) if type(value) in native else self.encode_tagged(value)
 
         def decode(data: Json) -> Any:
+            if type(data) in native or (type(data) is dict and _TAG in data):
+                return self.decode_any(data)
+            raise _Refused(f"expected {expected} or a tagged value, found {_show(data)}")
+
+        conditions = [_NATIVE_CONDITIONS[each] for each in _NATIVE_CONDITIONS if each in native]
+        as_is = _either(*(each.as_is for each in conditions))
+        back_as_is = _either(*(each.back_as_is for each in conditions))
+        return _Coder(encode, decode, as_is, back_as_is, immutable, records)
+
+    def _collection_coder(self, target: type, arguments: tuple[Any, ...]) -> _Coder:
+        item = self.coder(arguments[0] if arguments else Any)
+        finish = "out" if target is list else "tuple(out)" if target is tuple else "as_set(target, out)"
+        source = [
+            "def encode(value):",
+            "    if type(value) is not target:",
+            "        return encode_tagged(value)",
+            "    out = []",
+            "    try:",
+            "        for item in value:",
+            *_indented(3, _applying(item.as_is, "item", "encode_item")),
+            "            out.append(item)",
+            "    except Refused as refused:",
+            "        refused.parts.append(f'[{len(out)}]')",
+            "        raise",
+            f"    return {'in_order(out)' if target in (set, frozenset) else 'out'}",
+            "def decode(data):",
+            "    if type(data) is not list:",
+            "        return decode_other(data)",
+            "    out = []",
+            "    try:",
+            "        for item in data:",
+            *_indented(3, _applying(item.back_as_is, "item", "decode_item")),
+            "            out.append(item)",
+            "    except Refused as refused:",
+            "        refused.parts.append(f'[{len(out)}]')",
+            "        raise",
+            f"    return {finish}",
+        ]
+        namespace = self._namespace("an array", target=target, in_order=_in_order, as_set=_as_set)
+        self.bind(namespace, "item", item)
+        _define(source, namespace, f"{target.__name__} of items")
+        immutable = item.immutable and target in (tuple, frozenset)
+        return _Coder(namespace["encode"], namespace["decode"], immutable=immutable, records=item.records)
+
+    def _fixed_tuple_coder(self, arguments: tuple[Any, ...]) -> _Coder:
+        coders = [] if arguments == ((),) else [self.coder(each) for each in arguments]
+        namespace = self._namespace(f"an array of {len(coders)}")
+        names = [f"v{index}" for index in range(len(coders))]
+        encoding, decoding = [], []
+        for index, (name, coder) in enumerate(zip(names, coders, strict=True)):
+            self.bind(namespace, str(index), coder)
+            encoding += [f"at = {index}", *_applying(coder.as_is, name, f"encode_{index}")]
+            decoding += [f"at = {index}", *_applying(coder.back_as_is, name, f"decode_{index}")]
+        unpack = f"[{', '.join(names)}]"
+        packed = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+        path = [
+            "    except Refused as refused:",
+            "        refused.parts.append(f'[{at}]')",
+            "        raise",
+        ]
+        source = [
+            "def encode(value):",
+            f"    if type(value) is not tuple or len(value) != {len(coders)}:",
+            "        return encode_tagged(value)",
+            f"    {unpack} = value",
+            "    try:",
+            *_indented(2, encoding or ["pass"]),
+            *path,
+            f"    return {unpack}",
+            "def decode(data):",
+            f"    if type(data) is not list or len(data) != {len(coders)}:",
+            "        return decode_other(data)",
+            f"    {unpack} = data",
+            "    try:",
+            *_indented(2, decoding or ["pass"]),
+            *path,
+            f"    return {packed}",
+        ]
+        _define(source, namespace, "fixed tuple")
+        return _Coder(
+            namespace["encode"],
+            namespace["decode"],
+            immutable=all(each.immutable for each in coders),
+            records=tuple(record for each in coders for record in each.records),
+        )
+
+    def _mapping_coder(self, key_type: Any, item_type: Any) -> _Coder:
+        item = self.coder(item_type)
+        if _bare(key_type) is not str:
+            return self._pairs_coder(self.coder(key_type), item)
+        source = [
+            "def encode(value):",
+            "    if type(value) is not dict or '$' in value:",
+            "        return encode_tagged(value)",
+            "    out = {}",
+            "    try:",
+            "        for key, item in value.items():",
+            "            if type(key) is not str:",
+            "                return encode_tagged(value)",
+            *_indented(3, _applying(item.as_is, "item", "encode_item")),
+            "            out[key] = item",
+            "    except Refused as refused:",
+            "        refused.parts.append(step(key))",
+            "        raise",
+            "    return out",
+            "def decode(data):",
+            "    if type(data) is not dict or '$' in data:",
+            "        return decode_other(data)",
+            "    out = {}",
+            "    try:",
+            "        for key, item in data.items():",
+            *_indented(3, _applying(item.back_as_is, "item", "decode_item")),
+            "            out[key] = item",
+            "    except Refused as refused:",
+            "        refused.parts.append(step(key))",
+            "        raise",
+            "    return out",
+        ]
+        namespace = self._namespace("an object", step=_step)
+        self.bind(namespace, "item", item)
+        _define(source, namespace, "dict with text keys")
+        return _Coder(namespace["encode"], namespace["decode"], records=item.records)
+
+    def _pairs_coder(self, key: _Coder, item: _Coder) -> _Coder:
+        source = [
+            "def encode(value):",
+            "    if type(value) is not dict:",
+            "        return encode_tagged(value)",
+            "    out = []",
+            "    try:",
+            "        for original, item in value.items():",
+            "            key = original",
+            *_indented(3, _applying(key.as_is, "key", "encode_key")),
+            *_indented(3, _applying(item.as_is, "item", "encode_item")),
+            "            out.append([key, item])",
+            "    except Refused as refused:",
+            "        refused.parts.append(step(original))",
+            "        raise",
+            "    return out",
+            "def key_back(key):",
+            *_indented(1, _applying(key.back_as_is, "key", "decode_key")),
+            "    return key",
+            "def item_back(item):",
+            *_indented(1, _applying(item.back_as_is, "item", "decode_item")),
+            "    return item",
+            "def decode(data):",
+            "    if type(data) is not list:",
+            "        return decode_other(data)",
+            "    return decode_pairs(data, key_back, item_back)",
+        ]
+        namespace = self._namespace("an array of pairs", step=_step, decode_pairs=_decode_pairs)
+        self.bind(namespace, "key", key)
+        self.bind(namespace, "item", item)
+        _define(source, namespace, "dict")
+        return _Coder(namespace["encode"], namespace["decode"], records=(*key.records, *item.records))
+
+    def _record_coder(self, annotation: Any, plain: type) -> _Coder:
+        try:
+            record = self.record(annotation)
+        except TypeError:  # Parameters that cannot be hashed; without them its fields go by value.
+            record = self.record(plain)
+        return _Coder(record.encode, record.decode, immutable=True, records=(record,), stands_for=record)
+
+    def _namespace(self, what: str, **names: Any) -> dict[str, Any]:
+        """Return what the code generated for a container may use."""
+
+        def decode_other(data: Json) -> Any:
             if type(data) is dict and _TAG in data:
-                return self._decode_tagged(data)
-            return record.decode_fields(data)
+                return self.decode_tagged(data)
+            raise _Refused(f"expected {what}, found {_show(data)}")
 
-        # A record may hold itself, so whether it is immutable is known only once it is compiled;
-        # the owner asks the record, see _Record.immutable.
-        return _RecordCoder(encode, decode, record)
+        return {
+            "Refused": _Refused,
+            "encode_tagged": self.encode_tagged,
+            "decode_other": decode_other,
+            **names,
+        }
 
 
-class _RecordCoder(_Coder):
-    __slots__ = ("record",)
+# --- generated code --------------------------------------------------------------------------------
 
-    def __init__(self, encode: Encode, decode: Decode, record: _Record) -> None:
-        super().__init__(encode, decode, immutable=False)
-        self.record = record
+
+def _applying(condition: str, variable: str, function: str) -> list[str]:
+    """Return lines that code a variable: nothing where it is its own form, else a call."""
+    call = f"{variable} = {function}({variable})"
+    if not condition:
+        return [call]
+    return [f"if not ({condition.format(v=variable)}):", f"    {call}"]
+
+
+def _either(*conditions: str) -> str:
+    return " or ".join(f"({each})" for each in conditions if each)
+
+
+def _indented(levels: int, lines: Iterable[str]) -> list[str]:
+    return ["    " * levels + line for line in lines]
+
+
+def _define(lines: Iterable[str], namespace: dict[str, Any], what: str) -> None:
+    exec(_compiled("\n".join(lines), f"<holdfast codec: {what}>"), namespace)
+
+
+@functools.lru_cache(maxsize=512)
+def _compiled(source: str, name: str) -> types.CodeType:
+    # Many containers differ only in what their namespace holds.
+    return compile(source, name, "exec")
+
+
+# --- records ---------------------------------------------------------------------------------------
+
+
+class _Field(NamedTuple):
+    """A stored field: `default` makes its value where the stored form lacks it."""
+
+    name: str
+    default: Callable[[], Any] | None
 
 
 class _Record:
@@ -687,129 +951,306 @@ class _Record:
         self.is_model = _is_model(cls)
         parameters = getattr(cls, "__parameters__", ())
         self.variables = dict(zip(parameters, typing.get_args(annotation), strict=False))
-        self._fields: list[tuple[str, Encode, Decode, Callable[[], Any] | None]] | None = None
+        self.compiled = False
+        self.holds: tuple[_Record, ...] = ()
+        # Until it is compiled, a call compiles it first.
+        self.encode: Encode = self._encode_first
+        self.decode: Callable[..., Any] = self._decode_first
         self._coders: list[_Coder] = []
         self._immutable: bool | None = None
 
-    @property
-    def fields(self) -> list[tuple[str, Encode, Decode, Callable[[], Any] | None]]:
-        """Each field's name, coder and default."""
-        if self._fields is None:
-            self._fields = self._compile()
-        return self._fields
+    def _encode_first(self, value: Any) -> Json:
+        self.codec.compile(self)
+        return self.encode(value)
 
-    def _compile(self) -> list[tuple[str, Encode, Decode, Callable[[], Any] | None]]:
-        hints = _annotations(self.cls)
-        out: list[tuple[str, Encode, Decode, Callable[[], Any] | None]] = []
-        for name, default in _model_fields(self.cls) if self.is_model else _dataclass_fields(self.cls):
-            coder = self.codec.coder(hints.get(name, Any), self.variables)
-            self._coders.append(coder)
-            out.append((name, coder.encode, coder.decode, default))
-        return out
+    def _decode_first(self, data: Json, exactly: bool = False) -> Any:
+        self.codec.compile(self)
+        return self.decode(data, exactly)
+
+    def decode_exactly(self, data: Json) -> Any:
+        """Decode an object of fields to this very class, and to no other that it may name."""
+        return self.decode(data, True)
 
     @property
     def immutable(self) -> bool:
-        """Whether every value of exactly this type can never change in place."""
+        """Whether a value of exactly this type, with fields of exactly their types, never changes."""
         if self._immutable is None:
-            frozen = (
-                bool(getattr(self.cls, "model_config", {}).get("frozen"))
-                if self.is_model
-                else bool(self.cls.__dataclass_params__.frozen)  # type: ignore[attr-defined]  # a dataclass
-            )
-            self._immutable = frozen  # Assumed while members that refer back to this type are asked.
-            self.fields  # noqa: B018  # compiles
-            self._immutable = frozen and all(
-                each.record.immutable if isinstance(each, _RecordCoder) else each.immutable
-                for each in self._coders
+            self.codec.compile(self)
+            reached = {self: None}
+            for each in (walk := [self]):
+                for held in each.holds:
+                    if held not in reached:
+                        reached[held] = None
+                        walk.append(held)
+            self._immutable = all(
+                _is_frozen(each.cls) and all(coder.immutable for coder in each._coders) for each in reached
             )
         return self._immutable
 
-    def encode_fields(self, value: Any) -> Json:
-        out: dict[str, Json] = {}
-        try:
-            for name, encode, _, _ in self.fields:
-                out[name] = encode(getattr(value, name))
-        except _Refused as refused:
-            refused.parts.append(f".{name}")
-            raise
-        except AttributeError:
-            raise _Refused(f"the field {name!r} was never set") from None
-        if self.is_model:
-            self._encode_model_rest(value, out)
-        return out
+    def compile(self) -> None:
+        """Generate this record's functions. The codec calls it, under its lock."""
+        reason = _why_unbuildable(self.cls)
+        fields = list(_model_fields(self.cls) if self.is_model else _dataclass_fields(self.cls))
+        coders = [self._field_coder(hint) for hint in _hints(self.cls, [each.name for each in fields])]
+        if reason is None:
+            encode, decode = self._generate(fields, coders)
+        else:
+            encode, decode = _refusing(f"{self.cls.__qualname__} cannot be stored: {reason}", self)
+        self._coders = coders
+        self.holds = tuple(record for each in coders for record in each.records)
+        self.encode, self.decode = encode, decode
+        self.compiled = True
 
-    def _encode_model_rest(self, value: Any, out: dict[str, Json]) -> None:
-        extra, private = value.__pydantic_extra__, value.__pydantic_private__
-        for key, rest in (("$extra", extra), ("$private", private)):
+    def _field_coder(self, hint: Any) -> _Coder:
+        try:
+            return self.codec.coder(_with_variables(hint, self.variables))
+        except RecursionError:
+            raise  # The caller's stack is full, which says nothing about the annotation.
+        except Exception:  # noqa: BLE001  # an annotation may be any object; by value it works
+            return self.codec._any_coder()
+
+    def _generate(self, fields: list[_Field], coders: list[_Coder]) -> tuple[Encode, Callable[..., Any]]:
+        cls = self.cls
+        namespace: dict[str, Any] = {
+            "cls": cls,
+            "new": object.__new__,
+            "Refused": _Refused,
+            "encode_tagged": self.codec.encode_tagged,
+            "decode_tagged": self.codec.decode_tagged,
+            "not_an_object": self._not_an_object,
+            "never_set": self._never_set,
+            "encode_rest": self._encode_rest,
+            "decode_rest": self._decode_rest,
+        }
+        encoding: list[str] = []
+        decoding: list[str] = []
+        for index, (field, coder) in enumerate(zip(fields, coders, strict=True)):
+            name = repr(field.name)
+            reading = f"fields[{name}]" if self.is_model else _reading(field.name)
+            self.codec.bind(namespace, str(index), coder)
+            namespace[f"default_{index}"] = self._default(field)
+            encoding += [
+                f"at = {name}",
+                f"v{index} = {reading}",
+                *_applying(coder.as_is, f"v{index}", f"encode_{index}"),
+            ]
+            decoding += [
+                "try:",
+                f"    v{index} = data[{name}]",
+                "except KeyError:",
+                f"    at = {name}",
+                f"    v{index} = default_{index}()",
+                "else:",
+            ]
+            call = [f"at = {name}", f"v{index} = decode_{index}(v{index})"]
+            if coder.back_as_is:
+                decoding.append(f"    if not ({coder.back_as_is.format(v=f'v{index}')}):")
+                decoding += _indented(2, call)
+            else:
+                decoding += _indented(1, call)
+        values = ", ".join(f"{field.name!r}: v{index}" for index, field in enumerate(fields))
+        source = [
+            "def encode(value):",
+            "    if type(value) is not cls:",
+            "        return encode_tagged(value)",
+            "    at = ''",
+            "    try:",
+            *_indented(2, ["fields = value.__dict__"] if self.is_model else []),
+            *_indented(2, encoding or ["pass"]),
+            "    except Refused as refused:",
+            "        refused.parts.append('.' + at)",
+            "        raise",
+            "    except (AttributeError, KeyError):",
+            "        raise never_set(at) from None",
+            *([f"    return encode_rest(value, {{{values}}})"] if self.is_model else []),
+            f"    return {{{values}}}",
+            "def decode(data, exactly=False):",
+            "    if type(data) is not dict:",
+            "        raise not_an_object(data)",
+            "    if '$' in data and not exactly:",
+            "        return decode_tagged(data)",
+            "    at = ''",
+            "    try:",
+            *_indented(2, decoding or ["pass"]),
+            "    except Refused as refused:",
+            "        refused.parts.append('.' + at)",
+            "        raise",
+            "    built = new(cls)",
+            *_indented(1, self._building(fields, values, namespace)),
+            "    return built",
+        ]
+        _define(source, namespace, cls.__qualname__)
+        return namespace["encode"], namespace["decode"]
+
+    def _building(self, fields: list[_Field], values: str, namespace: dict[str, Any]) -> list[str]:
+        """Return lines that put the decoded values into a new object, past any `__setattr__`."""
+        if self.is_model:
+            namespace["set_fields"] = object.__setattr__
+            return [f"set_fields(built, '__dict__', {{{values}}})", "decode_rest(built, data)"]
+        lines = []
+        in_dict = False
+        for index, field in enumerate(fields):
+            slot = inspect.getattr_static(self.cls, field.name, None)
+            if isinstance(slot, types.MemberDescriptorType):
+                namespace[f"set_{index}"] = slot.__set__
+                lines.append(f"set_{index}(built, v{index})")
+            else:
+                in_dict = True
+                lines.append(f"fields[{field.name!r}] = v{index}")
+        return ["fields = built.__dict__", *lines] if in_dict else lines
+
+    def _default(self, field: _Field) -> Callable[[], Any]:
+        def missing() -> Any:
+            if field.default is None:
+                raise _Refused(f"the field {field.name!r} of {self.cls.__qualname__} is missing")
+            try:
+                return field.default()
+            except Exception as error:  # a default factory may raise anything
+                raise _Refused(f"it is missing, and its default cannot be made: {error!r}") from error
+
+        return missing
+
+    def _not_an_object(self, data: Json) -> _Refused:
+        return _Refused(f"expected an object with the fields of {self.cls.__qualname__}, found {_show(data)}")
+
+    def _never_set(self, name: str) -> _Refused:
+        refused = _Refused("this field was never set")
+        refused.parts.append(f".{name}")
+        return refused
+
+    # A pydantic model has more than its fields: extra ones, private attributes, and the set of those
+    # that were given. Each is stored only where it says something.
+
+    def _encode_rest(self, value: Any, out: dict[str, Json]) -> Json:
+        for key in ("extra", "private"):
+            rest = getattr(value, f"__pydantic_{key}__", None)
             if rest:
                 try:
-                    out[key] = self.codec._encode_pairs(rest, self.codec.encode_any, self.codec.encode_any)
+                    out[f"${key}"] = self.codec._encode_pairs(rest)
                 except _Refused as refused:
-                    refused.parts.append(f".{key[1:]}")
+                    refused.parts.append(f".{key}")
                     raise
         chosen = value.__pydantic_fields_set__
-        if len(chosen) != len(self.fields):
+        if chosen != self._model_names:
             out["$set"] = sorted(chosen)
+        return out
 
-    def decode_fields(self, data: Json) -> Any:
-        if type(data) is not dict:
-            raise _Refused(
-                f"expected an object with the fields of {self.cls.__qualname__}, found {_show(data)}"
-            )
-        values: dict[str, Any] = {}
-        for name, _, decode, default in self.fields:
-            if name in data:
-                try:
-                    values[name] = decode(data[name])
-                except _Refused as refused:
-                    refused.parts.append(f".{name}")
-                    raise
-            elif default is not None:
-                values[name] = default()
-            else:
-                raise _Refused(f"the field {name!r} of {self.cls.__qualname__} is missing")
-        if self.is_model:
-            return self._build_model(values, data)
-        built: Any = object.__new__(self.cls)
-        for name, item in values.items():
-            object.__setattr__(built, name, item)
-        return built
+    @functools.cached_property
+    def _model_names(self) -> frozenset[str]:
+        return frozenset(cast(Any, self.cls).__pydantic_fields__)
 
-    def _build_model(self, values: dict[str, Any], data: dict[str, Json]) -> Any:
-        rest: dict[str, Any] = {}
-        for key in ("$extra", "$private"):
-            decode_any = self.codec.decode_any
-            rest[key] = self.codec._decode_pairs(data[key], decode_any, decode_any) if key in data else None
+    def _decode_rest(self, built: Any, data: dict[str, Json]) -> None:
         chosen = data.get("$set")
-        if chosen is not None and not (type(chosen) is list and all(type(each) is str for each in chosen)):
+        if chosen is None:
+            chosen = self._model_names & data.keys()
+        elif type(chosen) is not list or not all(type(each) is str for each in chosen):
             raise _Refused("'$set' must be an array of field names")
-        built: Any = object.__new__(self.cls)
-        object.__setattr__(built, "__dict__", values)
-        allows_extra = getattr(self.cls, "model_config", {}).get("extra") == "allow"
-        object.__setattr__(built, "__pydantic_extra__", rest["$extra"] or ({} if allows_extra else None))
-        object.__setattr__(built, "__pydantic_fields_set__", set(values if chosen is None else chosen))
-        has_private = bool(getattr(self.cls, "__private_attributes__", None))
-        object.__setattr__(built, "__pydantic_private__", rest["$private"] or ({} if has_private else None))
-        return built
+        extra, private = self._rest(data, "$extra"), self._rest(data, "$private")
+        if extra is None and self._allows_extra:
+            extra = {}
+        for name, attribute in self._private_attributes.items():
+            private = {} if private is None else private
+            if name not in private:
+                default = attribute.get_default()
+                if type(default).__name__ != "PydanticUndefinedType":
+                    private[name] = default
+        for name, fill in self._model_slots.items():
+            fill(built, {"fields_set": set(chosen), "extra": extra, "private": private}[name])
+
+    @functools.cached_property
+    def _model_slots(self) -> dict[str, Callable[[Any, Any], None]]:
+        """How to set what a model has beside its fields; a root model has no slot for extra ones."""
+        slots = {
+            name: inspect.getattr_static(self.cls, f"__pydantic_{name}__", None)
+            for name in ("fields_set", "extra", "private")
+        }
+        return {
+            name: slot.__set__ for name, slot in slots.items() if isinstance(slot, types.MemberDescriptorType)
+        }
+
+    def _rest(self, data: dict[str, Json], key: str) -> dict[str, Any] | None:
+        if key not in data:
+            return None
+        decode = self.codec.decode_any
+        found = _decode_pairs(data[key], decode, decode)
+        if not all(type(each) is str for each in found):
+            raise _Refused(f"{key!r} must have names as keys")
+        return found
+
+    @functools.cached_property
+    def _allows_extra(self) -> bool:
+        return getattr(self.cls, "model_config", {}).get("extra") == "allow"
+
+    @functools.cached_property
+    def _private_attributes(self) -> dict[str, Any]:
+        return dict(getattr(self.cls, "__private_attributes__", {}))
 
 
-def _dataclass_fields(cls: Any) -> Iterable[tuple[str, Callable[[], Any] | None]]:
+def _reading(name: str) -> str:
+    if name.isidentifier() and not keyword.iskeyword(name):
+        return f"value.{name}"
+    return f"getattr(value, {name!r})"
+
+
+def _refusing(reason: str, record: _Record) -> tuple[Encode, Callable[..., Any]]:
+    def encode(value: Any) -> Json:
+        if type(value) is not record.cls:
+            return record.codec.encode_tagged(value)
+        raise _Refused(reason)
+
+    def decode(data: Json, exactly: bool = False) -> Any:
+        if type(data) is dict and _TAG in data and not exactly:
+            return record.codec.decode_tagged(data)
+        raise _Refused(reason)
+
+    return encode, decode
+
+
+def _why_unbuildable(cls: Any) -> str | None:
+    """Say why objects of a class cannot be put together from their fields alone, if so."""
+    try:
+        object.__new__(cls)
+    except TypeError:
+        if inspect.isabstract(cls):
+            return "it is abstract"
+        return "it is built on a class whose own content is not in its fields; hold that in a field"
+    if _is_model(cls):
+        names = list(cls.__pydantic_fields__)
+    else:
+        names = [each.name for each in dataclasses.fields(cls)]
+        if (getattr(cls, "__pydantic_config__", None) or {}).get("extra") == "allow":
+            return "it is a dataclass that keeps extra fields; use a pydantic model"
+    for name in names:
+        if name.startswith(_TAG):
+            return f"the name of its field {name!r} begins with '$'"
+        attribute = inspect.getattr_static(cls, name, None)
+        if hasattr(type(attribute), "__set__") and not isinstance(attribute, types.MemberDescriptorType):
+            # Setting it would run the program's code on stored data.
+            return f"its field {name!r} is a property or another descriptor; store a plain field"
+    return None
+
+
+def _dataclass_fields(cls: Any) -> Iterator[_Field]:
+    described = getattr(cls, "__pydantic_fields__", {})  # Of pydantic's dataclasses.
     for field in dataclasses.fields(cls):
         default: Callable[[], Any] | None = None
-        if field.default is not dataclasses.MISSING:
+        if field.name in described:
+            default = _model_default(described[field.name])
+        elif field.default is not dataclasses.MISSING:
             default = _constant(field.default)
         elif field.default_factory is not dataclasses.MISSING:
             default = field.default_factory
-        yield field.name, default
+        yield _Field(field.name, default)
 
 
-def _model_fields(cls: Any) -> Iterable[tuple[str, Callable[[], Any] | None]]:
+def _model_fields(cls: Any) -> Iterator[_Field]:
     for name, field in cls.__pydantic_fields__.items():
-        required = field.is_required()
-        yield name, None if required else _model_default(field)
+        yield _Field(name, _model_default(field))
 
 
-def _model_default(field: Any) -> Callable[[], Any]:
+def _model_default(field: Any) -> Callable[[], Any] | None:
+    if field.is_required():
+        return None
     return lambda: field.get_default(call_default_factory=True, validated_data={})
 
 
@@ -817,34 +1258,112 @@ def _constant(value: Any) -> Callable[[], Any]:
     return lambda: value
 
 
-def _annotations(cls: Any) -> dict[str, Any]:
-    """Resolve a class's annotations; one that cannot be resolved is left out and coded by value."""
+# --- annotations -----------------------------------------------------------------------------------
+
+_UNIONS = (typing.Union, types.UnionType)
+_WRAPPERS = (typing.Annotated, typing.Final, typing.ClassVar)
+
+# Where a sequence of any kind is announced, a tuple is the plain form.
+_COLLECTION_TARGETS: dict[Any, type] = {
+    tuple: tuple,
+    list: list,
+    set: set,
+    frozenset: frozenset,
+    Sequence: tuple,
+    Iterable: tuple,
+    Collection: tuple,
+}
+
+
+def _hints(cls: Any, names: list[str]) -> list[Any]:
+    """Resolve the annotations of fields; one that cannot be resolved becomes `Any`, coded by value."""
     if _is_model(cls):
-        return {name: field.annotation for name, field in cls.__pydantic_fields__.items()}
+        return [cls.__pydantic_fields__[name].annotation for name in names]
     try:
-        return typing.get_type_hints(cls, include_extras=True)
+        hints = typing.get_type_hints(cls, include_extras=True)
     except Exception:  # noqa: BLE001  # an annotation may be any expression; below, one at a time
-        pass
+        hints = _hints_one_by_one(cls)
+    return [hints.get(name, Any) for name in names]
+
+
+def _hints_one_by_one(cls: Any) -> dict[str, Any]:
     hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        names = vars(sys.modules[base.__module__]) if base.__module__ in sys.modules else {}
+        module = sys.modules.get(base.__module__)
+        # A class defined in a function is in no module, but its fields may be of its own type.
+        names = {**(vars(module) if module else {}), base.__name__: base}
         for name, annotation in vars(base).get("__annotations__", {}).items():
             if not isinstance(annotation, str):
                 hints[name] = annotation
                 continue
             try:
-                hints[name] = eval(annotation, dict(names), dict(vars(base)))  # the class's own source text
+                hints[name] = eval(annotation, names, dict(vars(base)))  # the class's own source text
             except Exception:  # noqa: BLE001  # a name of an enclosing function; coded by value
                 hints.pop(name, None)
     return hints
 
 
+def _with_variables(annotation: Any, variables: Mapping[Any, Any]) -> Any:
+    """Put the parameters of a generic class into an annotation; those that are open become `Any`."""
+    if isinstance(annotation, TypeVar):
+        return variables.get(annotation, Any)
+    wanted = () if isinstance(annotation, type) else getattr(annotation, "__parameters__", ())
+    if not wanted:
+        return annotation
+    return annotation[tuple(variables.get(each, Any) for each in wanted)]
+
+
+def _bare(annotation: Any) -> Any:
+    """Take off what says nothing about the stored form."""
+    while True:
+        if typing.get_origin(annotation) in _WRAPPERS:
+            annotation = typing.get_args(annotation)[0]
+        elif isinstance(annotation, typing.NewType):
+            annotation = annotation.__supertype__
+        else:
+            return type(None) if annotation is None else annotation
+
+
+def _alias_of(annotation: Any) -> Any:
+    """Return the `type X = ...` that an annotation is, or is a parametrised use of."""
+    for each in (annotation, typing.get_origin(annotation)):
+        if type(each).__name__ == "TypeAliasType":
+            return each
+    return None
+
+
+def _union_members(annotation: Any) -> Iterator[Any]:
+    annotation = _bare(annotation)
+    if typing.get_origin(annotation) in _UNIONS:
+        for each in typing.get_args(annotation):
+            yield from _union_members(each)
+    else:
+        yield annotation
+
+
+def _native_kinds(annotation: Any) -> Iterator[type]:
+    """Return the types of a union's member that JSON tells apart by itself."""
+    origin = typing.get_origin(annotation)
+    if annotation in (str, int, bool, type(None), float):
+        yield annotation
+        if annotation is float:
+            yield int
+    elif origin is Literal:
+        yield from (type(each) for each in typing.get_args(annotation) if type(each) in _ENCODE_NATIVE)
+    elif (origin or annotation) in (list, dict):
+        yield origin or annotation
+
+
 # --- scalars ---------------------------------------------------------------------------------------
+
+
+def _as_it_is(value: Any) -> Json:
+    return value
 
 
 def _encode_int(value: int) -> Json:
     if value.bit_length() > _MAX_INT_BITS:
-        raise _Refused("an integer of more than 4,300 digits; store it as text or bytes")
+        raise _Refused("an integer of more than 4,200 digits; store it as text or bytes")
     return value
 
 
@@ -855,78 +1374,73 @@ def _encode_float(value: float) -> Json:
 
 
 _ENCODE_NATIVE: dict[type, Encode] = {
-    str: lambda value: value,
-    bool: lambda value: value,
-    type(None): lambda value: value,
+    str: _as_it_is,
+    bool: _as_it_is,
+    type(None): _as_it_is,
     int: _encode_int,
     float: _encode_float,
 }
 
 
-def _encode_datetime(value: datetime) -> Json:
-    zone = value.tzinfo
-    if (zone is None or type(zone) is timezone) and not value.fold:
-        return value.isoformat()
-    if zone is None or type(zone) is timezone:
-        return {_TAG: "datetime", "v": value.isoformat(), "fold": 1}
-    if isinstance(zone, ZoneInfo) and zone.key:
-        plain = value.replace(tzinfo=None).isoformat()
-        return {_TAG: "datetime", "v": plain, "zone": zone.key, "fold": value.fold}
-    raise _Refused(
-        f"a datetime with a time zone of class {type(zone).__qualname__}; "
-        "use datetime.UTC, timezone or ZoneInfo"
-    )
+class _Condition(NamedTuple):
+    """When a value of a native type is its own JSON form, and the JSON its own value."""
+
+    as_is: str
+    back_as_is: str
+    what: str
 
 
-def _encode_time(value: time) -> Json:
-    if value.tzinfo is not None and type(value.tzinfo) is not timezone:
-        raise _Refused("a time with a named zone; use datetime.UTC or a fixed offset")
-    if value.fold:
-        return {_TAG: "time", "v": value.isoformat(), "fold": 1}
-    return value.isoformat()
+# An integer below the bound is certain to be printable; an infinity or NaN minus itself is NaN.
+_SMALL_INT = "type({v}) is int and -0x7fffffffffffffff <= {v} <= 0x7fffffffffffffff"
+_FINITE = "type({v}) is float and {v} - {v} == 0.0"
+
+_NATIVE_CONDITIONS: dict[Any, _Condition] = {
+    str: _Condition("type({v}) is str", "type({v}) is str", "text"),
+    type(None): _Condition("{v} is None", "{v} is None", "null"),
+    int: _Condition(_SMALL_INT, "type({v}) is int", "a whole number"),
+    float: _Condition(_FINITE, "type({v}) is float or type({v}) is int", "a number"),
+    bool: _Condition("{v} is True or {v} is False", "{v} is True or {v} is False", "true or false"),
+}
 
 
-def _encode_member(value: Enum) -> Json:
-    # Members travel by name, which outlives a change of value; combined flags have no name.
-    if isinstance(value, Flag):
-        return value.value
-    return value.name
+class _Scalar(NamedTuple):
+    """A type whose values JSON holds as text or as a number; `encode` may answer a tagged object."""
+
+    kind: type
+    tag: str
+    encode: Encode
+    decode: Decode
 
 
-def _decode_member(cls: type[Enum], data: Json) -> Enum:
-    if issubclass(cls, Flag):
-        if type(data) is not int:
-            raise _Refused(f"expected the number of a {cls.__qualname__}, found {_show(data)}")
-        try:
-            return cls(data)
-        except ValueError:
-            raise _Refused(f"{data} is not a {cls.__qualname__}") from None
-    if type(data) is str and data in cls.__members__:
-        return cls.__members__[data]
-    raise _Refused(f"expected a member of {cls.__qualname__}, found {_show(data)}")
+def _tagging(scalar: _Scalar) -> Encode:
+    tag, encode = scalar.tag, scalar.encode
+
+    def encode_tagged(value: Any) -> Json:
+        encoded = encode(value)
+        return encoded if type(encoded) is dict else {_TAG: tag, "v": encoded}
+
+    return encode_tagged
 
 
 def _decode_text(data: Json) -> str:
+    if type(data) is dict and data.get(_TAG) == "utf8":
+        return _decode_utf8(data)
     return cast(str, _expect(data, str, "text"))
 
 
-def _decode_whole(data: Json) -> int:
-    return cast(int, _expect(data, int, "a whole number"))
+def _parsing(parse: Callable[[str], Any], what: str) -> Decode:
+    def decode(data: Json) -> Any:
+        text = data if type(data) is str else _decode_text(data)
+        try:
+            return parse(text)
+        except (ValueError, InvalidOperation, OverflowError):
+            raise _Refused(f"{_show(text)} is not {what}") from None
+
+    return decode
 
 
-def _decode_number(data: Json) -> float:
-    if type(data) in (int, float):
-        return cast(float, data)
-    raise _Refused(f"expected a number, found {_show(data)}")
-
-
-def _decode_flag(data: Json) -> bool:
-    return cast(bool, _expect(data, bool, "true or false"))
-
-
-def _decode_nothing(data: Json) -> None:
-    if data is not None:
-        raise _Refused(f"expected null, found {_show(data)}")
+def _encode_bytes(value: bytes) -> Json:
+    return base64.b64encode(value).decode()
 
 
 def _decode_bytes(data: Json) -> bytes:
@@ -936,97 +1450,155 @@ def _decode_bytes(data: Json) -> bytes:
         raise _Refused("expected base64") from None
 
 
-def _parsing(parse: Callable[[str], Any], what: str) -> Decode:
-    def decode(data: Json) -> Any:
-        text = _decode_text(data)
-        try:
-            return parse(text)
-        except (ValueError, InvalidOperation, OverflowError):
-            raise _Refused(f"{text[:60]!r} is not {what}") from None
-
-    return decode
-
-
-def _decode_timedelta(data: Json) -> timedelta:
-    try:
-        return timedelta(microseconds=_decode_whole(data))
-    except OverflowError:
-        raise _Refused("the duration is too long") from None
-
-
-_decode_uuid = _parsing(UUID, "a UUID")
-_decode_datetime = _parsing(datetime.fromisoformat, "a date and time")
-_decode_date = _parsing(date.fromisoformat, "a date")
-_decode_time = _parsing(time.fromisoformat, "a time")
-_decode_decimal = _parsing(Decimal, "a decimal number")
-
-
-def _decode_path(kind: type[PurePath]) -> Decode:
-    return _parsing(kind, "a path")
-
-
-def _encode_bytes(value: bytes) -> Json:
-    return base64.b64encode(value).decode()
-
-
 def _encode_timedelta(value: timedelta) -> Json:
     return value // timedelta(microseconds=1)
 
 
-# Annotation -> (accepted exact types, encoder or None for "as it is", decoder).
-_SCALARS: dict[Any, tuple[tuple[type, ...], Encode | None, Decode]] = {
-    str: ((str,), None, _decode_text),
-    bool: ((bool,), None, _decode_flag),
-    int: ((int,), _encode_int, _decode_whole),
-    float: ((float, int), lambda v: _ENCODE_NATIVE[type(v)](v), _decode_number),
-    type(None): ((type(None),), None, _decode_nothing),
-    bytes: ((bytes,), _encode_bytes, _decode_bytes),
-    UUID: ((UUID,), str, _decode_uuid),
-    datetime: ((datetime,), _encode_datetime, _decode_datetime),
-    date: ((date,), lambda v: v.isoformat(), _decode_date),
-    time: ((time,), _encode_time, _decode_time),
-    timedelta: ((timedelta,), _encode_timedelta, _decode_timedelta),
-    Decimal: ((Decimal,), str, _decode_decimal),
-    Path: ((type(Path()),), str, _decode_path(Path)),
-    PurePosixPath: ((PurePosixPath,), str, _decode_path(PurePosixPath)),
-    PureWindowsPath: ((PureWindowsPath,), str, _decode_path(PureWindowsPath)),
-}
-
-_TAGGED_SCALARS: dict[type, tuple[str, Encode]] = {
-    bytes: ("bytes", _encode_bytes),
-    UUID: ("uuid", str),
-    datetime: ("datetime", _encode_datetime),
-    date: ("date", lambda v: v.isoformat()),
-    time: ("time", _encode_time),
-    timedelta: ("timedelta", _encode_timedelta),
-    Decimal: ("decimal", str),
-    type(Path()): ("path", str),
-    PurePosixPath: ("posixpath", str),
-    PureWindowsPath: ("windowspath", str),
-}
+def _decode_timedelta(data: Json) -> timedelta:
+    try:
+        return timedelta(microseconds=_expect(data, int, "a whole number of microseconds"))
+    except OverflowError:
+        raise _Refused("the duration is too long") from None
 
 
-def _decode_tagged_datetime(data: dict[str, Json]) -> datetime:
-    moment = cast(datetime, _decode_datetime(data["v"]))
-    zone = data.get("zone")
-    if zone is not None:
+def _encode_windows_path(value: PureWindowsPath) -> Json:
+    text = str(value)
+    if PureWindowsPath(text) != value:
+        raise _Refused(f"the path {text!r} reads as another one when it is loaded; write it without './'")
+    return text
+
+
+# .. moments: ISO text, and beside it what ISO has no word for ..
+
+
+def _encode_moment(value: Any) -> Json:
+    zone = value.tzinfo
+    if (zone is None or zone is UTC) and not value.fold:
+        return value.isoformat()
+    beside: dict[str, Json] = {}
+    if value.fold:
+        beside["fold"] = 1
+    if type(zone) is timezone:
+        if zone.tzname(None) != timezone(zone.utcoffset(None)).tzname(None):
+            beside["name"] = zone.tzname(None)
+    elif type(zone) is ZoneInfo and _find_zone(zone.key) is zone:
+        beside["zone"] = zone.key
+        value = value.replace(tzinfo=None)
+    elif type(zone) is TzInfo:
+        beside["zone"] = ""  # As pydantic's validators make them: an offset of a class of its own.
+    elif zone is not None:
+        raise _Refused(
+            f"a time zone of class {type(zone).__qualname__} ({zone}); use datetime.UTC, "
+            "a timezone or a ZoneInfo made by name"
+        )
+    text = value.isoformat()
+    return {_TAG: type(value).__name__, "v": text, **beside} if beside else text
+
+
+def _decode_moment(parse: Decode) -> Callable[[dict[str, Json]], Any]:
+    def decode(data: dict[str, Json]) -> Any:
+        moment = parse(data["v"])
+        if data.get("fold") == 1:
+            moment = moment.replace(fold=1)
+        zone: tzinfo | None = moment.tzinfo
+        if "zone" in data:
+            zone = _decode_zone(data["zone"], zone)
+        elif "name" in data and type(zone) is timezone:
+            zone = timezone(zone.utcoffset(None), _decode_text(data["name"]))
+        return moment.replace(tzinfo=zone)
+
+    return decode
+
+
+def _decode_zone(key: Json, offset: tzinfo | None) -> tzinfo | None:
+    if key == "":
+        if type(offset) is not timezone:
+            raise _Refused("a time without an offset cannot have pydantic's zone")
+        return TzInfo(int(offset.utcoffset(None).total_seconds()))
+    zone = _find_zone(_decode_text(key))
+    if zone is None:
+        raise _Refused(f"the time zone {_show(key)} is not known here; install tzdata")
+    return zone
+
+
+@functools.lru_cache(maxsize=1024)
+def _find_zone(key: str | None) -> ZoneInfo | None:
+    """Return the zone of that name from the closed list of zones that this machine has.
+
+    `ZoneInfo` imports a package named after the zone if no file bears the name, so only names that
+    are known to be zones may reach it.
+    """
+    if not key or not re.fullmatch(r"[\w+-]+(/[\w+-]+)*", key, re.ASCII):
+        return None
+    on_disk = any(os.path.isfile(os.path.join(each, key)) for each in zoneinfo.TZPATH)
+    if not on_disk and key not in zoneinfo.available_timezones():
+        return None
+    try:
+        return ZoneInfo(key)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return None
+
+
+# .. enums ..
+
+
+def _encode_member(value: Enum) -> Json:
+    # Members travel by name, which outlives a change of value; combined flags have no name.
+    if isinstance(value, Flag):
+        return _encode_int(value.value)
+    name = value._name_
+    if type(value).__members__.get(name) is not value:
+        raise _Refused(f"{value!r} is not a declared member of {type(value).__qualname__}")
+    return name
+
+
+def _decode_member(cls: type[Enum], data: Json) -> Enum:
+    if issubclass(cls, Flag):
+        return _decode_flags(cls, _expect(data, int, f"the number of a {cls.__qualname__}"))
+    member = cls.__members__.get(data) if type(data) is str else None
+    if member is None:
+        raise _Refused(f"expected a member of {cls.__qualname__}, found {_show(data)}")
+    return member
+
+
+def _decode_flags(cls: type[Flag], number: int) -> Flag:
+    found = cls._value2member_map_.get(number)
+    if found is None:
         try:
-            moment = moment.replace(tzinfo=ZoneInfo(_decode_text(zone)))
-        except (ZoneInfoNotFoundError, ValueError, OSError):
-            raise _Refused(f"the time zone {zone!r} is not known here; install tzdata") from None
-    return moment.replace(fold=1) if data.get("fold") == 1 else moment
+            # Flag's own way to combine members; the class may have put other code in its place.
+            found = Flag._missing_.__func__(cls, number)  # type: ignore[attr-defined]  # a classmethod
+        except ValueError:
+            found = None
+    if type(found) is not cls:
+        raise _Refused(f"{_show(number)} is not a {cls.__qualname__}")
+    return found
 
 
-def _decode_tagged_time(data: dict[str, Json]) -> time:
-    moment = cast(time, _decode_time(data["v"]))
-    return moment.replace(fold=1) if data.get("fold") == 1 else moment
+_parse_datetime = _parsing(datetime.fromisoformat, "a date and time")
+_parse_time = _parsing(time.fromisoformat, "a time")
+
+# By annotation.
+_SCALARS: dict[Any, _Scalar] = {
+    bytes: _Scalar(bytes, "bytes", _encode_bytes, _decode_bytes),
+    UUID: _Scalar(UUID, "uuid", str, _parsing(UUID, "a UUID")),
+    datetime: _Scalar(datetime, "datetime", _encode_moment, _parse_datetime),
+    date: _Scalar(date, "date", date.isoformat, _parsing(date.fromisoformat, "a date")),
+    time: _Scalar(time, "time", _encode_moment, _parse_time),
+    timedelta: _Scalar(timedelta, "timedelta", _encode_timedelta, _decode_timedelta),
+    Decimal: _Scalar(Decimal, "decimal", str, _parsing(Decimal, "a decimal number")),
+    Path: _Scalar(type(Path()), "path", str, _parsing(Path, "a path")),
+    PurePosixPath: _Scalar(PurePosixPath, "posixpath", str, _parsing(PurePosixPath, "a path")),
+    PureWindowsPath: _Scalar(
+        PureWindowsPath, "windowspath", _encode_windows_path, _parsing(PureWindowsPath, "a path")
+    ),
+}
 
 
 def _decode_tagged_float(data: dict[str, Json]) -> float:
     inner = data["v"]
     if type(inner) is float:
         return inner
-    if inner in ("nan", "inf", "-inf"):
+    if type(inner) is str and inner in ("nan", "inf", "-inf"):
         return float(inner)
     raise _Refused(f"{_show(inner)} is not a float")
 
@@ -1035,84 +1607,120 @@ def _on_content(decode: Decode) -> Callable[[dict[str, Json]], Any]:
     return lambda data: decode(data["v"])
 
 
+def _expecting(kind: type, what: str) -> Callable[[dict[str, Json]], Any]:
+    return lambda data: _expect(data["v"], kind, what)
+
+
+def _decode_utf8(data: dict[str, Json]) -> str:
+    try:
+        return _decode_bytes(data.get("v")).decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        raise _Refused("expected the UTF-8 form of a text") from None
+
+
 _DECODE_TAGGED: dict[str, Callable[[dict[str, Json]], Any]] = {
     "str": _on_content(_decode_text),
-    "int": _on_content(_decode_whole),
-    "bool": _on_content(_decode_flag),
-    "NoneType": _on_content(_decode_nothing),
+    "utf8": _decode_utf8,
+    "int": _expecting(int, "a whole number"),
+    "bool": _expecting(bool, "true or false"),
+    "NoneType": _expecting(type(None), "null"),
     "float": _decode_tagged_float,
-    "bytes": _on_content(_decode_bytes),
-    "uuid": _on_content(_decode_uuid),
-    "datetime": _decode_tagged_datetime,
-    "date": _on_content(_decode_date),
-    "time": _decode_tagged_time,
-    "timedelta": _on_content(_decode_timedelta),
-    "decimal": _on_content(_decode_decimal),
-    "path": _on_content(_decode_path(Path)),
-    "posixpath": _on_content(_decode_path(PurePosixPath)),
-    "windowspath": _on_content(_decode_path(PureWindowsPath)),
+    **{each.tag: _on_content(each.decode) for each in _SCALARS.values()},
+    "datetime": _decode_moment(_parse_datetime),
+    "time": _decode_moment(_parse_time),
 }
 
-_COLLECTIONS = (tuple, list)
-_ABSTRACT_SEQUENCES = (Sequence, Iterable, Collection)
+_BUILT_IN_TYPES: dict[str, type] = {
+    f"{each.__module__}:{each.__qualname__}": each
+    for each in (
+        *(kind for kind in (*_ENCODE_NATIVE, list, dict, tuple, set, frozenset, object)),
+        *(scalar.kind for scalar in _SCALARS.values()),
+    )
+}
+"""Classes that a stored value may name without being registered."""
 
 
-def _build_collection(name: str, items: list[Any]) -> Any:
-    if name == "list":
-        return items
-    if name == "tuple":
-        return tuple(items)
+# --- containers ------------------------------------------------------------------------------------
+
+
+def _in_order(encoded: list[Json]) -> list[Json]:
+    """Sort the encoded items of a set, which has no order, so that equal sets are equal bytes."""
+    return sorted(encoded, key=lambda each: json.dumps(each, sort_keys=True))
+
+
+def _as_set(kind: Any, items: list[Any]) -> Any:
     try:
-        return set(items) if name == "set" else frozenset(items)
-    except TypeError:
+        return kind(items)
+    except Exception:  # noqa: BLE001  # an item's own __hash__ or __eq__ may raise anything
         raise _Refused("a set cannot hold a value that can change") from None
 
 
-_IMMUTABLE_LEAVES = (
-    str,
-    int,
-    float,
-    bool,
-    type(None),
-    bytes,
-    UUID,
-    datetime,
-    date,
-    time,
-    timedelta,
-    Decimal,
-    PosixPath,
-    WindowsPath,
-    PurePosixPath,
-    PureWindowsPath,
+def _decode_pairs(data: Json, key: Decode, item: Decode) -> dict[Any, Any]:
+    out: dict[Any, Any] = {}
+    for index, pair in enumerate(_expect(data, list, "an array of pairs")):
+        if type(pair) is not list or len(pair) != 2:
+            raise _Refused(f"entry {index} is not a pair")
+        try:
+            decoded_key, decoded_item = key(pair[0]), item(pair[1])
+        except _Refused as refused:
+            refused.parts.append(f"[{index}]")
+            raise
+        try:
+            out[decoded_key] = decoded_item
+        except Exception:  # noqa: BLE001  # a key's own __hash__ or __eq__ may raise anything
+            raise _Refused(f"entry {index} has a key that cannot be one") from None
+    return out
+
+
+# --- what can change -------------------------------------------------------------------------------
+
+_IMMUTABLE_LEAVES = frozenset(
+    (*_ENCODE_NATIVE, *(each.kind for each in _SCALARS.values()), PosixPath, WindowsPath)
 )
+
+
+def _is_frozen(cls: Any) -> bool:
+    """Say whether the fields of a record cannot be assigned, and it has nothing beside them that can."""
+    if _is_model(cls):
+        config = cls.model_config
+        return (
+            bool(config.get("frozen")) and config.get("extra") != "allow" and not cls.__private_attributes__
+        )
+    # Only what the decorator made: a plain subclass of a frozen dataclass has attributes of its own.
+    return "__dataclass_params__" in vars(cls) and bool(cls.__dataclass_params__.frozen)
 
 
 def _deeply_immutable(value: object) -> bool:
     kind = type(value)
     if kind in _IMMUTABLE_LEAVES or isinstance(value, (Enum, type)):
         return True
-    if isinstance(value, (tuple, frozenset)):
-        return all(_deeply_immutable(each) for each in value)
-    if dataclasses.is_dataclass(kind):
-        frozen = kind.__dataclass_params__.frozen  # type: ignore[attr-defined]  # a dataclass
-        fields = dataclasses.fields(kind)
-        return bool(frozen) and all(_deeply_immutable(getattr(value, each.name, None)) for each in fields)
+    if kind is tuple or kind is frozenset or _is_named_tuple(kind):
+        return all(_deeply_immutable(each) for each in cast("Iterable[object]", value))
+    if not _is_record(kind) or not _is_frozen(kind):
+        return False
     if _is_model(kind):
-        frozen = getattr(kind, "model_config", {}).get("frozen")
-        rest = getattr(value, "__pydantic_private__", None) or getattr(value, "__pydantic_extra__", None)
-        return bool(frozen) and not rest and all(_deeply_immutable(each) for each in vars(value).values())
-    return False
+        return all(_deeply_immutable(each) for each in vars(value).values())
+    fields = dataclasses.fields(cast(Any, kind))
+    return all(_deeply_immutable(getattr(value, each.name, None)) for each in fields)
 
 
-# --- words -----------------------------------------------------------------------------------------
+# --- JSON text -------------------------------------------------------------------------------------
+
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels, or contains itself"
+
+# JSON's escapes would join the two halves into one character.
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 def parse_json(payload: bytes | str) -> Json:
     """Parse JSON text. Raises `DecodeError` for whatever is not JSON."""
     try:
-        return _parse_text(payload if isinstance(payload, str) else payload.decode())
-    except (ValueError, UnicodeDecodeError) as error:
+        return from_json(payload, allow_inf_nan=False)
+    except ValueError:
+        pass  # Not JSON; or a lone surrogate, or more than 200 levels, which it does not take.
+    try:
+        return _on_free_stack(_parse_slowly, payload if isinstance(payload, str) else payload.decode())
+    except ValueError as error:
         raise DecodeError(f"not valid JSON: {error}") from None
     except RecursionError:
         raise DecodeError("not valid here: nested too deeply") from None
@@ -1122,10 +1730,79 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-# Made once: json.dumps and json.loads with options build a new encoder and decoder for each call.
-_print_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
-_print_ascii_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-_parse_text = json.JSONDecoder(parse_constant=_no_constant).decode
+# Made once: json.dumps and json.loads with options make a new encoder or decoder for each call.
+_parse_slowly = json.JSONDecoder(parse_constant=_no_constant).decode
+_print_escaped = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+def _encode_and_print(encode: Encode, value: object) -> tuple[Json, bytes]:
+    data = encode(value)
+    try:
+        return data, to_json(data)
+    except PydanticSerializationError:
+        # Too deep; or a lone surrogate, as models do emit them: the escaped form keeps it exactly.
+        if not _is_shallow(data):
+            raise _Refused(_TOO_DEEP) from None
+        data = _without_pairs(data)
+        return data, _print_escaped(data).encode()
+
+
+def _is_shallow(data: Json) -> bool:
+    level = [data]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for each in level
+            for inner in (each.values() if type(each) is dict else each)
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return True
+    return False
+
+
+def _without_pairs(data: Json) -> Json:
+    """Put texts that hold both halves of a surrogate pair into a form that keeps them apart."""
+    if type(data) is str and _PAIR.search(data):
+        return {_TAG: "utf8", "v": _encode_bytes(data.encode("utf-8", "surrogatepass"))}
+    if type(data) is not list and type(data) is not dict:
+        return data
+    out: Any = [None] * len(data) if type(data) is list else {}
+    for key, item in data.items() if type(data) is dict else enumerate(data):
+        try:
+            if type(key) is str and _PAIR.search(key):
+                raise _Refused("a key with both halves of a surrogate pair; join them to one character")
+            out[key] = _without_pairs(item)
+        except _Refused as refused:
+            refused.parts.append(_step(key))
+            raise
+    return out
+
+
+def _on_free_stack(work: Callable[..., T], *arguments: Any) -> T:
+    """Do the work; if the caller's stack is too full for it, do it on the fresh one of a thread."""
+    try:
+        return work(*arguments)
+    except RecursionError:
+        pass
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work(*arguments))
+        except BaseException as error:  # noqa: BLE001  # carried over to the caller
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="holdfast-codec")
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+    return results[0]
+
+
+# --- words -----------------------------------------------------------------------------------------
 
 
 def _expect(data: Json, kind: type, what: str) -> Json:
@@ -1134,13 +1811,28 @@ def _expect(data: Json, kind: type, what: str) -> Json:
     return data
 
 
+def _name(annotation: Any) -> str:
+    return getattr(annotation, "__qualname__", None) or str(annotation)
+
+
 def _show(data: Json) -> str:
-    text = json.dumps(data, ensure_ascii=True)
+    if type(data) is dict:
+        return "an object"
+    if type(data) is list:
+        return "an array"
+    if type(data) is int and data.bit_length() > _MAX_INT_BITS:
+        return "a huge number"
+    text = ascii(data)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _union_text(members: tuple[Any, ...]) -> str:
-    return " | ".join(getattr(each, "__qualname__", None) or str(each) for each in members)
+def _step(key: object) -> str:
+    """Return the step of a path that leads into a mapping."""
+    try:
+        text = repr(key)
+    except Exception:  # noqa: BLE001  # the program's own __repr__ may raise anything
+        text = f"<{type(key).__qualname__}>"
+    return f"[{text if len(text) <= 80 else text[:77] + '...'}]"
 
 
 def _why_not(value: object) -> str:
@@ -1156,12 +1848,6 @@ def _why_not(value: object) -> str:
         elif kind is bytearray or kind is memoryview:
             hint = "; convert it to bytes first"
     return f"a value of type {kind.__module__}.{kind.__qualname__} cannot be stored{hint}"
-
-
-def _as_decode_error(refused: _Refused, root: str) -> DecodeError | UnknownTypeError:
-    if refused.unknown is not None:
-        return UnknownTypeError(refused.unknown, path=refused.path(root))
-    return DecodeError(refused.reason, path=refused.path(root))
 
 
 # --- the shared registry ---------------------------------------------------------------------------
