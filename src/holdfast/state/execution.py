@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
@@ -14,7 +15,9 @@ from holdfast.state.checkpoints import CheckpointStore
 from holdfast.state.events import AttentionNeeded
 from holdfast.state.resources import ResourceContext, ResourceRegistry, Snapshotable
 from holdfast.state.session import Session
-from holdfast.state.snapshot import CompositeSnapshot, SnapshotMetadata
+from holdfast.state.snapshot import CompositeSnapshot, SnapshotMetadata, equivalence_of
+
+_logger = logging.getLogger("holdfast.state")
 
 
 @dataclass(slots=True)
@@ -56,9 +59,12 @@ class ExecutionState:
 
         Resources whose policy is LOG (what was spent stays spent) are left as they are unless
         `preserve_logs` is false. Raises `SnapshotMismatchError` before anything has changed if the
-        snapshot has a resource that is not here; `RestoreFailedError` if a participant could not
-        go back, after the others were returned to where they were.
+        snapshot has a resource or a slice that is not here; `RestoreFailedError` if a participant
+        could not go back, after the others were returned to where they were. If one of them could
+        not even be returned, the error says so (`undone` is false) and the session is marked with
+        `AttentionNeeded`.
         """
+        self.session.check_fits(snapshot.session)
         here = self.resources.snapshotable_resources()
         missing = [each.__qualname__ for each in snapshot.resources if each not in here]
         if missing:
@@ -73,54 +79,75 @@ class ExecutionState:
         }
         # All snapshots before the first change: whoever cannot be captured fails while nothing happened.
         before = {each: resource.snapshot(tag="before restore") for each, resource in chosen.items()}
-        done: list[type] = []
-        participant = "the session"
+        begun: list[type] = []
         try:
             for each, resource in chosen.items():
-                participant = each.__qualname__
+                begun.append(each)
                 resource.restore(snapshot.resources[each])
-                done.append(each)
-            participant = "the session"
             # The session comes last: its restore is one append, which happens or does not.
+            begun.append(Session)
             self.session.rollback(snapshot.session, preserve_logs=preserve_logs, reason="restore")
-        except Exception as error:
-            raise self._undo(participant, error, chosen, before, done) from error
+        except BaseException as error:
+            stuck = _put_back(chosen, before, begun)
+            failed = f"{begun[-1].__qualname__}: {error}"
+            if stuck:
+                self._call_for_attention((failed, *stuck))
+            if not isinstance(error, Exception) or (isinstance(error, SnapshotMismatchError) and not stuck):
+                raise
+            raise _restore_failed(begun[-1], error, failed, stuck) from error
 
-    def _undo(
-        self,
-        participant: str,
-        error: Exception,
-        chosen: Mapping[type, Snapshotable[object]],
-        before: Mapping[type, object],
-        done: list[type],
-    ) -> HoldfastError:
-        """Return the participants that went back already to where they were, last one first."""
-        stuck = []
-        for each in reversed(done):
-            try:
-                chosen[each].restore(before[each])
-            except Exception as again:  # noqa: BLE001  # each participant is tried, whatever the others do
-                stuck.append(f"{each.__qualname__}: {again}")
-        if isinstance(error, SnapshotMismatchError) and not stuck:
-            return error
-        failed = [f"{participant}: {error}", *stuck]
-        if not stuck:
-            return RestoreFailedError(
-                f"{participant} could not be restored ({error}); everything else was put back as it was",
-                failed=failed,
+    def _call_for_attention(self, details: tuple[str, ...]) -> None:
+        try:
+            self.session.dispatch(
+                AttentionNeeded(
+                    reason="a restore was left half done",
+                    details=details,
+                    next_actions=("inspect the named resources", "restore them by hand or from a checkpoint"),
+                )
             )
-        message = (
-            f"{participant} could not be restored ({error}), and these could not be put back either: "
-            f"{'; '.join(stuck)}. The session needs attention."
+        except HoldfastError as error:  # the restore's own error follows, and says the same
+            _logger.error("the session could not be marked as needing attention: %s", error)
+
+
+def _put_back(
+    chosen: Mapping[type, Snapshotable[object]], before: Mapping[type, object], begun: Sequence[type]
+) -> tuple[str, ...]:
+    """Return the participants that were touched to where they were, last one first. Says who is stuck."""
+    stuck = []
+    for each in reversed(begun):
+        if each not in chosen:
+            continue  # The session: its restore happens whole or not at all.
+        try:
+            chosen[each].restore(before[each])
+        except Exception as error:  # noqa: BLE001  # each participant is tried, whatever the others do
+            if not _is_as_before(chosen[each], before[each]):
+                stuck.append(f"{each.__qualname__}: {error}")
+    return tuple(stuck)
+
+
+def _is_as_before(resource: Snapshotable[object], before: object) -> bool:
+    """Say whether a participant that refuses to be restored was not changed in the first place."""
+    try:
+        return equivalence_of(resource.snapshot(tag="after a failed restore")) == equivalence_of(before)
+    except Exception:  # noqa: BLE001  # what cannot even be captured is not known to be as before
+        return False
+
+
+def _restore_failed(
+    participant: type, error: Exception, failed: str, stuck: tuple[str, ...]
+) -> RestoreFailedError:
+    name = "the session" if participant is Session else participant.__qualname__
+    if not stuck:
+        return RestoreFailedError(
+            f"{name} could not be restored ({error}); everything was put back as it was before the restore",
+            failed=(failed,),
         )
-        self.session.dispatch(
-            AttentionNeeded(
-                reason="a restore was left half done",
-                details=tuple(failed),
-                next_actions=("inspect the named resources", "restore them by hand or from a checkpoint"),
-            )
-        )
-        return RestoreFailedError(message, failed=failed, undone=False)
+    return RestoreFailedError(
+        f"{name} could not be restored ({error}), and these could not be put back either: "
+        f"{'; '.join(stuck)}. The session needs attention.",
+        failed=(failed, *stuck),
+        undone=False,
+    )
 
 
 def rollback_to_tool(state: ExecutionState, checkpoints: CheckpointStore, tool_call_id: str) -> None:

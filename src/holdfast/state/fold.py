@@ -11,20 +11,23 @@ place of the old, and a transaction keeps them to itself.
 Because slices are folds, registering a reducer is a statement about the whole log:
 a slice shows what its reducers make of every event, also of those from before the
 registration. The fold is done when a slice is first looked at, so that a program
-opens a session, registers its reducers, and pays once.
+opens a session, registers its reducers, and pays once. The same holds for types: an
+event whose type is not known here waits in the log, and is folded in its place as
+soon as the type is known.
 
-An event is `Staged` before anything else: encoded, so that what cannot be stored is
-refused while nothing has changed.
+The live state must equal what the log gives when it is read again. Therefore an
+event is `Staged` before anything else: encoded, so that what cannot be stored is
+refused while nothing has changed; and a value that could change in place is decoded
+from those bytes for every reducer, never taken from the caller.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -34,9 +37,12 @@ from holdfast.clock import Clock
 from holdfast.codec import Codec
 from holdfast.errors import (
     CodecError,
+    EncodeError,
+    HoldfastError,
     LogDamagedError,
     ReadOnlyError,
     SnapshotRestoreError,
+    StaleWriterError,
     UnknownTypeError,
     UsageError,
 )
@@ -51,8 +57,20 @@ from holdfast.state.events import (
     StateRestored,
     spec_of,
 )
-from holdfast.state.slices import EMPTY, Append, Clear, Entry, Extend, Replace, Slice
-from holdfast.state.stored import export_state, import_state
+from holdfast.state.slices import (
+    EMPTY,
+    Append,
+    Clear,
+    Entry,
+    Extend,
+    Kept,
+    Replace,
+    Slice,
+    entries_of,
+    opened,
+    sealed,
+)
+from holdfast.state.stored import Folding, StoredState, export_state, read_values
 from holdfast.state.views import SessionView
 
 if TYPE_CHECKING:
@@ -111,14 +129,65 @@ class Registration:
     call: Callable[[Slice[Any], Any, Any], Any]
 
 
+@dataclass(slots=True)
+class Staged:
+    """An event on its way: encoded already, so that it is known to be storable."""
+
+    event: object
+    type_name: str
+    payload: bytes
+    at_us: int
+    stamp: Stamp
+    immutable: bool
+    rolled_back: bool = False
+    """Whether it reaches LOG slices only, because the call that it belonged to was rolled back."""
+    is_live: bool = False
+    """Whether it is only published: it is not encoded, not logged, and reaches no slice."""
+    predicate: Callable[[Any], bool] | None = None
+    """For `ClearSlice`: chooses the items again on the state in which it is logged."""
+
+    def draft(self) -> Draft:
+        """Return what is handed to the log."""
+        stamp = self.stamp
+        return Draft(
+            self.type_name,
+            self.payload,
+            self.at_us,
+            stamp.turn_id,
+            stamp.run_id,
+            stamp.trace_id,
+            self.rolled_back,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A slice before and after a batch."""
+
+    slice_type: type
+    before: Slice[Any]
+    after: Slice[Any]
+
+
+class Context:
+    """What reducers see besides their slice and event."""
+
+    __slots__ = ("session",)
+
+    def __init__(self, session: SessionView) -> None:
+        self.session = session
+
+
 class Working:
     """Slices as they will be, over slices as they are."""
 
     __slots__ = ("_context", "base", "changes")
 
-    def __init__(self, base: Mapping[type, Slice[Any]]) -> None:
+    def __init__(
+        self, base: Mapping[type, Slice[Any]], changes: dict[type, Slice[Any]] | None = None
+    ) -> None:
         self.base = base
-        self.changes: dict[type, Slice[Any]] = {}
+        self.changes: dict[type, Slice[Any]] = {} if changes is None else changes
         self._context: Context | None = None
 
     def get(self, slice_type: type) -> Slice[Any]:
@@ -134,17 +203,19 @@ class Working:
     def context(self) -> Context:
         """What reducers are given as `context`."""
         if self._context is None:
-            self._context = Context(SessionView(self.get))
+            self._context = Context(SessionView(lambda slice_type: self.get(slice_type)))
         return self._context
 
 
-class Context:
-    """What reducers see besides their slice and event."""
+class _Notes:
+    """What a fold of the log notices on its way."""
 
-    __slots__ = ("session",)
+    def __init__(self) -> None:
+        self.unknown: dict[str, int] = {}
+        self.problems: list[Problem] = []
 
-    def __init__(self, session: SessionView) -> None:
-        self.session = session
+    def count(self, type_name: str) -> None:
+        self.unknown[type_name] = self.unknown.get(type_name, 0) + 1
 
 
 class Core:
@@ -166,7 +237,7 @@ class Core:
         self.created_at = created_at
         self.tags = MappingProxyType(dict(tags))
         self.parent_id = parent_id
-        self.parent: Session | None = None
+        self.parent: Session | SessionView | None = None
         self.children: list[Session] = []
         self.log = log
         self.clock = clock
@@ -180,6 +251,8 @@ class Core:
         # The fold.
         self.head = 0
         self.loaded = True
+        self.generation = 0
+        """Grows with every fold of the whole log."""
         self.slices: dict[type, Slice[Any]] = {}
         self.known: dict[type, None] = {}
         self.reducers: dict[type, list[Registration]] = {}
@@ -188,27 +261,63 @@ class Core:
         self.unknown: dict[str, int] = {}
         self.report = OpenReport()
         self.stored_seq = 0
+        self.pruned_upto = 0
+        """Events up to here are no longer in the log: items that came from them are stored as values."""
+        self.missing: list[str] = []
+        """Reducers that the stored state was made by and that are not registered here."""
+        self.reducing: int | None = None
+        """The thread in which a reducer runs."""
 
     # .. knowing types ..
 
     def know(self, slice_type: type) -> None:
-        """Note that this session uses a slice; if stored events waited for the type, fold again."""
+        """Note that this session uses a slice, and make its type loadable."""
         if slice_type in self.known:
             return
         if not isinstance(slice_type, type):
             raise UsageError(f"{slice_type!r} is not a class; a slice is named by the class of its items")
+        self.codec.registry.name_of(slice_type)
         self.known[slice_type] = None
-        if self.codec.registry.name_of(slice_type) in self.unknown:
-            self.loaded = False
 
-    def pairs(self) -> list[list[str]]:
-        """Which slices listen to which events: what a stored state must have been made with."""
+    def folding(self) -> Folding:
+        """Describe the reducers that are registered: what a stored state must have been made by."""
         name_of = self.codec.registry.name_of
-        return sorted(
-            [name_of(each.slice_type), name_of(event_type)]
-            for event_type, registrations in self.reducers.items()
-            for each in registrations
+        by_event = sorted(
+            ((name_of(event_type), each) for event_type, each in self.reducers.items()),
+            key=lambda pair: pair[0],
         )
+        return Folding(
+            tuple(
+                (event, name_of(each.slice_type), _reducer_name(each.reducer))
+                for event, registrations in by_event
+                for each in registrations
+            ),
+            tuple(sorted((name_of(each), policy.value) for each, policy in self.policies.items())),
+        )
+
+    def register(
+        self,
+        slice_type: type,
+        event_type: type,
+        reducer: Callable[..., Any],
+        policy: SlicePolicy | None,
+    ) -> None:
+        """Let a reducer bring events of a type into a slice; the same one again changes nothing."""
+        with self.lock:
+            self.check_not_reducing()
+            self.know(slice_type)
+            self.codec.registry.name_of(event_type)
+            registrations = self.reducers.setdefault(event_type, [])
+            is_new = not any(
+                each.slice_type is slice_type and each.reducer == reducer for each in registrations
+            )
+            if is_new:
+                registrations.append(Registration(slice_type, reducer, _calling(reducer)))
+            is_other = policy is not None and policy is not self.policy_of(slice_type)
+            if policy is not None:
+                self.policies[slice_type] = policy
+            if (is_new or is_other) and (self.head or not self.loaded):
+                self.loaded = False  # The slice is a fold of the whole log: fold it again when looked at.
 
     def policy_of(self, slice_type: type) -> SlicePolicy:
         """Return what was registered for a slice, or what its type says about itself."""
@@ -225,254 +334,233 @@ class Core:
             return (type(event),)
         return tuple(each.slice_type for each in registrations)
 
-    # .. folding ..
+    # .. loading ..
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the slices are the fold of the log by all that is registered here."""
+        if not self.loaded:
+            return False
+        return not self.unknown or not any(map(self.codec.registry.knows, self.unknown))
 
     def ensure_loaded(self) -> None:
-        """Fold the log unless that was done."""
-        if not self.loaded:
+        """Fold the log unless that was done, or if a type has become known that events waited for."""
+        if not self.is_current:
             self.load()
 
     def load(self) -> None:
         """Fold the log: the newest stored snapshot that fits, and the events after it."""
-        self.slices = {}
-        self.unknown = {}
-        self.stored_seq = 0
-        problems: list[Problem] = []
-        damage = None
-        self.head = self._import_snapshot(problems)
-        start = self.head
         info = self.log.info(self.session_id)
+        notes = _Notes()
+        slices, start = self._import_snapshot(info.first, notes)
         if start + 1 < info.first:
             raise LogDamagedError(
                 f"session {self.session_id}: events up to {info.first - 1} were pruned and no stored "
                 "snapshot covers them; open a copy of the store from before",
                 last_good_seq=0,
             )
-        working = Working({})
-        working.changes = self.slices
-        events = 0
+        working = Working({}, slices)
+        head, events, damage = start, 0, None
         try:
             for envelope in self.log.read(self.session_id, after=start, upto=self.upto):
-                self._fold_envelope(working, envelope, problems)
-                self.head = envelope.seq
+                self._fold_envelope(working, envelope, notes)
+                head = envelope.seq
                 events += 1
         except LogDamagedError as error:
             # For a writer damage is the end; a reader may look at everything before it.
             if not self.read_only:
                 raise
             damage = str(error)
-        self.slices = working.changes
-        self.report = OpenReport(events, start, dict(self.unknown), tuple(problems), damage)
+        self.head = head
+        self.stored_seq = start
+        self.pruned_upto = info.first - 1
+        self.unknown = notes.unknown
+        self.report = OpenReport(events, start, dict(notes.unknown), tuple(notes.problems), damage)
+        self.known.update(dict.fromkeys(slices))
+        # Whoever reads without the lock sees the old slices or the new ones, never some of each.
+        self.slices = slices
+        self.generation += 1
         self.loaded = True
 
-    def _import_snapshot(self, problems: list[Problem]) -> int:
+    def _import_snapshot(self, first: int, notes: _Notes) -> tuple[dict[type, Slice[Any]], int]:
+        """Return the stored slices and their place in the log, or nothing and 0."""
+        self.missing = []
         stored = self.log.latest_snapshot(self.session_id)
         if stored is None or (self.upto is not None and stored.seq > self.upto):
-            return 0
-        first = self.log.info(self.session_id).first
+            return {}, 0
+        unknown: dict[str, int] = {}
         try:
-            state = import_state(
-                self.codec,
-                stored.payload,
-                self.pairs(),
-                lambda after, upto: self.log.read(self.session_id, after=after, upto=upto),
-                self.unknown,
-                forced=first > 1,
-            )
-        except CodecError as error:
+            state = StoredState(stored.payload)
+            mine = self.folding()
+            self.missing = mine.lacks(state.folding)
+            if state.folding != mine and first == 1:
+                return {}, 0
+            slices = state.slices(self.codec, self._read, unknown)
+        except (CodecError, LogDamagedError) as error:
             if first > 1:
                 raise SnapshotRestoreError(
                     f"session {self.session_id}: its early events were pruned, and its stored snapshot "
                     f"cannot be read here: {error}"
                 ) from error
-            problems.append(
+            if isinstance(error, UnknownTypeError):
+                notes.count(error.type_name)
+            notes.problems.append(
                 Problem(stored.seq, "stored snapshot", f"{error}; folded from the events instead")
             )
-            return 0
-        if state is None:
-            return 0
-        self.slices = state
-        for slice_type in state:
-            self.known.setdefault(slice_type, None)
-        self.stored_seq = stored.seq
-        return stored.seq
+            return {}, 0
+        notes.unknown.update(unknown)
+        return slices, stored.seq
 
-    def _fold_envelope(self, working: Working, envelope: Envelope, problems: list[Problem]) -> None:
+    def _read(self, after: int, upto: int) -> Iterable[Envelope]:
+        return self.log.read(self.session_id, after=after, upto=upto)
+
+    def _fold_envelope(self, working: Working, envelope: Envelope, notes: _Notes) -> None:
         registry = self.codec.registry
         if not registry.knows(envelope.type):
-            self.unknown[envelope.type] = self.unknown.get(envelope.type, 0) + 1
+            notes.count(envelope.type)
             return
+        payload = envelope.payload
         try:
-            event: object = self.codec.decode(registry.resolve(envelope.type), envelope.payload)
+            event: object = self.codec.decode(registry.resolve(envelope.type), payload)
+            immutable = self.codec.is_immutable(event, payload)
+            self.fold(
+                working,
+                event,
+                payload,
+                envelope.seq,
+                immutable=immutable,
+                logs_only=envelope.rolled_back,
+                notes=notes,
+            )
         except UnknownTypeError as error:
-            self.unknown[error.type_name] = self.unknown.get(error.type_name, 0) + 1
-            return
-        except CodecError as error:
-            problems.append(Problem(envelope.seq, envelope.type, str(error)))
-            return
-        immutable = self.codec.is_immutable(event, envelope.payload)
-        try:
-            self.fold(working, event, envelope.seq, immutable=immutable, logs_only=envelope.rolled_back)
-        except UnknownTypeError as error:
-            self.unknown[error.type_name] = self.unknown.get(error.type_name, 0) + 1
-        except CodecError as error:
-            problems.append(Problem(envelope.seq, envelope.type, str(error)))
+            notes.count(error.type_name)
+        except (CodecError, SnapshotRestoreError, UsageError) as error:
+            notes.problems.append(Problem(envelope.seq, envelope.type, str(error)))
+
+    # .. folding ..
 
     def fold(
-        self, working: Working, event: object, seq: int, *, immutable: bool, logs_only: bool = False
+        self,
+        working: Working,
+        event: object,
+        payload: bytes,
+        seq: int,
+        *,
+        immutable: bool,
+        logs_only: bool = False,
+        notes: _Notes | None = None,
     ) -> tuple[list[Callable[..., object]], list[HandlerFailure]]:
         """Run an event's reducers. Raises `EncodeError` if one of them makes what cannot be stored."""
         kind = type(event)
         if kind in SYSTEM_EVENTS:
-            self._fold_system(working, event, seq, logs_only=logs_only)
+            self._fold_system(working, event, seq, logs_only=logs_only, notes=notes)
             return [], []
-        if not immutable:
-            event = copy.deepcopy(event)
         registrations = self.reducers.get(kind)
         if not registrations:
             if not logs_only or self.policy_of(kind) is SlicePolicy.LOG:
                 self.known.setdefault(kind, None)
-                working.put(kind, working.get(kind).append(event, seq, volatile=not immutable))
+                kept = event if immutable else Kept(self.codec, kind, payload)
+                working.put(kind, working.get(kind).append(kept, seq))
             return [], []
         ran: list[Callable[..., object]] = []
-        failures = []
+        failures: list[HandlerFailure] = []
         for registration in registrations:
             slice_type = registration.slice_type
             if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
                 continue
             before = working.get(slice_type)
             ran.append(registration.reducer)
+            given = event if immutable else self.codec.decode(kind, payload)
+            self.reducing = threading.get_ident()
             try:
-                outcome = registration.call(before, event, working.context)
-                after = self._apply(slice_type, before, outcome, event, seq, immutable=immutable)
-            except CodecError:
-                raise
+                outcome = registration.call(before, given, working.context)
+                made = _Made(self, slice_type, given, payload, seq, immutable=immutable)
+                after = made.of(before, outcome)
+            except _Unstorable as refused:
+                raise EncodeError(
+                    f"{refused.error.reason} (made by the reducer {_reducer_name(registration.reducer)} "
+                    f"of {kind.__qualname__}; nothing was changed)",
+                    path=refused.error.path,
+                ) from refused.error
             except Exception as error:  # a reducer is foreign code: one that fails harms no other
-                name = getattr(registration.reducer, "__qualname__", repr(registration.reducer))
+                name = _reducer_name(registration.reducer)
                 _logger.warning(
                     "the reducer %s failed on %s: %s", name, kind.__qualname__, error, exc_info=error
                 )
                 failures.append(HandlerFailure(registration.reducer, error))
                 continue
+            finally:
+                self.reducing = None
             if after is not before:
                 working.put(slice_type, after)
         return ran, failures
 
-    def _apply(
-        self, slice_type: type, before: Slice[Any], outcome: Any, event: object, seq: int, *, immutable: bool
-    ) -> Slice[Any]:
-        if isinstance(outcome, Append):
-            return self._add(slice_type, before, (outcome.item,), event, seq, immutable=immutable)
-        if isinstance(outcome, Extend):
-            return self._add(slice_type, before, outcome.items, event, seq, immutable=immutable)
-        if isinstance(outcome, Clear):
-            if outcome.predicate is None:
-                return EMPTY
-            predicate = outcome.predicate
-            kept = [entry for entry in before.entries() if not predicate(copy.copy(entry[0]))]
-            return Slice.of(kept, volatile=before.volatile) if len(kept) != len(before) else before
-        if isinstance(outcome, Slice):
-            if outcome is before:
-                return before
-            outcome = Replace(outcome.all())
-        elif isinstance(outcome, (tuple, list)):
-            outcome = Replace(outcome)
-        if isinstance(outcome, Replace):
-            if before.volatile:
-                entries: dict[int, Entry] = {}
-            else:
-                entries = {id(item): (item, origin) for item, origin in before.entries()}
-            made = EMPTY
-            for item in outcome.items:
-                held = entries.get(id(item))
-                if held is not None:
-                    made = made.append(held[0], held[1])
-                else:
-                    made = self._add(slice_type, made, (item,), event, seq, immutable=immutable)
-            return made
-        raise TypeError(
-            f"a reducer of {slice_type.__qualname__} returned {type(outcome).__qualname__}; "
-            "return Append, Extend, Replace, Clear, or the new items as a tuple"
-        )
-
-    def _add(
-        self,
-        slice_type: type,
-        to: Slice[Any],
-        items: Iterable[Any],
-        event: object,
-        seq: int,
-        *,
-        immutable: bool,
-    ) -> Slice[Any]:
-        for item in items:
-            if not isinstance(item, slice_type):
-                raise TypeError(
-                    f"a {type(item).__qualname__} cannot stand in the slice of {slice_type.__qualname__}"
-                )
-            if item is event:
-                to = to.append(item, seq, volatile=not immutable)
-                continue
-            payload = self.codec.encode(item)
-            fixed = self.codec.is_immutable(item, payload)
-            to = to.append(item if fixed else copy.deepcopy(item), -seq, volatile=not fixed)
-        return to
-
-    def _fold_system(self, working: Working, event: object, seq: int, *, logs_only: bool) -> None:
-        if isinstance(event, InitializeSlice):
-            slice_type = self.codec.registry.resolve(event.slice_type)
-            if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
-                return
-            self.known.setdefault(slice_type, None)
-            working.put(slice_type, self._add(slice_type, EMPTY, event.items, None, seq, immutable=True))
-        elif isinstance(event, ClearSlice):
-            slice_type = self.codec.registry.resolve(event.slice_type)
-            if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
-                return
-            before = working.get(slice_type)
-            if event.removed is None:
-                working.put(slice_type, EMPTY)
-            else:
-                gone = set(event.removed)
-                kept = [entry for index, entry in enumerate(before.entries()) if index not in gone]
-                working.put(slice_type, Slice.of(kept, volatile=before.volatile))
-        elif isinstance(event, StateRestored):
+    def _fold_system(
+        self, working: Working, event: object, seq: int, *, logs_only: bool, notes: _Notes | None
+    ) -> None:
+        if isinstance(event, StateRestored):
             for each in event.slices:
-                slice_type = self.codec.registry.resolve(each.slice_type)
+                try:
+                    slice_type = self.codec.registry.resolve(each.slice_type)
+                except UnknownTypeError as error:
+                    if notes is None:
+                        raise
+                    notes.count(error.type_name)  # The other slices were restored all the same.
+                    continue
                 if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
                     continue
                 self.known.setdefault(slice_type, None)
                 working.put(slice_type, self._restored(slice_type, working.get(slice_type), each, seq))
+            return
+        assert isinstance(event, (InitializeSlice, ClearSlice))
+        slice_type = self.codec.registry.resolve(event.slice_type)
+        if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
+            return
+        self.known.setdefault(slice_type, None)
+        if isinstance(event, InitializeSlice):
+            working.put(slice_type, Slice.of((self._seal(slice_type, each), -seq) for each in event.items))
+        elif event.removed is None:
+            working.put(slice_type, EMPTY)
+        elif event.removed:
+            gone = set(event.removed)
+            entries = enumerate(entries_of(working.get(slice_type)))
+            working.put(slice_type, Slice.of(entry for index, entry in entries if index not in gone))
+
+    def _seal(self, slice_type: type, item: Any) -> Any:
+        if not isinstance(item, slice_type):
+            raise UsageError(
+                f"a {type(item).__qualname__} cannot stand in the slice of {slice_type.__qualname__}"
+            )
+        return sealed(self.codec, item, self.codec.encode(item))
 
     def _restored(self, slice_type: type, before: Slice[Any], made: RestoredSlice, seq: int) -> Slice[Any]:
         entries: list[Entry] = []
-        volatile = before.volatile
-        for position, entry in enumerate(before.entries()):
+        for position, entry in enumerate(entries_of(before)):
             if position == made.keep:
                 break
             entries.append(entry)
-        by_origin = {origin: item for item, origin in before.entries() if origin > 0}
+        wanted = {
+            origin
+            for each in made.items
+            if each.origin > 0
+            for origin in range(each.origin, (each.upto or each.origin) + 1)
+        }
+        found: dict[int, Any] = {}
+        if wanted:
+            found = {origin: kept for kept, origin in entries_of(before) if origin in wanted}
+            found.update(read_values(self.codec, self._read, wanted - found.keys()))
         for each in made.items:
             if each.origin <= 0:
-                payload = self.codec.encode(each.item)
-                volatile = volatile or not self.codec.is_immutable(each.item, payload)
-                entries.append((each.item, each.origin or -seq))
+                entries.append((self._seal(slice_type, each.item), each.origin or -seq))
                 continue
             for origin in range(each.origin, (each.upto or each.origin) + 1):
-                if origin in by_origin:
-                    entries.append((by_origin[origin], origin))
-                else:
-                    value, fixed = self.event_at(origin)
-                    volatile = volatile or not fixed
-                    entries.append((value, origin))
-        return Slice.of(entries, volatile=volatile)
-
-    def event_at(self, seq: int) -> tuple[object, bool]:
-        """Read one event again. Returns its value, and whether it is immutable."""
-        for envelope in self.log.read(self.session_id, after=seq - 1, upto=seq):
-            value: object = self.codec.decode(self.codec.registry.resolve(envelope.type), envelope.payload)
-            return value, self.codec.is_immutable(value, envelope.payload)
-        raise SnapshotRestoreError(f"session {self.session_id} no longer has its event {seq}")
+                if origin not in found:
+                    raise SnapshotRestoreError(
+                        f"session {self.session_id} no longer has its event {origin}, which its event "
+                        f"{seq} brought back"
+                    )
+                entries.append((found[origin], origin))
+        return Slice.of(entries)
 
     # .. writing ..
 
@@ -484,71 +572,194 @@ class Core:
             raise ReadOnlyError(
                 f"session {self.session_id} was opened for reading; open it without read_only to change it"
             )
+        self.check_not_reducing()
 
-    def append(self, staged: Sequence[Staged]) -> tuple[list[Change], list[DispatchResult]]:
+    def check_not_reducing(self) -> None:
+        """Raise `UsageError` inside a reducer.
+
+        A reducer is asked again whenever the log is folded. It says what becomes of its slice, from
+        what it is given; the session itself is in the middle of a change.
+        """
+        if self.reducing is not None and self.reducing == threading.get_ident():
+            raise UsageError(
+                "a reducer used its session; read through context.session, return what the slice "
+                "becomes, and dispatch from an observer or a subscriber"
+            )
+
+    def choose(self, working: Working, staged: Staged) -> Staged:
+        """Let a `ClearSlice` name the items that its predicate chooses now."""
+        event, predicate = staged.event, staged.predicate
+        if predicate is None or not isinstance(event, ClearSlice):
+            return staged
+        items = working.get(self.codec.registry.resolve(event.slice_type)).all()
+        removed = tuple(index for index, item in enumerate(items) if predicate(item))
+        chosen = replace(event, removed=removed)
+        return replace(staged, event=chosen, payload=self.codec.encode(chosen))
+
+    def append(
+        self, staged: Sequence[Staged], *, written: Callable[[], None] | None = None
+    ) -> tuple[list[Change], list[DispatchResult]]:
         """Fold events on the present state, log them in one batch, and make the new state the present.
 
-        If anything goes wrong, neither the log nor the state has changed.
+        If anything goes wrong, neither the log nor the state has changed. `written` is called as soon
+        as it is certain that the batch is in the log.
         """
+        if not staged:
+            return [], []
         with self.lock:
             self.check_writable()
-            self.ensure_loaded()
+            if not self.loaded or self.unknown:
+                self.ensure_loaded()
             working = Working(self.slices)
-            results = []
-            drafts = []
-            for offset, each in enumerate(staged, start=1):
+            results: list[DispatchResult] = []
+            drafts: list[Draft] = []
+            seq = self.head
+            for each in staged:
+                if each.is_live:
+                    results.append(DispatchResult(each.event))
+                    continue
+                if each.predicate is not None:
+                    each = self.choose(working, each)  # noqa: PLW2901  # the chosen one takes its place
+                seq += 1
                 ran, failures = self.fold(
                     working,
                     each.event,
-                    self.head + offset,
+                    each.payload,
+                    seq,
                     immutable=each.immutable,
                     logs_only=each.rolled_back,
                 )
                 results.append(DispatchResult(each.event, tuple(ran), tuple(failures)))
                 drafts.append(each.draft())
-            assert self.lease is not None
-            if drafts:
-                try:
-                    self.log.append(self.lease, drafts, expected_seq=self.head)
-                except BaseException:
-                    # An interrupt may come just after the events were stored: only the log knows.
-                    self.loaded = False
-                    raise
-            self.head += len(drafts)
-            changes = [
-                Change(slice_type, self.slices.get(slice_type, EMPTY), after)
-                for slice_type, after in working.changes.items()
-            ]
-            self.slices.update(working.changes)
-            if self.head - self.stored_seq >= max(SNAPSHOT_EVERY, self.head // 2):
-                self.store_snapshot()
+            interrupted = self._write(drafts) if drafts else None
+            self.head = seq
+            changes = self._install(working.changes)
+            if written is not None:
+                written()
+            if interrupted is not None:
+                raise interrupted
+            if seq - self.stored_seq >= max(SNAPSHOT_EVERY, seq // 2):
+                self.try_to_store()
             return changes, results
 
-    def store_snapshot(self, *, inline_upto: int = 0) -> None:
-        """Write the folded state beside the log, so that the next opening need not fold it all."""
-        if self.unknown or self.lease is None:
-            return  # Events wait for a type that this process does not know: the fold is not whole.
-        payload = export_state(self.codec, self.slices, self.pairs(), inline_upto=inline_upto)
+    def _write(self, drafts: list[Draft]) -> BaseException | None:
+        """Append to the log. Returns an interrupt that came when the batch was in the log already."""
+        assert self.lease is not None
+        try:
+            self.log.append(self.lease, drafts, expected_seq=self.head)
+        except (StaleWriterError, UsageError):
+            raise  # Refused before anything was written.
+        except BaseException as error:
+            # A store may fail after its commit. Believe what it holds, not how it sounded.
+            if not self._is_written(drafts):
+                raise
+            if not isinstance(error, Exception):
+                return error
+            _logger.warning("the log reported an error, but has the events: %s", error, exc_info=error)
+        return None
+
+    def _is_written(self, drafts: list[Draft]) -> bool:
+        try:
+            there = [
+                (each.type, each.payload, each.at_us)
+                for each in self._read(self.head, self.head + len(drafts))
+            ]
+        except Exception:  # noqa: BLE001  # the caller raises what went wrong first
+            self.loaded = False  # Nobody knows now: fold again from whatever the log will say.
+            return False
+        return there == [(each.type, each.payload, each.at_us) for each in drafts]
+
+    def _install(self, slices: dict[type, Slice[Any]]) -> list[Change]:
+        """Make new slices the present ones. Returns what observers are told."""
+        changes = []
+        if self.observers:
+            for slice_type, after in slices.items():
+                before = self.slices.get(slice_type, EMPTY)
+                if slice_type in self.observers and after is not before and (len(before) or len(after)):
+                    changes.append(Change(slice_type, before, after))
+        self.slices.update(slices)
+        return changes
+
+    # .. upkeep ..
+
+    def try_to_store(self) -> None:
+        """Store a snapshot if that works: an optimisation, and the log has everything."""
+        try:
+            self.store_snapshot(self.pruned_upto)
+        except (HoldfastError, OSError) as error:
+            _logger.warning("no snapshot was stored for session %s: %s", self.session_id, error)
+        self.stored_seq = self.head  # Also after a failure, or each dispatch would try again.
+
+    def store_snapshot(self, inline_upto: int) -> None:
+        """Write the folded state beside the log, so that the next opening need not fold it all.
+
+        Nothing is stored while events wait for a type or for reducers that this process does not
+        have: the fold is not whole then.
+        """
+        if self.unknown or self.missing or self.lease is None:
+            return
+        payload = export_state(self.codec, self.slices, self.folding(), inline_upto=inline_upto)
         self.log.put_snapshot(self.lease, self.head, payload)
         self.stored_seq = self.head
 
+    def prune(self, upto: int) -> tuple[int, list[Change]]:
+        """Forget the events up to `upto`, and the history that came from them."""
+        with self.lock:
+            self.check_writable()
+            self.ensure_loaded()
+            waiting = [*sorted(self.unknown), *self.missing]
+            if waiting:
+                raise UsageError(
+                    "events would be lost for types or reducers that are not registered here: "
+                    f"{', '.join(waiting)}; register them and prune again; nothing was changed"
+                )
+            upto = min(upto, self.head)
+            if upto <= self.pruned_upto:
+                return 0, []
+            slices = {}
+            for slice_type, kept in self.slices.items():
+                if self.policy_of(slice_type) is SlicePolicy.LOG:
+                    left = [entry for entry in entries_of(kept) if abs(entry[1]) > upto]
+                    if len(left) != len(kept):
+                        slices[slice_type] = Slice.of(left)
+            assert self.lease is not None
+            payload = export_state(
+                self.codec, {**self.slices, **slices}, self.folding(), inline_upto=max(upto, self.pruned_upto)
+            )
+            self.log.put_snapshot(self.lease, self.head, payload)
+            self.stored_seq = self.head
+            count = self.log.prune(self.lease, upto=upto)
+            self.pruned_upto = upto
+            return count, self._install(slices)
+
+    # .. telling others ..
+
     def notify(self, changes: Sequence[Change], results: list[DispatchResult]) -> list[DispatchResult]:
-        """Tell observers and subscribers, outside the lock, each isolated from the others."""
-        observer_failures = []
+        """Tell observers and subscribers, outside the lock, each isolated from the others.
+
+        What observers did stands in the result of the batch's first event.
+        """
+        if not changes and self.dispatcher is None:
+            return results
+        observers: list[Callable[..., object]] = []
+        failures: list[HandlerFailure] = []
         for change in changes:
             for observer in tuple(self.observers.get(change.slice_type, ())):
+                observers.append(observer)
                 failure = call_isolated(observer, change.before, change.after)
                 if failure is not None:
-                    observer_failures.append(failure)
+                    failures.append(failure)
         told = []
         for result in results:
-            handlers, errors = result.handlers_invoked, result.errors + tuple(observer_failures)
-            observer_failures = []
+            handlers = (*result.handlers_invoked, *observers)
+            errors = (*result.errors, *failures)
+            observers, failures = [], []
             if self.dispatcher is not None:
                 try:
                     delivered = self.dispatcher.dispatch(result.event)
                 except Exception as error:  # telemetry is best effort: the event stands
                     _logger.warning("the dispatcher failed: %s", error, exc_info=error)
+                    handlers += (self.dispatcher.dispatch,)
                     errors += (HandlerFailure(self.dispatcher.dispatch, error),)
                 else:
                     handlers += delivered.handlers_invoked
@@ -557,39 +768,93 @@ class Core:
         return told
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A slice before and after a batch."""
-
-    slice_type: type
-    before: Slice[Any]
-    after: Slice[Any]
+# --- what reducers return --------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Staged:
-    """An event on its way: encoded already, so that it is known to be storable."""
+class _Unstorable(Exception):
+    """A reducer made an item that cannot be stored."""
 
-    event: object
-    type_name: str
-    payload: bytes
-    at_us: int
-    stamp: Stamp
-    immutable: bool
-    rolled_back: bool = False
+    def __init__(self, error: EncodeError) -> None:
+        self.error = error
+        super().__init__(str(error))
 
-    def draft(self) -> Draft:
-        """Return what is handed to the log."""
-        stamp = self.stamp
-        return Draft(
-            self.type_name,
-            self.payload,
-            self.at_us,
-            stamp.turn_id,
-            stamp.run_id,
-            stamp.trace_id,
-            self.rolled_back,
+
+class _Made:
+    """Applies what a reducer returned to its slice."""
+
+    __slots__ = ("core", "given", "immutable", "payload", "seq", "slice_type")
+
+    def __init__(
+        self, core: Core, slice_type: type, given: object, payload: bytes, seq: int, *, immutable: bool
+    ) -> None:
+        self.core = core
+        self.slice_type = slice_type
+        self.given = given
+        self.payload = payload
+        self.seq = seq
+        self.immutable = immutable
+
+    def of(self, before: Slice[Any], outcome: object) -> Slice[Any]:
+        """Return what the slice becomes."""
+        if isinstance(outcome, Append):
+            return before.append(*self._entry(outcome.item))
+        if isinstance(outcome, Extend):
+            after = before
+            for item in outcome.items:
+                after = after.append(*self._entry(item))
+            return after
+        if isinstance(outcome, Clear):
+            if outcome.predicate is None:
+                return EMPTY
+            predicate = outcome.predicate
+            left = [entry for entry in entries_of(before) if not predicate(opened(entry[0]))]
+            return Slice.of(left) if len(left) != len(before) else before
+        if outcome is before:
+            return before
+        if isinstance(outcome, Slice):
+            return Slice.of(self._replacing(before, outcome.all()))
+        if isinstance(outcome, (tuple, list)):
+            return Slice.of(self._replacing(before, outcome))
+        if isinstance(outcome, Replace):
+            return Slice.of(self._replacing(before, outcome.items))
+        raise TypeError(
+            f"a reducer of {self.slice_type.__qualname__} returned {type(outcome).__qualname__}; "
+            "return Append, Extend, Replace, Clear, or the new items as a tuple"
         )
+
+    def _replacing(self, before: Slice[Any], items: Iterable[Any]) -> list[Entry]:
+        """Keep the origins of the items that were there already."""
+        same: dict[int, Entry] = {}
+        equal: dict[tuple[type, bytes], Entry] = {}
+        for entry in entries_of(before):
+            kept = entry[0]
+            if type(kept) is Kept:
+                equal[kept.cls, kept.payload] = entry
+            else:
+                same[id(kept)] = entry
+        made = []
+        for item in items:
+            entry = same.get(id(item)) or self._entry(item)
+            if type(entry[0]) is Kept:
+                entry = equal.get((entry[0].cls, entry[0].payload), entry)
+            made.append(entry)
+        return made
+
+    def _entry(self, item: Any) -> Entry:
+        if not isinstance(item, self.slice_type):
+            raise TypeError(
+                f"a {type(item).__qualname__} cannot stand in the slice of {self.slice_type.__qualname__}"
+            )
+        if item is self.given and self.immutable:
+            return item, self.seq
+        codec = self.core.codec
+        try:
+            payload = codec.encode(item)
+        except EncodeError as error:
+            raise _Unstorable(error) from error
+        # A reducer may have changed the event that it was given: then the item is its own making.
+        is_event = item is self.given and payload == self.payload
+        return sealed(codec, item, payload), self.seq if is_event else -self.seq
 
 
 class DeclaredReducer:
@@ -629,6 +894,11 @@ class DeclaredReducer:
         return Replace((made,)) if isinstance(made, self.slice_type) else made
 
 
+def _reducer_name(reducer: Callable[..., Any]) -> str:
+    name = getattr(reducer, "__qualname__", None) or type(reducer).__qualname__
+    return f"{getattr(reducer, '__module__', None) or type(reducer).__module__}:{name}"
+
+
 def _takes_context(function: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -637,7 +907,7 @@ def _takes_context(function: Callable[..., Any]) -> bool:
     return any(each.name == "context" or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
-def calling(reducer: Callable[..., Any]) -> Callable[[Slice[Any], Any, Any], Any]:
+def _calling(reducer: Callable[..., Any]) -> Callable[[Slice[Any], Any, Any], Any]:
     """Wrap a reducer so that it is called alike whether it takes `context` or not."""
     if _takes_context(reducer):
         return lambda slice_, event, context: reducer(slice_, event, context=context)

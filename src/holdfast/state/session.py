@@ -19,20 +19,21 @@ staged, and a rollback logs it marked, so that it reaches only the LOG slices.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from datetime import datetime
+from itertools import islice
 from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from holdfast.clock import Clock, SystemClock, new_id
 from holdfast.codec import Codec, codec
-from holdfast.errors import CodecError, HoldfastError, SnapshotMismatchError, UsageError
+from holdfast.errors import CodecError, LogDamagedError, SnapshotMismatchError, UsageError
 from holdfast.log.base import DEFAULT_LEASE_SECONDS, Log
-from holdfast.log.event import Draft, Envelope, SlicePolicy, to_microseconds
+from holdfast.log.event import Channel, Draft, Envelope, SlicePolicy, to_microseconds
 from holdfast.log.lease import this_process_owner
 from holdfast.log.memory import MemoryLog
 from holdfast.state import fold
@@ -45,23 +46,15 @@ from holdfast.state.events import (
     StateRestored,
     spec_of,
 )
-from holdfast.state.fold import (
-    Core,
-    DeclaredReducer,
-    OpenReport,
-    Registration,
-    Staged,
-    Stamp,
-    Working,
-    calling,
-)
-from holdfast.state.slices import EMPTY, Slice, declared_reducers
+from holdfast.state.fold import Change, Core, DeclaredReducer, OpenReport, Staged, Stamp, Working
+from holdfast.state.slices import EMPTY, Entry, Slice, declared_reducers, entries_of, opened
 from holdfast.state.snapshot import Snapshot, SnapshotState
 from holdfast.state.views import SessionView, SliceReader
 
 T = TypeVar("T")
 
-_logger = logging.getLogger("holdfast.state")
+_COPIED_AT_ONCE = 1000
+"""How many events a fork copies in one append."""
 
 _NO_STAMP = Stamp()
 _stamp: ContextVar[Stamp] = ContextVar("holdfast_stamp", default=_NO_STAMP)
@@ -118,7 +111,9 @@ class SliceAccessor(SliceReader[T]):
         self, event_type: type, reducer: Callable[..., Any], *, policy: SlicePolicy | None = None
     ) -> None:
         """Let a reducer bring events of exactly that type into this slice."""
-        self._session._register(self._slice_type, event_type, reducer, policy)
+        if not isinstance(event_type, type):
+            raise UsageError(f"{event_type!r} is not a class; reducers are registered for a class of events")
+        self._session._core.register(self._slice_type, event_type, reducer, policy)
 
 
 class _Mutation:
@@ -159,7 +154,7 @@ class Session:
         bus: Dispatcher | None = None,
         *,
         dispatcher: Dispatcher | None = None,
-        parent: Session | None = None,
+        parent: Session | SessionView | None = None,
         session_id: UUID | None = None,
         created_at: datetime | None = None,
         tags: Mapping[str, str] | None = None,
@@ -168,9 +163,8 @@ class Session:
         codec: Codec = codec,
         lease_ttl_s: float = DEFAULT_LEASE_SECONDS,
     ) -> None:
-        if bus is not None and dispatcher is not None:
-            raise UsageError("bus and dispatcher are two names of one thing; give one of them")
-        clock = clock or (parent._core.clock if parent is not None else SystemClock())
+        dispatcher = _one_dispatcher(bus, dispatcher)
+        clock = clock or (parent.clock if parent is not None else None) or SystemClock()
         session_id = session_id or new_id()
         created_at = created_at or clock.now()
         if created_at.tzinfo is None:
@@ -191,16 +185,20 @@ class Session:
             log=log,
             clock=clock,
             codec=codec,
-            dispatcher=bus or dispatcher,
+            dispatcher=dispatcher,
         )
         self._core.lease = log.acquire(session_id, owner=this_process_owner(), ttl_s=lease_ttl_s)
         if parent is not None:
             self._adopt_by(parent)
 
-    def _adopt_by(self, parent: Session) -> None:
+    def _adopt_by(self, parent: Session | SessionView) -> None:
+        # A child made under a view knows its parent only through that view.
         self._core.parent = parent
-        with parent._core.lock:
-            parent._core.children.append(self)
+        parent._adopt(self)
+
+    def _adopt(self, child: Session) -> None:
+        with self._core.lock:
+            self._core.children.append(child)
 
     @classmethod
     def open(
@@ -212,7 +210,7 @@ class Session:
         upto: int | None = None,
         bus: Dispatcher | None = None,
         dispatcher: Dispatcher | None = None,
-        parent: Session | None = None,
+        parent: Session | SessionView | None = None,
         clock: Clock | None = None,
         codec: Codec = codec,
         lease_ttl_s: float = DEFAULT_LEASE_SECONDS,
@@ -226,6 +224,7 @@ class Session:
         """
         if upto is not None and not read_only:
             raise UsageError("upto shows the past, which cannot be changed: pass read_only=True as well")
+        dispatcher = _one_dispatcher(bus, dispatcher)
         info = log.info(session_id)
         session = cls.__new__(cls)
         session._transaction = None
@@ -237,7 +236,7 @@ class Session:
             log=log,
             clock=clock or SystemClock(),
             codec=codec,
-            dispatcher=bus or dispatcher,
+            dispatcher=dispatcher,
         )
         core.read_only = read_only
         core.upto = upto
@@ -266,8 +265,8 @@ class Session:
         return self._core.tags
 
     @property
-    def parent(self) -> Session | None:
-        """The session that this one was made under, if it is open in this process."""
+    def parent(self) -> Session | SessionView | None:
+        """The session that this one was made under, or the view of it, if it is open in this process."""
         return self._core.parent
 
     @property
@@ -329,14 +328,30 @@ class Session:
     def _slice(self, slice_type: type[T]) -> Slice[T]:
         core = self._core
         transaction = self._current()
-        if transaction is None and core.loaded and slice_type in core.known:
+        if (
+            transaction is None
+            and core.loaded
+            and slice_type in core.known
+            and not core.unknown
+            and core.reducing is None
+        ):
             return core.slices.get(slice_type, EMPTY)  # The slices are replaced, never changed: no lock.
         with core.lock:
+            core.check_not_reducing()
             core.know(slice_type)
             core.ensure_loaded()
             if transaction is not None:
-                return transaction._working.get(slice_type)
+                return transaction._view().get(slice_type)
             return core.slices.get(slice_type, EMPTY)
+
+    def _present(self) -> dict[type, Slice[Any]]:
+        """Return every slice as this handle sees it. The lock is held."""
+        self._core.check_not_reducing()
+        self._core.ensure_loaded()
+        transaction = self._current()
+        if transaction is None:
+            return dict(self._core.slices)
+        return {**self._core.slices, **transaction._view().changes}
 
     def __getitem__(self, slice_type: type[T]) -> SliceAccessor[T]:
         self._core.know(slice_type)
@@ -355,16 +370,34 @@ class Session:
         return _Mutation(self) if slice_type is None else self[slice_type]
 
     def read_only_view(self) -> SessionView:
-        """Return a view that can be read and not changed."""
+        """Return a view that can be read and not changed.
+
+        Inside a transaction it shows what is staged there; when that is over, what was kept.
+        """
         core = self._core
+        transaction = self._current()
 
         def read(slice_type: type) -> Slice[Any]:
             with core.lock:
+                core.check_not_reducing()
                 core.know(slice_type)
                 core.ensure_loaded()
+                if transaction is not None and transaction.is_open:
+                    return transaction._view().get(slice_type)
                 return core.slices.get(slice_type, EMPTY)
 
-        return SessionView(read, session_id=core.session_id, tags=core.tags)
+        def snapshot(*, include_all: bool) -> Snapshot:
+            handle = self if transaction is None or transaction.is_open else _handle(core)
+            return handle.snapshot(include_all=include_all)
+
+        return SessionView(
+            read,
+            session_id=core.session_id,
+            tags=core.tags,
+            clock=core.clock,
+            snapshot=snapshot,
+            adopt=self._adopt,
+        )
 
     def events(self, *, after: int = 0, upto: int | None = None) -> Iterator[tuple[Envelope, object | None]]:
         """Yield the session's events with their values; None where the type is unknown or does not fit."""
@@ -389,7 +422,8 @@ class Session:
 
         Raises `EncodeError`, naming the path to the field, if the event cannot be stored; then
         nothing has changed. A reducer, observer or subscriber that raises is reported in the
-        result; the event stands.
+        result; the event stands. An event whose channel is LIVE is only published: it is not
+        logged and reaches no slice.
         """
         return self.dispatch_all((event,))[0]
 
@@ -401,17 +435,20 @@ class Session:
         """Record several events in one batch: all of them, or none."""
         return self._dispatch([self._stage(each) for each in events])
 
-    def _stage(self, event: object, *, rolled_back: bool = False) -> Staged:
+    def _stage(self, event: object, predicate: Callable[[Any], bool] | None = None) -> Staged:
         core = self._core
+        kind = type(event)
+        if spec_of(kind).channel is Channel.LIVE:
+            return Staged(event, "", b"", 0, _NO_STAMP, immutable=False, is_live=True)
         payload = core.codec.encode(event)
         return Staged(
-            event=event,
-            type_name=core.codec.registry.name_of(type(event)),
-            payload=payload,
-            at_us=to_microseconds(core.clock.now()),
-            stamp=_stamp.get(),
-            immutable=core.codec.is_immutable(event, payload),
-            rolled_back=rolled_back,
+            event,
+            core.codec.registry.name_of(kind),
+            payload,
+            to_microseconds(core.clock.now()),
+            _stamp.get(),
+            core.codec.is_immutable(event, payload),
+            predicate=predicate,
         )
 
     def _dispatch(self, staged: list[Staged]) -> Sequence[DispatchResult]:
@@ -433,35 +470,8 @@ class Session:
 
     def _clear(self, slice_type: type, predicate: Callable[[Any], bool] | None) -> DispatchResult:
         name = self._core.codec.registry.name_of(slice_type)
-        with self._core.lock:
-            removed = None
-            if predicate is not None:
-                items: tuple[Any, ...] = self._slice(slice_type).all()
-                removed = tuple(index for index, item in enumerate(items) if predicate(item))
-            staged = [self._stage(ClearSlice(name, removed))]
-            transaction = self._current()
-            if transaction is not None:
-                return transaction._take(staged)[0]
-            changes, results = self._core.append(staged)
-        return self._core.notify(changes, results)[0]
-
-    def _register(
-        self, slice_type: type, event_type: type, reducer: Callable[..., Any], policy: SlicePolicy | None
-    ) -> None:
-        core = self._core
-        if not isinstance(event_type, type):
-            raise UsageError(f"{event_type!r} is not a class; reducers are registered for a class of events")
-        with core.lock:
-            core.know(slice_type)
-            core.codec.registry.name_of(event_type)
-            if policy is not None:
-                core.policies[slice_type] = policy
-            registrations = core.reducers.setdefault(event_type, [])
-            if any(each.slice_type is slice_type and each.reducer == reducer for each in registrations):
-                return
-            registrations.append(Registration(slice_type, reducer, calling(reducer)))
-            if core.head or not core.loaded:
-                core.loaded = False  # The slice is a fold of the whole log: fold again when it is looked at.
+        removed = None if predicate is None else ()
+        return self._dispatch([self._stage(ClearSlice(name, removed), predicate)])[0]
 
     def install(self, slice_type: type[T], *, initial: Callable[[], T] | None = None) -> None:
         """Register every method of a class that is marked with `@reducer(on=...)`.
@@ -473,7 +483,7 @@ class Session:
         if not declared:
             raise UsageError(f"{slice_type.__qualname__} has no method marked with @reducer(on=...)")
         for event_type, method in declared.items():
-            self._register(slice_type, event_type, DeclaredReducer(slice_type, method, initial), None)
+            self._core.register(slice_type, event_type, DeclaredReducer(slice_type, method, initial), None)
 
     def observe(self, slice_type: type[T], observer: Callable[[Sequence[T], Sequence[T]], object]) -> Any:
         """Call `observer(old, new)` after each change of a slice. Returns a function that stops it."""
@@ -500,10 +510,9 @@ class Session:
     def _empty(self, chosen: Callable[[SlicePolicy], bool]) -> None:
         core = self._core
         with core.lock:
-            core.ensure_loaded()
             names = [
                 core.codec.registry.name_of(each)
-                for each, kept in core.slices.items()
+                for each, kept in self._present().items()
                 if len(kept) and chosen(core.policy_of(each))
             ]
         self.dispatch_all([ClearSlice(name) for name in names])
@@ -525,11 +534,7 @@ class Session:
         core = self._core
         wanted = frozenset(SlicePolicy) if include_all else frozenset(policies)
         with core.lock:
-            core.ensure_loaded()
-            transaction = self._current()
-            present: Mapping[type, Slice[Any]] = core.slices
-            if transaction is not None:
-                present = {**core.slices, **transaction._working.changes}
+            present = self._present()
             known = dict.fromkeys((*core.known, *present))
             slices = {
                 each: kept
@@ -549,6 +554,7 @@ class Session:
                 captured=wanted,
                 session_id=core.session_id,
                 seq=core.head,
+                taken_by=core,
             )
 
     def rollback(self, snapshot: Snapshot, *, preserve_logs: bool = True, reason: str = "rollback") -> None:
@@ -564,25 +570,17 @@ class Session:
         """
         core = self._core
         with core.lock:
-            core.ensure_loaded()
-            strangers = [each.__qualname__ for each in snapshot.slices if each not in core.known]
-            if strangers:
-                raise SnapshotMismatchError(
-                    f"the snapshot has slices that this session does not know: {', '.join(strangers)}; "
-                    "register them (session[T].register(...) or session[T]) and try again; nothing changed"
-                )
+            self.check_fits(snapshot)
             transaction = self._current()
-            working = transaction._working if transaction is not None else Working(core.slices)
+            present = self._present()
+            # Inside a transaction nothing has its place in the log yet, so nothing can be referred to.
+            own = snapshot.taken_by is core and transaction is None
             restored = []
-            for slice_type in tuple(dict.fromkeys((*core.known, *core.slices))):
-                target = self._rollback_target(snapshot, slice_type, working.get(slice_type), preserve_logs)
+            for slice_type in tuple(dict.fromkeys((*core.known, *present))):
+                now = present.get(slice_type, EMPTY)
+                target = self._rollback_target(snapshot, slice_type, now, preserve_logs)
                 if target is not None:
-                    own = snapshot.session_id == core.session_id
-                    restored.append(
-                        self._describe(
-                            slice_type, working.get(slice_type), target, own and transaction is None
-                        )
-                    )
+                    restored.append(self._describe(slice_type, now, target, own))
             if not restored:
                 return
             staged = [self._stage(StateRestored(tuple(restored), reason))]
@@ -592,6 +590,19 @@ class Session:
             changes, results = core.append(staged)
         core.notify(changes, results)
 
+    def check_fits(self, snapshot: Snapshot) -> None:
+        """Raise `SnapshotMismatchError` if a snapshot names a slice that this session does not know."""
+        core = self._core
+        with core.lock:
+            core.check_not_reducing()
+            core.ensure_loaded()
+            strangers = [each.__qualname__ for each in snapshot.slices if each not in core.known]
+        if strangers:
+            raise SnapshotMismatchError(
+                f"the snapshot has slices that this session does not know: {', '.join(strangers)}; "
+                "register them (session[T].register(...) or session[T]) and try again; nothing was changed"
+            )
+
     def restore(self, snapshot: Snapshot, *, preserve_logs: bool = True) -> None:
         """Go back to a snapshot; another name of `rollback`."""
         self.rollback(snapshot, preserve_logs=preserve_logs)
@@ -600,42 +611,52 @@ class Session:
         self, snapshot: Snapshot, slice_type: type, present: Slice[Any], preserve_logs: bool
     ) -> Slice[Any] | None:
         """Say what a slice must become, or None if it stays."""
-        policy = self._core.policy_of(slice_type)
+        core = self._core
+        policy = core.policy_of(slice_type)
         kept = snapshot.slices.captured(slice_type) if slice_type in snapshot.slices else None
         if policy is SlicePolicy.LOG and preserve_logs:
+            # A log that has the snapshot's events has its history too, unless it was pruned on purpose.
+            if snapshot.session_id == core.session_id and core.head >= snapshot.seq:
+                return None
             if kept is None or len(kept) <= len(present):
                 return None
-            is_longer = kept.all()[: len(present)] == present.all()
-            return kept if is_longer else None
+            is_continued = all(map(self._is_same, entries_of(present), entries_of(kept)))
+            return kept if is_continued else None
         if kept is None:
-            if policy not in snapshot.captured or not len(present):
-                return None
-            return EMPTY
-        if kept is present or (len(kept) == len(present) and kept.all() == present.all()):
+            was_captured = policy in snapshot.captured or spec_of(slice_type).captured
+            return EMPTY if was_captured and len(present) else None
+        if len(kept) == len(present) and all(map(self._is_same, entries_of(kept), entries_of(present))):
             return None
         return kept
+
+    def _is_same(self, one: Entry, other: Entry) -> bool:
+        """Say whether two entries hold the same item, to the byte: 1 is not True."""
+        if one[0] is other[0]:
+            return True
+        mine, theirs = opened(one[0]), opened(other[0])
+        encode = self._core.codec.encode
+        return type(mine) is type(theirs) and encode(mine) == encode(theirs)
 
     def _describe(
         self, slice_type: type, present: Slice[Any], target: Slice[Any], own: bool
     ) -> RestoredSlice:
         """Write down a restored slice: as much as possible by reference to what is in the log."""
+        core = self._core
         keep = 0
         if own:
-            for (mine, _), (theirs, _) in zip(present.entries(), target.entries(), strict=False):
+            for (mine, _), (theirs, _) in zip(entries_of(present), entries_of(target), strict=False):
                 if mine is not theirs:
                     break
                 keep += 1
         items: list[RestoredItem] = []
-        for position, (item, origin) in enumerate(target.entries()):
-            if position < keep:
-                continue
-            if not own or origin <= 0:
-                items.append(RestoredItem(min(origin, 0) if own else 0, item=item))
+        for kept, origin in islice(entries_of(target), keep, None):
+            if not own or origin <= core.pruned_upto:
+                items.append(RestoredItem(-abs(origin) if own else 0, item=opened(kept)))
             elif items and items[-1].origin > 0 and items[-1].upto == origin - 1:
                 items[-1] = RestoredItem(items[-1].origin, origin)
             else:
                 items.append(RestoredItem(origin, origin))
-        return RestoredSlice(self._core.codec.registry.name_of(slice_type), keep, tuple(items))
+        return RestoredSlice(core.codec.registry.name_of(slice_type), keep, tuple(items))
 
     def clone(
         self,
@@ -649,14 +670,19 @@ class Session:
         core = self._core
         snapshot = self.snapshot(include_all=True)
         twin = Session(bus=bus, session_id=session_id, log=log, clock=core.clock, tags=tags, codec=core.codec)
+        self._take_along(twin)
+        twin._core.known.update(dict.fromkeys(snapshot.slices))
+        twin.rollback(snapshot, preserve_logs=False, reason="clone")
+        return twin
+
+    def _take_along(self, twin: Session) -> None:
+        """Give another session the reducers and policies of this one."""
+        core = self._core
         with core.lock:
             for event_type, registrations in core.reducers.items():
                 twin._core.reducers[event_type] = list(registrations)
             twin._core.policies.update(core.policies)
-            for slice_type in (*core.known, *snapshot.slices):
-                twin._core.known[slice_type] = None
-        twin.rollback(snapshot, preserve_logs=False, reason="clone")
-        return twin
+            twin._core.known.update(core.known)
 
     def fork(
         self, *, at: int | None = None, session_id: UUID | None = None, log: Log | None = None
@@ -664,12 +690,15 @@ class Session:
         """Make a new session that continues from event `at` of this one (by default from now).
 
         The events up to there are copied, so that the new session folds to the same state, and the
-        two go their own ways after it. Reducers and policies are taken along.
+        two go their own ways after it. If the early ones were pruned, the state is copied instead.
+        Reducers and policies are taken along. What is staged in a transaction is not.
         """
         core = self._core
-        at = self.head if at is None else at
-        if not 0 <= at <= self.head:
-            raise UsageError(f"there is no event {at} in session {self.session_id}: it has {self.head}")
+        head = self.head
+        at = head if at is None else at
+        if not 0 <= at <= head:
+            raise UsageError(f"there is no event {at} in session {self.session_id}: it has {head}")
+        past = self._past(at) if core.pruned_upto else None
         log = log if log is not None else core.log
         twin = Session(
             session_id=session_id,
@@ -678,42 +707,56 @@ class Session:
             codec=core.codec,
             tags={"forked_from": str(self.session_id), "forked_at": str(at)},
         )
-        drafts = [
-            Draft(
-                each.type,
-                each.payload,
-                each.at_us,
-                each.turn_id,
-                each.run_id,
-                each.trace_id,
-                each.rolled_back,
-            )
-            for each in core.log.read(self.session_id, upto=at)
-        ]
-        assert twin._core.lease is not None
-        if drafts:
-            log.append(twin._core.lease, drafts, expected_seq=0)
-        twin._fold_like(self)
+        self._take_along(twin)
+        try:
+            if past is not None:
+                twin._core.known.update(dict.fromkeys(past.slices))
+                twin.rollback(past, preserve_logs=False, reason="fork")
+            else:
+                self._copy_events(twin, at)
+        except BaseException:
+            # Half a copy is worth nothing, and would look like a session.
+            twin.close()
+            log.erase(twin.session_id)
+            raise
         return twin
 
-    def past(self, at: int) -> Session:
-        """Return the session as it was after event `at`, read-only, with the reducers it has now."""
+    def _past(self, at: int) -> Snapshot:
+        """Capture everything as it was after event `at`."""
         core = self._core
-        earlier = Session.open(
+        then = Session.open(
             core.log, self.session_id, read_only=True, upto=at, clock=core.clock, codec=core.codec
         )
-        earlier._fold_like(self)
-        return earlier
+        self._take_along(then)
+        try:
+            return then.snapshot(include_all=True)
+        except LogDamagedError as error:
+            raise UsageError(
+                f"session {self.session_id} can no longer be seen as it was after event {at}: its events "
+                f"up to {core.pruned_upto} were pruned; fork it from now, or from a later event"
+            ) from error
 
-    def _fold_like(self, other: Session) -> None:
-        """Take over another session's reducers and policies, and fold anew."""
-        core = other._core
-        with core.lock:
-            for event_type, registrations in core.reducers.items():
-                self._core.reducers[event_type] = list(registrations)
-            self._core.policies.update(core.policies)
-            self._core.known.update(core.known)
-        self._core.loaded = False
+    def _copy_events(self, twin: Session, upto: int) -> None:
+        lease = twin._core.lease
+        assert lease is not None
+        envelopes = self._core.log.read(self.session_id, upto=upto)
+        done = 0
+        while batch := list(islice(envelopes, _COPIED_AT_ONCE)):
+            drafts = [
+                Draft(
+                    each.type,
+                    each.payload,
+                    each.at_us,
+                    each.turn_id,
+                    each.run_id,
+                    each.trace_id,
+                    each.rolled_back,
+                )
+                for each in batch
+            ]
+            twin.log.append(lease, drafts, expected_seq=done)
+            done += len(drafts)
+        twin._core.loaded = False
 
     # .. transactions ..
 
@@ -730,22 +773,31 @@ class Session:
     @contextmanager
     def transaction(self) -> Iterator[Session]:
         """Keep every event dispatched in the block, or none of them if it raises."""
-        opened = self.begin()
-        with opened.active():
+        begun = self.begin()
+        with begun.active():
             try:
-                yield opened.session
+                yield begun.session
             except BaseException:
-                opened.rollback()
+                begun.rollback()
                 raise
-        opened.commit()
+        try:
+            begun.commit()
+        except BaseException:
+            begun.rollback()
+            raise
 
     def _current(self) -> Transaction | None:
-        """Return the transaction that this handle, or the running call, is part of."""
-        if self._transaction is not None:
-            self._transaction._check_open()
-            return self._transaction
+        """Return the transaction that this handle, or the running call, is part of.
+
+        Raises `UsageError` if it is over: whatever a call left running comes too late.
+        """
+        mine = self._transaction
+        if mine is not None:
+            mine._check_open()
+            return mine
         for each in _transactions.get():
-            if each._core is self._core and each._open:
+            if each._core is self._core:
+                each._check_open()
                 return each
         return None
 
@@ -759,43 +811,32 @@ class Session:
         """
         if (upto is None) == (keep_last is None):
             raise UsageError("say either upto= or keep_last=")
+        if min(upto or 0, keep_last or 0) < 0:
+            raise UsageError("upto and keep_last count events: 0 or more")
+        if self._current() is not None:
+            raise UsageError("a transaction is open here; end it first")
         core = self._core
         with core.lock:
-            core.check_writable()
-            core.ensure_loaded()
-            if core.unknown:
-                raise UsageError(
-                    "events of types that are not registered here would be lost: "
-                    f"{', '.join(sorted(core.unknown))}; register them and prune again"
-                )
-            limit = upto if upto is not None else core.head - cast(int, keep_last)
-            limit = min(limit, core.head)
-            if limit <= 0:
-                return 0
-            for slice_type, kept in tuple(core.slices.items()):
-                if core.policy_of(slice_type) is SlicePolicy.LOG:
-                    left = [entry for entry in kept.entries() if abs(entry[1]) > limit]
-                    if len(left) != len(kept):
-                        core.slices[slice_type] = Slice.of(left, volatile=kept.volatile)
-            core.store_snapshot(inline_upto=limit)
-            assert core.lease is not None
-            return core.log.prune(core.lease, upto=limit)
+            limit = upto if upto is not None else self.head - cast(int, keep_last)
+            count, changes = core.prune(limit)
+        core.notify(changes, [])
+        return count
 
     def close(self) -> None:
         """Give up the writer's lease. Closing again does nothing."""
+        if self._transaction is not None:
+            raise UsageError("a call cannot close the session that it is part of")
         core = self._core
         with core.lock:
-            if core.closed or core.read_only:
-                core.closed = True
+            core.check_not_reducing()
+            if core.closed:
                 return
             core.closed = True
+            if core.lease is None:
+                return
             if core.loaded and core.head - core.stored_seq >= fold.SNAPSHOT_EVERY // 4:
-                try:
-                    core.store_snapshot()
-                except (HoldfastError, OSError) as error:  # an optimisation: the log has everything
-                    _logger.warning("no snapshot was stored for %s: %s", core.session_id, error)
-            if core.lease is not None:
-                core.log.release(core.lease)
+                core.try_to_store()
+            core.log.release(core.lease)
 
     def __enter__(self) -> Session:
         return self
@@ -816,12 +857,11 @@ class Transaction:
     def __init__(self, session: Session) -> None:
         self._core = session._core
         self._open = True
+        self._committed = False
         self._staged: list[Staged] = []
         self._working = Working(_LiveSlices(self._core))
-        bound = Session.__new__(Session)
-        bound._core = self._core
-        bound._transaction = self
-        self.session = bound
+        self._generation = self._core.generation
+        self.session = _handle(self._core, self)
         """A handle of the session that stages what is dispatched through it."""
 
     @contextmanager
@@ -838,38 +878,89 @@ class Transaction:
         """The events that wait for the commit."""
         return tuple(each.event for each in self._staged)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it still waits for its commit or rollback."""
+        return self._open
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether its events are in the log; also when an interrupt came right after they were written."""
+        return self._committed
+
     def _check_open(self) -> None:
         if not self._open:
             raise UsageError(
                 "this call is over; what its handle of the session is asked to do comes too late"
             )
 
-    def _take(self, staged: list[Staged]) -> Sequence[DispatchResult]:
+    def _view(self) -> Working:
+        """Return the slices as this call sees them. The lock is held."""
         core = self._core
-        results: list[DispatchResult] = []
+        if self._generation != core.generation:
+            self._refold(self._staged)
+        return self._working
+
+    def _refold(self, staged: list[Staged]) -> None:
+        """Fold what is staged on the state as it is now."""
+        core = self._core
+        working = Working(_LiveSlices(core))
+        for each in staged:
+            self._fold(working, each)
+        self._working = working
+        self._generation = core.generation
+
+    def _fold(self, working: Working, staged: Staged) -> DispatchResult:
+        core = self._core
+        chosen = core.choose(working, staged)
+        ran, failures = core.fold(working, chosen.event, chosen.payload, 0, immutable=chosen.immutable)
+        return DispatchResult(chosen.event, tuple(ran), tuple(failures))
+
+    def _take(self, staged: list[Staged]) -> Sequence[DispatchResult]:
+        """Stage events, all or none. History among them does not wait: it is logged at once."""
+        core = self._core
         with core.lock:
             self._check_open()
             core.check_writable()
-            for each in staged:
-                if all(core.policy_of(target) is SlicePolicy.LOG for target in core.targets(each.event)):
-                    results.append(self._log_now(each))
+            core.ensure_loaded()
+            view = self._view()
+            ahead = Working(view.base, dict(view.changes))
+            results: dict[int, DispatchResult] = {}
+            waiting: list[Staged] = []
+            history: list[Staged] = []
+            for index, each in enumerate(staged):
+                if each.is_live or self._is_history(each.event):
+                    history.append(each)
                     continue
-                ahead = Working(self._working.base)
-                ahead.changes = dict(self._working.changes)
-                ran, failures = core.fold(ahead, each.event, 0, immutable=each.immutable)
-                self._working.changes = ahead.changes
-                self._staged.append(each)
-                results.append(DispatchResult(each.event, tuple(ran), tuple(failures)))
-        return results
+                mine = each
+                if not each.immutable:
+                    # The caller may change its object before the commit.
+                    mine = replace(each, event=core.codec.decode(type(each.event), each.payload))
+                results[index] = self._fold(ahead, mine)
+                waiting.append(mine)
+            # All that can be refused was tried: from here on only the log can say no.
+            changes, logged = core.append(history)
+            self._staged.extend(waiting)
+            self._working = ahead
+            if any(target in ahead.changes for each in history for target in self._targets(each)):
+                self._refold(self._staged)
+        told = iter(self._notify(changes, logged))
+        return [results[index] if index in results else next(told) for index in range(len(staged))]
 
-    def _log_now(self, staged: Staged) -> DispatchResult:
-        """History does not wait for the commit."""
+    def _targets(self, staged: Staged) -> Iterable[type]:
+        return () if staged.is_live else self._core.targets(staged.event)
+
+    def _is_history(self, event: object) -> bool:
         core = self._core
-        overlaid = [target for target in core.targets(staged.event) if target in self._working.changes]
-        changes, results = core.append([staged])
-        if overlaid:
-            core.fold(self._working, staged.event, core.head, immutable=staged.immutable)
-        return core.notify(changes, results)[0]
+        return all(core.policy_of(target) is SlicePolicy.LOG for target in core.targets(event))
+
+    def _notify(self, changes: Sequence[Change], results: list[DispatchResult]) -> list[DispatchResult]:
+        """Tell the others. They stand outside this call, wherever it is that they are called from."""
+        token = _transactions.set(tuple(each for each in _transactions.get() if each is not self))
+        try:
+            return self._core.notify(changes, results)
+        finally:
+            _transactions.reset(token)
 
     def commit(self, *extra: object) -> Sequence[DispatchResult]:
         """Log everything that was staged, and `extra` after it, in one batch.
@@ -880,27 +971,50 @@ class Transaction:
         with core.lock:
             self._check_open()
             batch = [*self._staged, *(self.session._stage(each) for each in extra)]
-            changes, results = core.append(batch)
-            self._open = False
-        return core.notify(changes, results)
+            if batch:
+                changes, results = core.append(batch, written=self._end)
+            else:
+                changes, results = [], []
+                self._end()
+        return self._notify(changes, results)
+
+    def _end(self) -> None:
+        self._open = False
+        self._committed = True
 
     def rollback(self, *extra: object) -> Sequence[DispatchResult]:
-        """Forget what was staged. History that it touched, and `extra`, are logged."""
+        """Forget what was staged. History that it touched, and `extra`, are logged in one batch.
+
+        Whatever happens, nothing stays staged; rolling back what is over does nothing.
+        """
         core = self._core
         with core.lock:
             if not self._open:
                 return ()
-            history = []
-            for each in self._staged:
-                if any(core.policy_of(target) is SlicePolicy.LOG for target in core.targets(each.event)):
-                    each.rolled_back = True
-                    history.append(each)
-            self._staged = []
-            self._working.changes = {}
-            batch = [*history, *(self.session._stage(each) for each in extra)]
+            history = [
+                replace(each, rolled_back=True)
+                for each in self._staged
+                if any(core.policy_of(target) is SlicePolicy.LOG for target in core.targets(each.event))
+            ]
             self._open = False
-            changes, results = core.append(batch)
-        return core.notify(changes, results)
+            self._staged = []
+            self._working = Working(_LiveSlices(core))
+            changes, results = core.append([*history, *(self.session._stage(each) for each in extra)])
+        return self._notify(changes, results)
+
+
+def _handle(core: Core, transaction: Transaction | None = None) -> Session:
+    """Make another handle of a session."""
+    handle = Session.__new__(Session)
+    handle._core = core
+    handle._transaction = transaction
+    return handle
+
+
+def _one_dispatcher(bus: Dispatcher | None, dispatcher: Dispatcher | None) -> Dispatcher | None:
+    if bus is not None and dispatcher is not None:
+        raise UsageError("bus and dispatcher are two names of one thing; give one of them")
+    return bus if bus is not None else dispatcher
 
 
 class _LiveSlices(Mapping[type, Slice[Any]]):

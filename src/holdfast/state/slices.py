@@ -12,17 +12,18 @@ Each entry remembers its **origin**: `seq` if the item *is* the event with that
 sequence number, `-seq` if that event's reducer made it, 0 if it has no place in
 the log yet. Stored snapshots use it to refer to events instead of copying them.
 
-Items that can change in place are copied on their way out of a slice that holds
-any (`volatile`), so that nobody can reach into the session's state.
+An item that can change in place is kept as its encoded form (`Kept`) and decoded
+anew for whoever looks, so that nobody can reach into the session's state, and so
+that what is seen is exactly what reading the log again would give.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, overload
 
+from holdfast.codec import Codec
 from holdfast.errors import UsageError
 
 T = TypeVar("T")
@@ -32,14 +33,40 @@ _BITS = 5
 _WIDTH = 1 << _BITS
 _MASK = _WIDTH - 1
 
+
+class Kept:
+    """An item that could change in place, in a form that cannot."""
+
+    __slots__ = ("cls", "codec", "payload")
+
+    def __init__(self, codec: Codec, cls: type, payload: bytes) -> None:
+        self.codec = codec
+        self.cls = cls
+        self.payload = payload
+
+    def value(self) -> Any:
+        """Make the item anew."""
+        return self.codec.decode(self.cls, self.payload)
+
+
+def sealed(codec: Codec, item: Any, payload: bytes) -> Any:
+    """Return what a slice keeps of an item that encoded to `payload`."""
+    return item if codec.is_immutable(item, payload) else Kept(codec, type(item), payload)
+
+
+def opened(kept: Any) -> Any:
+    """Return the item that a slice keeps: itself, or made anew."""
+    return kept.value() if type(kept) is Kept else kept
+
+
 Entry = tuple[Any, int]
-"""An item and its origin."""
+"""What a slice keeps of an item, and the item's origin."""
 
 
 class Slice(Sequence[T]):
     """One version of a slice. It never changes; `append` and its like return another one."""
 
-    __slots__ = ("_all", "_count", "_index", "_root", "_shift", "_tail", "volatile")
+    __slots__ = ("_all", "_count", "_index", "_root", "_shift", "_tail", "_volatile")
 
     _count: int
     _shift: int
@@ -47,8 +74,8 @@ class Slice(Sequence[T]):
     _tail: tuple[Entry, ...]
     _all: tuple[T, ...] | None
     _index: dict[Callable[[T], object], tuple[dict[object, int], int]] | None
-    volatile: bool
-    """Whether an item in it can change in place."""
+    _volatile: bool
+    """Whether any item is `Kept`."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -57,7 +84,7 @@ class Slice(Sequence[T]):
         self._tail = ()
         self._all = None
         self._index = None
-        self.volatile = False
+        self._volatile = False
 
     # .. reading ..
 
@@ -73,9 +100,11 @@ class Slice(Sequence[T]):
     def __getitem__(self, index: slice) -> tuple[T, ...]: ...
     def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
         if isinstance(index, slice):
+            if self._volatile:
+                return tuple(self[position] for position in range(*index.indices(self._count)))
             return self.all()[index]
-        item: T = self.entry(index)[0]
-        return copy.deepcopy(item) if self.volatile else item
+        item: T = opened(self._entry(index)[0])
+        return item
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Slice):
@@ -97,10 +126,10 @@ class Slice(Sequence[T]):
 
     def all(self) -> tuple[T, ...]:
         """Return every item, in order."""
-        if self.volatile:
-            return tuple(copy.deepcopy(item) for item, _ in self.entries())
+        if self._volatile:
+            return tuple(opened(kept) for kept, _ in entries_of(self))
         if self._all is None:
-            self._all = tuple(item for item, _ in self.entries())
+            self._all = tuple(item for item, _ in entries_of(self))
         return self._all
 
     def latest(self) -> T | None:
@@ -112,13 +141,13 @@ class Slice(Sequence[T]):
         return tuple(item for item in self.all() if predicate(item))
 
     def find(self, key: Callable[[T], object], wanted: object) -> int | None:
-        """Return the position of the item with that key, or None; O(1) on a slice that only grows.
+        """Return the position of the last item with that key, or None; O(1) on a slice that only grows.
 
         Keys must be hashable. `key` must be one and the same function at each call.
         """
         known, upto = (self._index or {}).get(key, ({}, 0))
         for position in range(upto, self._count):
-            known[key(self.entry(position)[0])] = position
+            known[key(self[position])] = position
         if self._index is None:
             self._index = {}
         self._index[key] = (known, self._count)
@@ -126,15 +155,14 @@ class Slice(Sequence[T]):
         if position < 0:
             return None
         # Versions that grew apart share the dictionary: believe it only where it is true here.
-        if position < self._count and key(self.entry(position)[0]) == wanted:
+        if position < self._count and key(self[position]) == wanted:
             return position
-        for other in range(self._count):
-            if key(self.entry(other)[0]) == wanted:
+        for other in range(self._count - 1, -1, -1):
+            if key(self[other]) == wanted:
                 return other
         return None
 
-    def entry(self, index: int) -> Entry:
-        """Return an item as it is kept, with its origin."""
+    def _entry(self, index: int) -> Entry:
         if index < 0:
             index += self._count
         if not 0 <= index < self._count:
@@ -147,56 +175,57 @@ class Slice(Sequence[T]):
             node = node[(index >> level) & _MASK]
         return node[index & _MASK]  # type: ignore[no-any-return]  # a leaf holds entries
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield the items as they are kept, with their origins."""
-        yield from _walk(self._root, self._shift)
-        yield from self._tail
-
     # .. making another one ..
 
-    def append(self, item: T, origin: int = 0, *, volatile: bool = False) -> Slice[T]:
+    def append(self, item: T | Kept, origin: int = 0) -> Slice[T]:
         """Return a slice with one more item at its end."""
         new: Slice[T] = Slice.__new__(Slice)
         new._count = self._count + 1
         new._all = None
         new._index = dict(self._index) if self._index else None
-        new.volatile = self.volatile or volatile
-        if len(self._tail) < _WIDTH:
+        new._volatile = self._volatile or type(item) is Kept
+        tail = self._tail
+        if len(tail) < _WIDTH:
             new._root, new._shift = self._root, self._shift
-            new._tail = (*self._tail, (item, origin))
+            new._tail = (*tail, (item, origin))
             return new
         new._tail = ((item, origin),)
         if (self._count >> _BITS) > (1 << self._shift):
-            new._root = (self._root, _new_path(self._shift, self._tail))
+            new._root = (self._root, _new_path(self._shift, tail))
             new._shift = self._shift + _BITS
         else:
-            new._root = _push(self._count - 1, self._shift, self._root, self._tail)
+            new._root = _push(self._count - 1, self._shift, self._root, tail)
             new._shift = self._shift
         return new
 
     @classmethod
-    def of(cls, entries: Iterable[Entry], *, volatile: bool = False) -> Slice[Any]:
-        """Build a slice of items with their origins."""
-        leaves: list[tuple[Any, ...]] = []
+    def of(cls, entries: Iterable[Entry]) -> Slice[Any]:
+        """Build a slice of what is kept of its items, with their origins."""
         everything = list(entries)
         count = len(everything)
         tail_length = count % _WIDTH or min(count, _WIDTH)
-        for start in range(0, count - tail_length, _WIDTH):
-            leaves.append(tuple(everything[start : start + _WIDTH]))
+        nodes: list[tuple[Any, ...]] = [
+            tuple(everything[start : start + _WIDTH]) for start in range(0, count - tail_length, _WIDTH)
+        ]
         new: Slice[Any] = Slice.__new__(Slice)
         new._count = count
         new._tail = tuple(everything[count - tail_length :])
         new._all = None
         new._index = None
-        new.volatile = volatile
+        new._volatile = any(type(kept) is Kept for kept, _ in everything)
         shift = _BITS
-        nodes: list[tuple[Any, ...]] = leaves
         while len(nodes) > _WIDTH:
             nodes = [tuple(nodes[start : start + _WIDTH]) for start in range(0, len(nodes), _WIDTH)]
             shift += _BITS
         new._root = tuple(nodes)
         new._shift = shift
         return new
+
+
+def entries_of(slice_: Slice[Any]) -> Iterator[Entry]:
+    """Yield what a slice keeps, with the origins: for those who fold and store, not for those who look."""
+    yield from _walk(slice_._root, slice_._shift)
+    yield from slice_._tail
 
 
 def _walk(node: Any, shift: int) -> Iterator[Entry]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from uuid import UUID
 from holdfast.codec import Codec, codec, parse_json
 from holdfast.errors import CodecError, DecodeError, SnapshotRestoreError
 from holdfast.log.event import SlicePolicy
-from holdfast.state.slices import Slice
+from holdfast.state.slices import Slice, sealed
 
 SNAPSHOT_VERSION = "1"
 
@@ -68,19 +69,19 @@ class Snapshot:
     """Which policies were asked for: only slices under these are emptied if they are not in `slices`."""
     session_id: UUID | None = field(default=None, compare=False)
     seq: int = field(default=0, compare=False)
-    """The place in the session's log at which it was taken; 0 if it came from elsewhere."""
+    """The place in the session's log at which it was taken; 0 if that is not known."""
+    taken_by: object = field(default=None, compare=False, repr=False)
+    """What took it, while that lives: its items can then be referred to instead of being copied."""
 
-    def to_json(self) -> str:
+    def to_json(self, *, codec: Codec = codec) -> str:
         """Serialise. `from_json` gives back an equal snapshot."""
         return json.dumps(snapshot_to_data(self, codec), ensure_ascii=True)
 
     @classmethod
-    def from_json(cls, raw: str | bytes) -> Snapshot:
+    def from_json(cls, raw: str | bytes, *, codec: Codec = codec) -> Snapshot:
         """Read what `to_json` wrote. Raises `SnapshotRestoreError`; never imports or runs anything."""
-        try:
+        with _reading():
             return snapshot_from_data(parse_json(raw), codec)
-        except CodecError as error:
-            raise SnapshotRestoreError(f"this snapshot cannot be read: {error}") from error
 
 
 def snapshot_to_data(snapshot: Snapshot, codec: Codec) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def snapshot_to_data(snapshot: Snapshot, codec: Codec) -> dict[str, Any]:
     name_of = codec.registry.name_of
     slices = []
     for slice_type in snapshot.slices:
-        items = [item for item, _ in snapshot.slices.captured(slice_type).entries()]
+        items = snapshot.slices[slice_type]
         kinds = {type(item) for item in items}
         if len(kinds) == 1:
             (item_type,) = kinds
@@ -107,19 +108,26 @@ def snapshot_to_data(snapshot: Snapshot, codec: Codec) -> dict[str, Any]:
         "policies": {name_of(each): policy.value for each, policy in snapshot.policies.items()},
         "captured": sorted(policy.value for policy in snapshot.captured),
         "slices": slices,
+        "session_id": str(snapshot.session_id) if snapshot.session_id else None,
+        "seq": snapshot.seq,
     }
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Whatever is wrong with a snapshot's text is one kind of error."""
+    try:
+        yield
+    except CodecError as error:
+        raise SnapshotRestoreError(f"this snapshot cannot be read: {error}") from error
+    except RecursionError:
+        raise SnapshotRestoreError("this snapshot cannot be read: it is nested too deeply") from None
 
 
 def snapshot_from_data(data: Any, codec: Codec) -> Snapshot:
     """Turn such data back into a snapshot. Raises `CodecError`."""
     top = _object(data, "snapshot")
-    version = top.get("version")
-    if version != SNAPSHOT_VERSION:
-        raise DecodeError(
-            f"version {version!r} is not known here (this Holdfast reads {SNAPSHOT_VERSION!r}); "
-            "use the Holdfast that wrote it, or a newer one",
-            path="snapshot.version",
-        )
+    _version(top)
     slices: dict[type, Slice[Any]] = {}
     for index, each in enumerate(_array(top.get("slices"), "snapshot.slices")):
         where = f"snapshot.slices[{index}]"
@@ -141,15 +149,14 @@ def snapshot_from_data(data: Any, codec: Codec) -> Snapshot:
                 raise DecodeError(
                     f"a {type(value).__qualname__} is not a {slice_type.__qualname__}", path=where
                 )
-        volatile = not all(codec.is_immutable(value, codec.encode(value)) for value in values)
-        slices[slice_type] = Slice.of(((value, 0) for value in values), volatile=volatile)
+        slices[slice_type] = Slice.of((sealed(codec, value, codec.encode(value)), 0) for value in values)
     policies = {
         codec.registry.resolve(name): _policy(value, f"snapshot.policies[{name!r}]")
         for name, value in _object(top.get("policies", {}), "snapshot.policies").items()
         if codec.registry.knows(name)  # A slice that this process never uses needs no policy here.
     }
     captured = _array(top.get("captured", ["state"]), "snapshot.captured")
-    parent_id = top.get("parent_id")
+    parent_id, session_id = top.get("parent_id"), top.get("session_id")
     return Snapshot(
         created_at=_moment(top.get("created_at"), "snapshot.created_at"),
         slices=SnapshotState(slices),
@@ -166,6 +173,8 @@ def snapshot_from_data(data: Any, codec: Codec) -> Snapshot:
             }
         ),
         captured=frozenset(_policy(each, "snapshot.captured") for each in captured),
+        session_id=None if session_id is None else _uuid(session_id, "snapshot.session_id"),
+        seq=_count(top.get("seq", 0), "snapshot.seq"),
     )
 
 
@@ -193,7 +202,7 @@ class CompositeSnapshot:
     """Resource type to that resource's own snapshot."""
     metadata: SnapshotMetadata
 
-    def to_json(self) -> str:
+    def to_json(self, *, codec: Codec = codec) -> str:
         """Serialise. `from_json` gives back an equal snapshot."""
         resources = [
             {
@@ -216,18 +225,15 @@ class CompositeSnapshot:
         )
 
     @classmethod
-    def from_json(cls, raw: str | bytes) -> CompositeSnapshot:
+    def from_json(cls, raw: str | bytes, *, codec: Codec = codec) -> CompositeSnapshot:
         """Read what `to_json` wrote. Raises `SnapshotRestoreError`; never imports or runs anything."""
-        try:
-            return _composite_from_data(parse_json(raw))
-        except CodecError as error:
-            raise SnapshotRestoreError(f"this snapshot cannot be read: {error}") from error
+        with _reading():
+            return _composite_from_data(parse_json(raw), codec)
 
 
-def _composite_from_data(data: Any) -> CompositeSnapshot:
+def _composite_from_data(data: Any, codec: Codec) -> CompositeSnapshot:
     top = _object(data, "snapshot")
-    if top.get("version") != SNAPSHOT_VERSION:
-        raise DecodeError(f"version {top.get('version')!r} is not known here", path="snapshot.version")
+    _version(top)
     resources: dict[type, object] = {}
     for index, each in enumerate(_array(top.get("resources"), "snapshot.resources")):
         where = f"snapshot.resources[{index}]"
@@ -263,11 +269,16 @@ def _state_of(snapshot: CompositeSnapshot) -> object:
         if snapshot.session.policies.get(slice_type, SlicePolicy.STATE) is SlicePolicy.STATE
         and snapshot.session.slices[slice_type]
     }
-    resources = {}
-    for resource_type, taken in snapshot.resources.items():
-        described = getattr(taken, "equivalence_key", None)
-        resources[resource_type] = described() if callable(described) else taken
-    return slices, resources
+    return slices, {each: equivalence_of(taken) for each, taken in snapshot.resources.items()}
+
+
+def equivalence_of(taken: object) -> object:
+    """Return what a resource's snapshot says about the resource, without ids and times.
+
+    That is its `equivalence_key()` if it has one, else the snapshot itself.
+    """
+    described = getattr(taken, "equivalence_key", None)
+    return described() if callable(described) else taken
 
 
 # --- checking the shape of JSON --------------------------------------------------------------------
@@ -288,6 +299,22 @@ def _array(data: Any, path: str) -> list[Any]:
 def _text(data: Any, path: str) -> str:
     if type(data) is not str:
         raise DecodeError("expected text", path=path)
+    return data
+
+
+def _version(top: dict[str, Any]) -> None:
+    version = top.get("version")
+    if version != SNAPSHOT_VERSION:
+        raise DecodeError(
+            f"version {version!r} is not known here (this Holdfast reads {SNAPSHOT_VERSION!r}); "
+            "use the Holdfast that wrote it, or a newer one",
+            path="snapshot.version",
+        )
+
+
+def _count(data: Any, path: str) -> int:
+    if type(data) is not int or data < 0:
+        raise DecodeError("expected a whole number, 0 or more", path=path)
     return data
 
 

@@ -3,44 +3,96 @@
 It is an optimisation and never the truth. An item that is an event is stored as
 that event's number, so that each message is stored once; only items that a reducer
 made are stored as values. A stored state fits a session only if the same reducers
-are registered, because slices are folds of the log by these.
+are registered in the same order, because slices are folds of the log by these.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.codec import Codec, parse_json
 from holdfast.errors import DecodeError
 from holdfast.log.event import Envelope
-from holdfast.state.slices import Entry, Slice
+from holdfast.state.slices import Entry, Kept, Slice, entries_of, sealed
 
 _VERSION = 1
 
-Pairs = list[list[str]]
-"""Which slices listen to which events: `[slice, event]`, sorted."""
+
+@dataclass(frozen=True, slots=True)
+class Folding:
+    """Which reducers a state was made by."""
+
+    reducers: tuple[tuple[str, str, str], ...]
+    """Event, slice and reducer by name; in order of registration for each event."""
+    policies: tuple[tuple[str, str], ...] = ()
+    """The policies that were registered, slice by slice."""
+
+    def lacks(self, other: Folding) -> list[str]:
+        """Name the reducers of `other` for which nothing is registered here, as `event -> slice`."""
+        mine = {(event, target) for event, target, _ in self.reducers}
+        return sorted(
+            f"{event} -> {target}" for event, target, _ in other.reducers if (event, target) not in mine
+        )
+
+
+class StoredState:
+    """A stored state whose outer form was read. Reading its slices comes later, if it fits."""
+
+    def __init__(self, payload: bytes) -> None:
+        data = parse_json(payload)
+        if type(data) is not dict or data.get("v") != _VERSION:
+            raise DecodeError("the stored state has another version")
+        try:
+            self.folding = Folding(
+                tuple((str(event), str(target), str(by)) for event, target, by in data["reducers"]),
+                tuple((str(target), str(policy)) for target, policy in data["policies"]),
+            )
+            self._slices: list[Any] = data["slices"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise DecodeError(f"the stored state has another shape: {error!r}") from error
+
+    def slices(
+        self, codec: Codec, read: Callable[[int, int], Iterable[Envelope]], unknown: dict[str, int]
+    ) -> dict[type, Slice[Any]]:
+        """Read the slices back; `read(after, upto)` reads the events that they refer to.
+
+        Slices of types that are not registered are counted in `unknown` and left out. Raises
+        `CodecError`.
+        """
+        try:
+            return _import_slices(codec, self._slices, read, unknown)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DecodeError(f"the stored state has another shape: {error!r}") from error
 
 
 def export_state(
-    codec: Codec, slices: Mapping[type, Slice[Any]], pairs: Pairs, *, inline_upto: int = 0
+    codec: Codec, slices: Mapping[type, Slice[Any]], folding: Folding, *, inline_upto: int = 0
 ) -> bytes:
-    """Write down the slices. Items from events up to `inline_upto`, which will be gone, as values."""
+    """Write down the slices. Items from events up to `inline_upto`, which are gone, as values."""
     name_of = codec.registry.name_of
     out = []
     for slice_type, kept in slices.items():
         if not len(kept):
             continue
         entries: list[Any] = []
-        for item, origin in kept.entries():
+        for item, origin in entries_of(kept):
             if origin > inline_upto:
                 _add_reference(entries, origin)
             else:
-                fields = codec.record_to_data(item)
-                entries.append({"o": -abs(origin), "t": name_of(type(item)), "v": fields})
+                is_kept = type(item) is Kept
+                name = name_of(item.cls if is_kept else type(item))
+                fields = parse_json(item.payload) if is_kept else codec.record_to_data(item)
+                entries.append({"o": -abs(origin), "t": name, "v": fields})
         out.append({"t": name_of(slice_type), "e": entries})
-    data = {"v": _VERSION, "pairs": pairs, "slices": out}
+    data = {
+        "v": _VERSION,
+        "reducers": folding.reducers,
+        "policies": folding.policies,
+        "slices": out,
+    }
     return json.dumps(data, separators=(",", ":")).encode()
 
 
@@ -55,31 +107,6 @@ def _add_reference(entries: list[Any], seq: int) -> None:
         entries.append(seq)
 
 
-def import_state(
-    codec: Codec,
-    payload: bytes,
-    pairs: Pairs,
-    read: Callable[[int, int], Iterable[Envelope]],
-    unknown: dict[str, int],
-    *,
-    forced: bool,
-) -> dict[type, Slice[Any]] | None:
-    """Read slices back, or return None if they do not fit the reducers registered here.
-
-    With `forced` they are taken all the same: the events that they were made of are gone. Slices
-    of types that are not registered are counted in `unknown` and left out. Raises `CodecError`.
-    """
-    data = parse_json(payload)
-    if not isinstance(data, dict) or data.get("v") != _VERSION:
-        raise DecodeError("the stored state has another version")
-    if data.get("pairs") != pairs and not forced:
-        return None
-    try:
-        return _import_slices(codec, data["slices"], read, unknown)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DecodeError(f"the stored state has another shape: {error!r}") from error
-
-
 def _import_slices(
     codec: Codec, data: list[Any], read: Callable[[int, int], Iterable[Envelope]], unknown: dict[str, int]
 ) -> dict[type, Slice[Any]]:
@@ -91,31 +118,34 @@ def _import_slices(
             wanted.update(_references(each["e"]))
         else:
             unknown[each["t"]] = unknown.get(each["t"], 0) + len(each["e"])
-    events: dict[int, tuple[Any, bool]] = {}
-    value: Any
-    if wanted:
-        for envelope in read(min(wanted) - 1, max(wanted)):
-            if envelope.seq in wanted:
-                value = codec.decode(codec.registry.resolve(envelope.type), envelope.payload)
-                events[envelope.seq] = (value, codec.is_immutable(value, envelope.payload))
+    events = read_values(codec, read, wanted)
     slices: dict[type, Slice[Any]] = {}
     for each in known:
         entries: list[Entry] = []
-        volatile = False
         for entry in each["e"]:
             if isinstance(entry, dict):
-                value = codec.record_from_data(codec.registry.resolve(entry["t"]), entry["v"])
-                volatile = volatile or not codec.is_immutable(value, codec.encode(value))
-                entries.append((value, entry["o"]))
+                value: Any = codec.record_from_data(codec.registry.resolve(entry["t"]), entry["v"])
+                entries.append((sealed(codec, value, codec.encode(value)), entry["o"]))
                 continue
-            for seq in _references([entry]):
+            for seq in _references((entry,)):
                 if seq not in events:
                     raise DecodeError(f"the stored state refers to event {seq}, which is not there")
-                value, fixed = events[seq]
-                volatile = volatile or not fixed
-                entries.append((value, seq))
-        slices[codec.registry.resolve(each["t"])] = Slice.of(entries, volatile=volatile)
+                entries.append((events[seq], seq))
+        slices[codec.registry.resolve(each["t"])] = Slice.of(entries)
     return slices
+
+
+def read_values(
+    codec: Codec, read: Callable[[int, int], Iterable[Envelope]], wanted: set[int]
+) -> dict[int, Any]:
+    """Read events again, each as a slice keeps it; what is not there is left out. Raises `CodecError`."""
+    found: dict[int, Any] = {}
+    if wanted:
+        for envelope in read(min(wanted) - 1, max(wanted)):
+            if envelope.seq in wanted:
+                value: Any = codec.decode(codec.registry.resolve(envelope.type), envelope.payload)
+                found[envelope.seq] = sealed(codec, value, envelope.payload)
+    return found
 
 
 def _references(entries: Iterable[Any]) -> Iterator[int]:

@@ -1,22 +1,45 @@
 """Reading a session without being able to change it.
 
-A view holds a function that reads a slice, and nothing that leads to the session.
-Slices never change, and items that could change in place are handed out as copies
-(see `slices`), so that whatever a reader does with what it got, the session stays
-as it is.
+A view holds functions that read, and nothing that leads to the session. Slices never
+change, and items that could change in place are made anew for whoever looks (see
+`slices`), so that whatever a reader does with what it got, the session stays as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from uuid import UUID
 
-from holdfast.errors import ReadOnlyError
+from holdfast.clock import Clock
+from holdfast.errors import ReadOnlyError, UsageError
 from holdfast.state.slices import Slice
+from holdfast.state.snapshot import Snapshot
 
 T = TypeVar("T")
+
+_CHANGES_SLICE = frozenset({"append", "clear", "dispatch", "register", "seed"})
+_CHANGES_SESSION = frozenset(
+    {
+        "begin",
+        "broadcast",
+        "clone",
+        "close",
+        "dispatch",
+        "dispatch_all",
+        "drop_caches",
+        "fork",
+        "install",
+        "mutate",
+        "observe",
+        "prune",
+        "reset",
+        "restore",
+        "rollback",
+        "transaction",
+    }
+)
 
 
 class SliceReader(Generic[T]):
@@ -53,18 +76,19 @@ class SliceReader(Generic[T]):
         return True
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("seed", "append", "clear", "register", "dispatch"):
-            raise ReadOnlyError(f"this view of a session is read-only: {name} is refused")
-        raise AttributeError(name)
+        if name in _CHANGES_SLICE:
+            _refuse(name)
+        raise AttributeError(f"a view of a slice has no {name!r}")
 
 
 class SessionView:
-    """A session that can be read and not changed.
+    """A session that can be read and not changed."""
 
-    It holds a function that reads a slice, and nothing that leads to the session.
-    """
+    __slots__ = ("_adopt", "_read", "_snapshot", "clock", "session_id", "tags")
 
-    __slots__ = ("_read", "session_id", "tags")
+    session_id: UUID | None
+    tags: Mapping[str, str]
+    clock: Clock | None
 
     def __init__(
         self,
@@ -72,10 +96,17 @@ class SessionView:
         *,
         session_id: UUID | None = None,
         tags: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        snapshot: Callable[..., Snapshot] | None = None,
+        adopt: Callable[[Any], None] | None = None,
     ) -> None:
-        self._read = read
-        self.session_id = session_id
-        self.tags = MappingProxyType(dict(tags or {}))
+        put = object.__setattr__
+        put(self, "_read", read)
+        put(self, "_snapshot", snapshot)
+        put(self, "_adopt", adopt)
+        put(self, "session_id", session_id)
+        put(self, "tags", MappingProxyType(dict(tags or {})))
+        put(self, "clock", clock)
 
     def __getitem__(self, slice_type: type[T]) -> SliceReader[T]:
         read = self._read
@@ -89,34 +120,31 @@ class SessionView:
         """Return read access to a slice; the older spelling of `view[T]`."""
         return self[slice_type]
 
+    def snapshot(self, *, include_all: bool = False) -> Snapshot:
+        """Capture what the session holds, as `Session.snapshot` does."""
+        if self._snapshot is None:
+            raise UsageError("a reducer's view has no snapshots; read the slices that it needs")
+        taken: Snapshot = self._snapshot(include_all=include_all)
+        return taken
+
     def read_only_view(self) -> SessionView:
         """Return itself: it is read-only already."""
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if name in _CHANGING:
-            raise ReadOnlyError(f"this view of a session is read-only: {name} is refused")
-        raise AttributeError(name)
+        if name in _CHANGES_SESSION:
+            _refuse(name)
+        raise AttributeError(f"a view of a session has no {name!r}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        _refuse(f"setting {name}")
+
+    def __delattr__(self, name: str) -> None:
+        _refuse(f"deleting {name}")
 
 
-_CHANGING = frozenset(
-    {
-        "broadcast",
-        "clear",
-        "clone",
-        "dispatch",
-        "dispatch_all",
-        "drop_caches",
-        "install",
-        "mutate",
-        "begin",
-        "prune",
-        "restore",
-        "rollback",
-        "reset",
-        "seed",
-    }
-)
+def _refuse(what: str) -> NoReturn:
+    raise ReadOnlyError(f"this view of a session is read-only: {what} is refused; nothing was changed")
 
 
 class SessionProtocol(Protocol):
