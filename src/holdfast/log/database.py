@@ -106,7 +106,8 @@ class Database:
         self._synchronous = synchronous
         self._busy_timeout_s = busy_timeout_s
         self._read_only = read_only
-        self._damage: str | None = None
+        self.damage: str | None = None
+        """Why the file can only be read, if it is damaged as a whole."""
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
         self._pid = os.getpid()
@@ -142,6 +143,10 @@ class Database:
                 except sqlite3.ProgrammingError:
                     self._settle()
                     raise
+                except UnicodeDecodeError as error:
+                    # SQLite quotes damaged text in its messages, and Python then fails to read them.
+                    self._settle()
+                    raise self.damaged(f"could not {doing} (unreadable text in the file)") from error
                 except (sqlite3.Error, StillInUse) as error:
                     self._settle()
                     busy = isinstance(error, StillInUse) or _code(error) in _BUSY
@@ -189,8 +194,8 @@ class Database:
         elif connection.in_transaction:
             # An interrupt hit the clean-up of an earlier failure.
             connection.rollback()
-        if writes and self._damage is not None:
-            raise self.damaged(self._damage)
+        if writes and self.damage is not None:
+            raise self.damaged(self.damage)
         return connection
 
     # --- opening -------------------------------------------------------------------------------------
@@ -217,16 +222,16 @@ class Database:
                 f"both away to begin anew"
             )
         self._pid = os.getpid()
+        if self._identity is not None:
+            # Opened before, and closed for a fork or after a failure: it must be the same file.
+            self._refuse_if_replaced()
         if not bytes_now:
             if self._read_only:
                 raise LogError(
                     f"there is no log in {self.path} ({'empty' if bytes_now == 0 else 'no such file'})"
                 )
             return self._open_for_writing()
-        connection = self._inspected()
-        if connection is not None:
-            return connection
-        return self._open_for_writing()
+        return self._inspected() or self._open_for_writing()
 
     def _inspected(self) -> sqlite3.Connection | None:
         """Look at what is in the file; return a connection if it may only be read, damaged or by request."""
@@ -265,7 +270,7 @@ class Database:
                     )
                 )
             self.findings = tuple(findings)
-            self._damage = damage
+            self.damage = damage
             if damage is None and not self._read_only:
                 connection.close()
                 return None
@@ -369,7 +374,7 @@ class Database:
             f"SqliteLog(path, read_only=True), and SqliteLog.salvage(damaged, into) copies it into a new file"
         )
 
-    def raise_unless_damage(self, error: sqlite3.DatabaseError) -> None:
+    def raise_unless_damage(self, error: Exception) -> None:
         """Raise the error again if it says something else than that the file is damaged."""
         if _code(error) in _NOT_DAMAGE or isinstance(error, sqlite3.ProgrammingError):
             raise error
@@ -394,25 +399,33 @@ class Database:
         return self.damaged(f"could not {doing} ({error})")
 
 
+def refuse_if_open_here(path: Path) -> None:
+    """Refuse to go near a file by hand that this process has open: that would drop its locks."""
+    if any(database.path == path and database._connection is not None for database in list(_DATABASES)):
+        raise UsageError(f"{path} is open in this process; close it first")
+
+
 # --- forks -------------------------------------------------------------------------------------------
 
 _DATABASES: WeakSet[Database] = WeakSet()
-_paused: list[Database] = []
+_paused: dict[int, list[Database]] = {}
+"""What each thread that is about to fork has locked."""
 _FORK_WAIT_S = 60.0
 
 
 def _before_fork() -> None:
+    mine = _paused.setdefault(threading.get_ident(), [])
     for database in list(_DATABASES):
         # Waits for a transaction under way. Whoever cannot be waited for is refused in the child.
         if database._lock.acquire(timeout=_FORK_WAIT_S):
-            _paused.append(database)
+            mine.append(database)
             if database._connection is not None and not database._connection.in_transaction:
                 database._disconnect()
 
 
 def _after_fork_in_parent() -> None:
-    while _paused:
-        _paused.pop()._lock.release()
+    for database in _paused.pop(threading.get_ident(), ()):
+        database._lock.release()
 
 
 def _after_fork_in_child() -> None:

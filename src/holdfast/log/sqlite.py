@@ -30,9 +30,11 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Literal, NamedTuple, Self
 from uuid import UUID
@@ -42,13 +44,14 @@ from holdfast.errors import (
     LogBusyError,
     LogDamagedError,
     LogError,
+    LogVersionError,
     SessionNotFoundError,
     StaleWriterError,
     UsageError,
 )
 from holdfast.log import rules
 from holdfast.log.base import DEFAULT_LEASE_SECONDS, Finding, Lease, LogReport, StoredSnapshot
-from holdfast.log.database import Database, StillInUse, size_of
+from holdfast.log.database import Database, StillInUse, refuse_if_open_here, size_of
 from holdfast.log.event import (
     GENESIS,
     Draft,
@@ -59,6 +62,7 @@ from holdfast.log.event import (
     to_microseconds,
 )
 from holdfast.log.lease import LeaseKeeper
+from holdfast.log.salvage import copies_with_new_first_pages
 
 # --- the queries -------------------------------------------------------------------------------------
 
@@ -85,8 +89,9 @@ ALL_SESSIONS = f"""
 SELECT {_SESSION_COLUMNS}
 FROM sessions AS s NOT INDEXED LEFT JOIN leases AS l ON l.session_key = s.key ORDER BY s.created_us, s.key
 """
-INDEXED_SESSION_IDS = "SELECT session_id FROM sessions ORDER BY session_id"
+INDEXED_SESSION_KEYS = "SELECT session_id, key FROM sessions ORDER BY session_id"
 HEAD = "SELECT max(seq) FROM events WHERE session_key = ?"
+FIRST = "SELECT min(seq) FROM events WHERE session_key = ?"
 LAST_USED = "SELECT at_us FROM events WHERE session_key = ? ORDER BY seq DESC LIMIT 1"
 WRITER_AND_HEAD = """
 SELECT s.key, s.anchor, s.first_seq, l.epoch, l.owner, l.head_seq, e.seq, e.checksum
@@ -182,6 +187,15 @@ class _Row(NamedTuple):
 def _digest(*parts: object) -> bytes:
     # repr puts quotes around texts and bytes, so no two different rows share one spelling.
     return blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is bytes and len(value) == 16
+
+
+def _name(session_id: bytes) -> str:
+    """Spell a stored session id, whatever damage has made of it."""
+    return str(UUID(bytes=session_id)) if _is_id(session_id) else repr(session_id)
 
 
 class _Facts(NamedTuple):
@@ -445,7 +459,40 @@ class SqliteLog:
         row = self._database.run(
             f"read session {session_id}", lambda connection: self._find(connection, session_id)
         )
-        return self._read(session_id, row, after, upto)
+        row = self._believable(row)
+        events = self._read(session_id, row, after, upto)
+        if self._database.damage is not None:
+            return self._read_damaged(session_id, row, events, after, upto)
+        return events
+
+    def _believable(self, row: _Row) -> _Row:
+        """Find out where a session begins if the row that says so is damaged: the events can tell."""
+        if row.is_session_whole:
+            return row
+        try:
+            first = self._database.run(
+                "find the first event", lambda connection: connection.execute(FIRST, (row.key,)).fetchone()[0]
+            )
+        except LogDamagedError:
+            first = 1
+        anchor = row.anchor if type(row.anchor) is bytes and first != 1 else GENESIS
+        return row._replace(first_seq=first if type(first) is int else 1, anchor=anchor)
+
+    def _read_damaged(
+        self, session_id: UUID, row: _Row, events: Iterator[Envelope], after: int, upto: int | None
+    ) -> Iterator[Envelope]:
+        """Yield what there is, and do not let it pass for everything."""
+        seq = max(after, row.first_seq - 1)
+        for event in events:
+            seq = event.seq
+            yield event
+        if upto is None or seq < upto:
+            raise LogDamagedError(
+                f"session {session_id} in {self.path} can be read up to event {seq}, and newer events may "
+                f"be lost: {self._database.damage}; nothing was deleted; SqliteLog.salvage(damaged, into) "
+                f"copies what is whole into a new file",
+                last_good_seq=seq,
+            )
 
     def _read(
         self, session_id: UUID, row: _Row, after: int, upto: int | None, notes: list[Finding] | None = None
@@ -765,17 +812,21 @@ class SqliteLog:
 
     def check(self, session_id: UUID) -> LogReport:
         """Verify every stored event and snapshot of a session. Never raises for damage; never deletes."""
-        findings = list(self.findings)
         try:
             row = self._database.run("check", lambda connection: self._find(connection, session_id))
         except LogDamagedError as error:
-            return LogReport(session_id, 0, 0, (*findings, Finding("unreadable", str(error))))
+            return LogReport(session_id, 0, 0, (*self.findings, Finding("unreadable", str(error))))
+        return self._check(session_id, row)
+
+    def _check(self, session_id: UUID, row: _Row) -> LogReport:
+        findings = list(self.findings)
         if not row.is_session_whole:
             findings.append(
                 Finding("checksum", f"the row of session {session_id} (time, parent, tags) is damaged")
             )
         if not row.is_lease_whole:
             findings.append(Finding("checksum", f"the row of the lease on session {session_id} is damaged"))
+        row = self._believable(row)
         count, seq = 0, row.first_seq - 1
         try:
             for envelope in self._read(session_id, row, 0, None, notes=findings):
@@ -811,60 +862,106 @@ class SqliteLog:
 
         Returns one report for each session that was found, saying how far it could be read.
         """
-        if Path(into).exists():
-            raise UsageError(f"{into} exists already; salvage needs a new file")
+        target = Path(into).absolute()
+        if target.exists():
+            raise UsageError(f"{target} exists already; salvage needs a new file")
+        refuse_if_open_here(Path(damaged).absolute())
+        try:
+            return cls._copy_whole(Path(damaged), target)
+        except LogVersionError:
+            raise
+        except LogError as error:
+            best = cls._copy_behind_first_page(Path(damaged), target)
+            if best is None:
+                raise error
+            return best
+
+    @classmethod
+    def _copy_behind_first_page(cls, damaged: Path, target: Path) -> Sequence[LogReport] | None:
+        """Try to read past a damaged first page; keep the copy that got most out of it."""
+        if not size_of(damaged):
+            return None
+        best: tuple[int, Path, Sequence[LogReport]] | None = None
+        with TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.") as directory:
+            for number, copy in enumerate(copies_with_new_first_pages(damaged, Path(directory))):
+                attempt = Path(directory) / f"salvaged-{number}.db"
+                try:
+                    reports = cls._copy_whole(copy, attempt)
+                except LogError:
+                    continue
+                gain = sum(report.events + 1 for report in reports)
+                if gain and (best is None or gain > best[0]):
+                    best = (gain, attempt, reports)
+            if best is None:
+                return None
+            os.replace(best[1], target)
+        note = Finding(
+            "unreadable", f"the first page of {damaged} is damaged; a new one was put in its place"
+        )
+        return [replace(report, findings=(note, *report.findings)) for report in best[2]]
+
+    @classmethod
+    def _copy_whole(cls, damaged: Path, target: Path) -> Sequence[LogReport]:
         reports: list[LogReport] = []
-        with cls(damaged, read_only=True) as source, cls(into, synchronous="NORMAL") as target:
+        with cls(damaged, read_only=True) as source, cls(target, heartbeat=False) as salvaged:
             for row in source._database.run("list the sessions", source._rows_for_salvage):
-                session_id = UUID(bytes=row.session_id)
-                report = source.check(session_id)
+                report = source._check(UUID(bytes=row.session_id), row)
                 reports.append(report)
-                target._import(source, session_id, row, report)
+                salvaged._import(source, source._believable(row), report)
         return reports
 
     def _rows_for_salvage(self, connection: sqlite3.Connection) -> list[_Row]:
-        rows: list[_Row] = []
+        """Find every session of which a trace is left: in the table of sessions or in its index."""
+        rows: dict[bytes, _Row] = {}
         try:
             for found in connection.execute(ALL_SESSIONS):
                 row = _Row(*found)
-                if type(row.session_id) is bytes and len(row.session_id) == 16 and type(row.first_seq) is int:
-                    rows.append(row)
-        except sqlite3.DatabaseError as error:
+                if _is_id(row.session_id):
+                    rows[row.session_id] = row
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             self._database.raise_unless_damage(error)
-        return rows
+        try:
+            for session_id, key in connection.execute(INDEXED_SESSION_KEYS):
+                if _is_id(session_id) and session_id not in rows and type(key) is int:
+                    rows[session_id] = _Row(
+                        key, session_id, 0, None, "[]", 1, GENESIS, b"", 0, None, 0, 0, 0, b""
+                    )
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            self._database.raise_unless_damage(error)
+        return list(rows.values())
 
-    def _import(self, source: SqliteLog, session_id: UUID, row: _Row, report: LogReport) -> None:
+    def _import(self, source: SqliteLog, row: _Row, report: LogReport) -> None:
+        session_id = report.session_id
         facts = row.facts
         if not row.is_session_whole:
             # What cannot be trusted is left out; the events verify themselves.
-            anchor = row.anchor if type(row.anchor) is bytes else GENESIS
-            facts = _Facts(row.session_id, 0, None, "[]", row.first_seq, anchor)
+            facts = _Facts(row.session_id, 0, None, "[]", row.first_seq, row.anchor)
         epoch = row.lease.epoch if row.is_lease_whole else 0
-        snapshot = source.latest_snapshot(session_id)
 
         def work(connection: sqlite3.Connection) -> None:
             key = self._insert_session(connection, facts, epoch=epoch)
-            if report.events:
-                for event in source.read(session_id, upto=report.last_good_seq):
-                    _, seq, at_us, kind, payload, checksum, turn_id, run_id, trace_id, rolled_back = event
+            for event in source._read(session_id, row, 0, report.last_good_seq):
+                _, seq, at_us, kind, payload, checksum, turn_id, run_id, trace_id, rolled_back = event
+                values = (
+                    key,
+                    seq,
+                    at_us,
+                    kind,
+                    turn_id,
+                    run_id,
+                    trace_id,
+                    int(rolled_back),
+                    checksum,
+                    payload,
+                )
+                connection.execute(INSERT_EVENT, values)
+            for place, state in source._database.run(
+                "read snapshots", lambda old: list(source._snapshots(old, row))
+            ):
+                if state is not None and row.first_seq - 1 <= place <= report.last_good_seq:
                     connection.execute(
-                        INSERT_EVENT,
-                        (
-                            key,
-                            seq,
-                            at_us,
-                            kind,
-                            turn_id,
-                            run_id,
-                            trace_id,
-                            int(rolled_back),
-                            checksum,
-                            payload,
-                        ),
+                        PUT_SNAPSHOT, (key, place, _snapshot_checksum(session_id, place, state), state)
                     )
-            if snapshot is not None and snapshot.seq <= report.last_good_seq:
-                checksum = _snapshot_checksum(session_id, snapshot.seq, snapshot.payload)
-                connection.execute(PUT_SNAPSHOT, (key, snapshot.seq, checksum, snapshot.payload))
 
         self._database.write(f"copy session {session_id}", work)
 
@@ -874,13 +971,17 @@ class SqliteLog:
         return to_microseconds(self._clock.now())
 
     def _select(self, connection: sqlite3.Connection, session_id: UUID) -> _Row | None:
-        found = None
+        found, damage = None, None
         try:
             found = connection.execute(FIND_SESSION, (session_id.bytes,)).fetchone()
         except sqlite3.DatabaseError as error:
             self._database.raise_unless_damage(error)
+            damage = error
         if found is None:
             found = connection.execute(SCAN_FOR_SESSION, (session_id.bytes,)).fetchone()
+        if found is None and damage is not None:
+            # Damaged is not the same as not there.
+            raise damage
         return None if found is None else _Row(*found)
 
     def _find(self, connection: sqlite3.Connection, session_id: UUID) -> _Row:
@@ -892,15 +993,17 @@ class SqliteLog:
     def _whole(self, row: _Row) -> _Row:
         if not row.is_session_whole:
             raise self._database.damaged(
-                f"the row of session {row.session_id.hex()} (time, parent, tags) is damaged"
+                f"the row of session {_name(row.session_id)} (time, parent, tags) is damaged"
             )
         if not row.is_lease_whole:
-            raise self._database.damaged(f"the row of the lease on session {row.session_id.hex()} is damaged")
+            raise self._database.damaged(
+                f"the row of the lease on session {_name(row.session_id)} is damaged"
+            )
         return row
 
     def _all_rows(self, connection: sqlite3.Connection) -> list[_Row]:
         rows = [self._whole(_Row(*found)) for found in connection.execute(ALL_SESSIONS).fetchall()]
-        if len(connection.execute(INDEXED_SESSION_IDS).fetchall()) != len(rows):
+        if len(connection.execute(INDEXED_SESSION_KEYS).fetchall()) != len(rows):
             raise self._database.damaged("the table of sessions and its index do not hold the same sessions")
         return rows
 
