@@ -452,6 +452,16 @@ class TestLinkRules:
         with pytest.raises(FileExistsError):
             fs.symlink("a", "b")
 
+    def test_a_path_leads_through_forty_links_at_most(self):
+        """As on Linux: the fortieth is followed, one more is not."""
+        fs = InMemoryFilesystem({"end": "x"})
+        for number in range(41):
+            fs.symlink(f"link{number}", "end" if number == 0 else f"link{number - 1}")
+        assert fs.read("link39").content == "x"
+        with pytest.raises(OSError, match="circle") as caught:
+            fs.read("link40")
+        assert caught.value.errno == errno.ELOOP
+
     def test_up_and_down_through_links(self):
         """`..` in a target is relative to where the link really is."""
         fs = InMemoryFilesystem({"x/y/file": "right", "file": "wrong"})

@@ -93,8 +93,8 @@ def send(pid: int, number: int) -> None:
         pass
 
 
-def kill_all(group: int) -> None:
-    """Kill every descendant: stop them all first, until no new ones turn up."""
+def kill_all(group: int | None) -> None:
+    """Kill every descendant: stop them all first, until no new ones turn up. Then the group, if given."""
     stopped: set[int] = set()
     for _ in range(100):
         found = [pid for pid in descendants() if pid not in stopped]
@@ -105,10 +105,11 @@ def kill_all(group: int) -> None:
         stopped.update(found)
     for pid in stopped:
         send(pid, signal.SIGKILL)
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except OSError:
-        pass
+    if group is not None:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except OSError:
+            pass  # nobody is left in it
 
 
 class Reaper:
@@ -169,7 +170,7 @@ def main() -> int:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     parent = os.getppid()
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    is_subreaper = prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def report(line: str) -> None:
         try:
@@ -178,11 +179,6 @@ def main() -> int:
             pass  # nobody is left to listen; the work goes on
 
     reaper = Reaper(start(receive(control, status), status))
-    # The command's output must end with the command, so we must not hold it open.
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
-
     while True:
         reaper.collect()
         if reaper.exit_code is not None:
@@ -197,11 +193,14 @@ def main() -> int:
     if reaper.exit_code is not None and (leftover := len(descendants())):
         report(f"leftover {leftover}")
     give_up_at = time.monotonic() + GIVE_UP_AFTER_S
+    # A group whose processes have all been collected may be somebody else's by now, so it is killed only
+    # where descendants cannot be found.
+    group = None if is_subreaper else reaper.command
     while not reaper.is_empty and time.monotonic() < give_up_at:
-        kill_all(reaper.command)
+        kill_all(group)
         reaper.collect()
-        if not reaper.is_empty:
-            select.select([wake_read], [], [], 0.05)
+        if not reaper.is_empty and select.select([wake_read], [], [], 0.05)[0]:
+            os.read(wake_read, 4_096)
     if not reaper.is_empty:
         report("survived " + " ".join(map(str, descendants())))
     if reaper.exit_code is not None:
