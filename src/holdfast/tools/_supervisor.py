@@ -118,18 +118,16 @@ class Reaper:
     def __init__(self, command: int) -> None:
         self.command = command
         self.exit_code: int | None = None
-        self.is_empty = False
 
-    def collect(self) -> None:
-        """Take in everything that has ended by now."""
+    def collect(self) -> bool:
+        """Take in everything that has ended by now; say whether nothing is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                self.is_empty = True
-                return
+                return True
             if pid == 0:
-                return
+                return False
             if pid == self.command:
                 self.exit_code = os.waitstatus_to_exitcode(status)
 
@@ -196,13 +194,13 @@ def main() -> int:
     # A group whose processes have all been collected may be somebody else's by now, so it is killed only
     # where descendants cannot be found.
     group = None if is_subreaper else reaper.command
-    while not reaper.is_empty and time.monotonic() < give_up_at:
+    while not reaper.collect():
+        if time.monotonic() > give_up_at:
+            report("survived " + " ".join(map(str, descendants())))
+            break
         kill_all(group)
-        reaper.collect()
-        if not reaper.is_empty and select.select([wake_read], [], [], 0.05)[0]:
+        if select.select([wake_read], [], [], 0.05)[0]:
             os.read(wake_read, 4_096)
-    if not reaper.is_empty:
-        report("survived " + " ".join(map(str, descendants())))
     if reaper.exit_code is not None:
         report(f"exited {reaper.exit_code}")
     return 0
