@@ -1,1 +1,23 @@
-""""""
+"""Providers: ways to call a model. Each is imported by path, so that no vendor's SDK is pulled in."""
+
+from holdfast.providers.base import (
+    ModelEvent,
+    ModelRequest,
+    Provider,
+    ReasoningDelta,
+    Stopped,
+    TextDelta,
+    ToolCallRequested,
+    UsageReported,
+)
+
+__all__ = [
+    "ModelEvent",
+    "ModelRequest",
+    "Provider",
+    "ReasoningDelta",
+    "Stopped",
+    "TextDelta",
+    "ToolCallRequested",
+    "UsageReported",
+]

@@ -16,7 +16,7 @@ import re
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
@@ -316,8 +316,10 @@ class _BoundTool:
         return getattr(self._alias, name)
 
 
+@overload
+def tool(function: Handler, /) -> Tool[Any, Any]: ...
+@overload
 def tool(
-    function: Handler | None = None,
     *,
     name: str | None = None,
     description: str | None = None,
@@ -326,7 +328,19 @@ def tool(
     foreign: bool = False,
     idempotent: bool = False,
     on_unknown: Literal["tell", "hold"] = "tell",
-) -> Any:
+) -> Callable[[Handler], Tool[Any, Any]]: ...
+def tool(
+    function: Handler | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    effects: Effects = "workspace",
+    examples: Sequence[ToolExample[Any, Any]] = (),
+    foreign: bool = False,
+    idempotent: bool = False,
+    on_unknown: Literal["tell", "hold"] = "tell",
+) -> Tool[Any, Any] | Callable[[Handler], Tool[Any, Any]]:
     """Turn a function into a tool: `@tool` or `@tool(effects="none")`."""
 
     def make(wrapped: Handler) -> Tool[Any, Any]:

@@ -1,1 +1,14 @@
-""""""
+"""Turns: the loop, and the one table of how a turn can end."""
+
+from holdfast.turns.states import PartialText, TurnEnded, TurnStarted, TurnState, turn_state
+from holdfast.turns.turn import InnerLoop, TurnResult
+
+__all__ = [
+    "InnerLoop",
+    "PartialText",
+    "TurnEnded",
+    "TurnResult",
+    "TurnStarted",
+    "TurnState",
+    "turn_state",
+]

@@ -1,0 +1,75 @@
+"""A session's timeline: one line per event that a person would ask about, as the log has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from holdfast.containment import SafetyEvent
+from holdfast.conversation.messages import InnerMessage
+from holdfast.state.events import StateRestored
+from holdfast.state.session import Session
+from holdfast.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
+from holdfast.turns.states import PartialText, TurnEnded, TurnStarted
+
+_WIDTH = 88
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a timeline."""
+
+    seq: int
+    at: datetime
+    kind: str
+    text: str
+    good: bool = True
+
+
+def timeline(session: Session) -> Iterator[Line]:
+    """Read a session's log and say what happened, in order."""
+    for envelope, value in session.events():
+        described = _describe(value)
+        if described is not None:
+            kind, text, good = described
+            yield Line(envelope.seq, envelope.at, kind, text, good)
+        elif value is None:
+            yield Line(envelope.seq, envelope.at, "unknown", f"an event of type {envelope.type}", good=False)
+
+
+def _describe(value: object) -> tuple[str, str, bool] | None:
+    match value:
+        case TurnStarted():
+            return "turn", f"started: {value.task}", True
+        case TurnEnded():
+            why = f" ({value.error_kind}: {_short(value.details)})" if value.error_kind else ""
+            return "turn", f"{value.state.value}{why}", value.state.value == "completed"
+        case InnerMessage(role="assistant") if value.tool_calls:
+            names = ", ".join(each.name for each in value.tool_calls)
+            return "model", f"{_short(value.content)} → {names}".strip(), True
+        case InnerMessage(role="assistant"):
+            return "model", _short(value.content), True
+        case InnerMessage(role="user"):
+            return "person", _short(value.content), True
+        case ToolStarted():
+            return "tool", f"{value.tool_name} began ({value.call_id})", True
+        case ToolInvoked():
+            verb = "kept" if value.success else f"{value.outcome}, rolled back"
+            return "tool", f"{value.name} {verb}: {_short(value.rendered_output)}", value.success
+        case ToolHeld():
+            return "hold", f"{value.tool_name} waits for a person: {_short(value.reason)}", False
+        case HoldAnswered():
+            return "hold", "approved" if value.approved else "refused", value.approved
+        case SafetyEvent():
+            return "limit", f"{value.event_type}: {_short(value.reason)}", False
+        case StateRestored():
+            return "state", f"restored ({value.reason})", True
+        case PartialText():
+            return "model", f"cut off after: {_short(value.text)}", False
+    return None
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"

@@ -1,0 +1,89 @@
+"""The provider seam: one model call, as a stream of events.
+
+A provider turns a provider-neutral request into one call of a model and yields what
+comes back. It decides nothing: the loop records, runs tools, retries and stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from holdfast.conversation.messages import InnerMessage
+from holdfast.state.budget import TokenUsage
+from holdfast.tools.tool import Tool, ToolCall
+
+StopReason = Literal["end", "tools", "length", "filtered", "refused"]
+"""Why a model stopped: it was done, it wants tools, it ran out of room, or it would not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """What one model call is given."""
+
+    messages: Sequence[InnerMessage]
+    tools: Sequence[Tool[Any, Any]] = ()
+    output_schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """A piece of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """A piece of what the model thought."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallRequested:
+    """The model wants a tool to be run."""
+
+    call: ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReported:
+    """What the call used, in the provider's own numbers."""
+
+    usage: TokenUsage
+    cost_usd: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The answer is complete."""
+
+    reason: StopReason
+
+
+ModelEvent = TextDelta | ReasoningDelta | ToolCallRequested | UsageReported | Stopped
+
+
+@runtime_checkable
+class Provider(Protocol):
+    """One way to call a model."""
+
+    @property
+    def name(self) -> str:
+        """The provider's name, as it stands in the log."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """The model's name, as the price table knows it."""
+        ...
+
+    def estimate_usd(self, request: ModelRequest) -> float | None:
+        """Say what the call will cost at most, if the provider knows better than the price table."""
+        ...
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        """Call the model once. Closing the iterator closes the connection."""
+        ...

@@ -1,0 +1,320 @@
+"""The loop: ask the model, record its answer, run its tools, until it is done.
+
+Every message is durable before the next step. A tool's message is logged in the same
+append as the tool's effects, so that a conversation never claims what did not happen
+and never forgets what did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from holdfast.clock import new_id
+from holdfast.containment import CancellationToken, Decision, ExecutionContext, SafetyEvent, WrapOptions
+from holdfast.conversation.messages import (
+    InnerMessage,
+    ToolCallRecord,
+    enable_inner_message_recording,
+    get_inner_messages,
+    get_latest_evaluation_id,
+    get_pending_tool_calls,
+)
+from holdfast.errors import ConversationNotFound, HoldRequired, PromptEvaluationError, PromptMismatch
+from holdfast.providers.base import (
+    ModelEvent,
+    ModelRequest,
+    Provider,
+    Stopped,
+    TextDelta,
+    ToolCallRequested,
+    UsageReported,
+)
+from holdfast.state.budget import Deadline, TokenUsage
+from holdfast.state.execution import ExecutionState
+from holdfast.state.session import stamped
+from holdfast.tools.boundaries import recover
+from holdfast.tools.context import ToolContext
+from holdfast.tools.policies import Permissions
+from holdfast.tools.runner import ToolRunner
+from holdfast.tools.tool import Tool, ToolCall, ToolResult
+from holdfast.turns.states import PartialText, TurnEnded, TurnStarted, TurnState
+
+DEFAULT_MAX_ITERATIONS = 100
+"""How often a turn asks the model at most, unless it is told otherwise."""
+
+_TIME_KINDS = ("timeout",)
+
+Watch = Callable[[ModelEvent], object]
+"""Sees what the model says while it says it. It is for display only: nothing depends on it."""
+
+
+@dataclass(slots=True)
+class TurnResult:
+    """What came of a turn, as the log tells it."""
+
+    state: TurnState
+    text: str
+    error_kind: str | None = None
+    details: str = ""
+    next_actions: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Answer:
+    text: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    usage: TokenUsage = field(default_factory=TokenUsage)
+    cost_usd: float | None = None
+    stop: str = "end"
+
+
+@dataclass(slots=True)
+class InnerLoop:
+    """One turn of an agent on one session."""
+
+    state: ExecutionState
+    provider: Provider
+    instructions: str
+    tools: Mapping[str, Tool[Any, Any]]
+    agent: str
+    containment: ExecutionContext | None = None
+    permissions: Permissions = field(default_factory=Permissions)
+    deadline: Deadline | None = None
+    max_iterations: int = DEFAULT_MAX_ITERATIONS
+    watch: Watch | None = None
+    cancellation: CancellationToken = field(default_factory=CancellationToken)
+    workspace: str | None = None
+    _turn_id: str = ""
+    _evaluation_id: str = ""
+    _sequence: int = 0
+    _turn: int = 0
+    _messages: list[InnerMessage] = field(default_factory=list)
+
+    # .. the two ways in ..
+
+    async def run(self, task: str) -> TurnResult:
+        """Take up a task: a new turn."""
+        enable_inner_message_recording(self.state.session)
+        self._turn_id, self._evaluation_id = new_id().hex, new_id().hex
+        with stamped(turn_id=self._turn_id):
+            self.state.session.dispatch(
+                TurnStarted(
+                    self._turn_id,
+                    self._evaluation_id,
+                    self.agent,
+                    task,
+                    self.provider.name,
+                    self.provider.model,
+                    self.workspace,
+                )
+            )
+            self._record("system", self.instructions)
+            self._record("user", task)
+            return await self._to_its_end(())
+
+    async def resume(self) -> TurnResult:
+        """Go on with the newest turn after a crash, an interrupt or an answered hold.
+
+        What a crash cut off is rolled back first; finished tools are not run again, pending ones are.
+        """
+        session = self.state.session
+        enable_inner_message_recording(session)
+        recover(self.state)
+        evaluation_id = get_latest_evaluation_id(session)
+        started = session[TurnStarted].latest()
+        if evaluation_id is None or started is None:
+            raise ConversationNotFound("this session has no conversation to resume; run a task first")
+        if started.agent != self.agent:
+            raise PromptMismatch(
+                f"this session belongs to the agent {started.agent!r}, not to {self.agent!r}; "
+                "resume it with that one"
+            )
+        self._turn_id, self._evaluation_id = started.turn_id, evaluation_id
+        self._messages = list(get_inner_messages(session, evaluation_id))
+        self._sequence = max(each.sequence for each in self._messages) + 1
+        self._turn = max(each.turn for each in self._messages)
+        pending = get_pending_tool_calls(session, evaluation_id)
+        with stamped(turn_id=self._turn_id):
+            last = self._messages[-1]
+            if last.role == "assistant" and not last.tool_calls:
+                return self._end(TurnState.COMPLETED)
+            return await self._to_its_end(pending)
+
+    # .. the loop ..
+
+    async def _to_its_end(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
+        try:
+            if pending:
+                await self._run_tools(
+                    [ToolCall(p.call_id, p.name, p.arguments) for p in pending], resumed=True
+                )
+            for _ in range(self.max_iterations):
+                answer = await self._ask()
+                if isinstance(answer, TurnResult):
+                    return answer
+                if not answer.calls:
+                    return self._end(TurnState.COMPLETED)
+                await self._run_tools(answer.calls)
+            return self._end(
+                TurnState.FAILED,
+                "iteration_cap",
+                f"the turn asked the model {self.max_iterations} times and was not done",
+                ("look at the timeline for a loop", "resume with a higher max_iterations"),
+            )
+        except HoldRequired as hold:
+            return self._end(
+                TurnState.HELD,
+                "hold",
+                str(hold),
+                (f"answer the call {hold.call_id}", "resume the session"),
+            )
+        except PromptEvaluationError as error:
+            if error.phase == "tool":
+                return self._end(
+                    TurnState.TIMED_OUT, "deadline", str(error), ("resume the session with more time",)
+                )
+            return self._end(
+                TurnState.FAILED, "provider_error", str(error), ("resume the session to try again",)
+            )
+        except (KeyboardInterrupt, anyio.get_cancelled_exc_class()):
+            self._end(
+                TurnState.INTERRUPTED, "interrupted", "the turn was interrupted", ("resume the session",)
+            )
+            raise
+
+    async def _ask(self) -> _Answer | TurnResult:
+        """Call the model once, inside the containment, and record its answer."""
+        request = ModelRequest(tuple(self._messages), tuple(self.tools.values()))
+        answer = _Answer()
+
+        async def call() -> _Answer:
+            async for each in self.provider.stream(request):
+                self._take(answer, each)
+            return answer
+
+        try:
+            if self.containment is None:
+                await call()
+            else:
+                outcome = await self.containment.acall_llm(
+                    call,
+                    WrapOptions(
+                        operation_name=self.provider.name,
+                        model=self.provider.model,
+                        cost_estimate_hint=self.provider.estimate_usd(request) or 0.0,
+                        cost_of=_cost_of,
+                    ),
+                )
+                self._log_safety_events()
+                if outcome.error is not None:
+                    raise outcome.error
+                if outcome.decision not in (Decision.ALLOW, Decision.DEGRADE):
+                    return self._stopped_by_limits()
+        except (PromptEvaluationError, OSError) as error:
+            return self._provider_failed(answer, error)
+        self._turn += 1
+        self._record(
+            "assistant",
+            answer.text,
+            tool_calls=tuple(ToolCallRecord(c.id, c.name, c.arguments_json) for c in answer.calls),
+        )
+        return answer
+
+    def _take(self, answer: _Answer, seen: ModelEvent) -> None:
+        if isinstance(seen, TextDelta):
+            answer.text += seen.text
+        elif isinstance(seen, ToolCallRequested):
+            answer.calls.append(seen.call)
+        elif isinstance(seen, UsageReported):
+            answer.usage, answer.cost_usd = seen.usage, seen.cost_usd
+        elif isinstance(seen, Stopped):
+            answer.stop = seen.reason
+        if self.watch is not None:
+            self.watch(seen)
+
+    async def _run_tools(self, calls: Sequence[ToolCall], *, resumed: bool = False) -> None:
+        runner = ToolRunner(
+            self.state, self.tools, self.agent, adapter=self.provider.name, permissions=self.permissions
+        )
+        context = ToolContext(
+            self.state, deadline=self.deadline, cancellation=self.cancellation, is_resume=resumed
+        )
+        await runner.aexecute_all(calls, context=context, record=self._recorder)
+
+    def _recorder(self, call: ToolCall) -> Callable[[ToolResult[Any]], Sequence[object]]:
+        """Make the tool's message part of the append that ends the call."""
+
+        def record(result: ToolResult[Any]) -> Sequence[object]:
+            message = self._message("tool", result.render(), tool_call_id=call.id, tool_name=call.name)
+            self._messages.append(message)
+            return (message,)
+
+        return record
+
+    # .. recording ..
+
+    def _message(self, role: Any, content: str, **fields: Any) -> InnerMessage:
+        message = InnerMessage(
+            role=role,
+            content=content,
+            evaluation_id=self._evaluation_id,
+            sequence=self._sequence,
+            turn=self._turn,
+            prompt_ns="agents",
+            prompt_key=self.agent,
+            created_at=self.state.clock.now(),
+            **fields,
+        )
+        self._sequence += 1
+        return message
+
+    def _record(self, role: Any, content: str, **fields: Any) -> None:
+        message = self._message(role, content, **fields)
+        self.state.session.dispatch(message)
+        self._messages.append(message)
+
+    def _log_safety_events(self) -> None:
+        if self.containment is None:
+            return
+        events = self.containment.get_snapshot().events
+        known = len(self.state.session[SafetyEvent].all())
+        for each in events[known:]:
+            self.state.session.dispatch(each)
+
+    # .. endings ..
+
+    def _end(
+        self, state: TurnState, kind: str | None = None, details: str = "", next_actions: tuple[str, ...] = ()
+    ) -> TurnResult:
+        self.state.session.dispatch(TurnEnded(self._turn_id, state, kind, details, next_actions))
+        last = self._messages[-1] if self._messages else None
+        text = last.content if last is not None and last.role == "assistant" else ""
+        return TurnResult(state, text if state is TurnState.COMPLETED else "", kind, details, next_actions)
+
+    def _provider_failed(self, answer: _Answer, error: Exception) -> TurnResult:
+        advice = ("resume the session to try again",)
+        kind, details = "provider_error", f"{type(error).__name__}: {error}"
+        if not answer.text:
+            return self._end(TurnState.FAILED, kind, details, advice)
+        self.state.session.dispatch(PartialText(self._turn_id, answer.text))
+        return self._end(TurnState.PARTIAL_FAILED, kind, details, advice)
+
+    def _stopped_by_limits(self) -> TurnResult:
+        assert self.containment is not None
+        snapshot = self.containment.get_snapshot()
+        kind = self.containment.stop_reason or (
+            snapshot.events[-1].event_type if snapshot.events else "halted"
+        )
+        state = TurnState.TIMED_OUT if kind in _TIME_KINDS else TurnState.FAILED
+        spent = f"{snapshot.step_count} steps, ${snapshot.cost_usd_accumulated:.4f}"
+        return self._end(
+            state, kind, f"the run's limits stopped it after {spent}", ("resume with higher limits",)
+        )
+
+
+def _cost_of(answer: object) -> float:
+    return answer.cost_usd or 0.0 if isinstance(answer, _Answer) else 0.0
