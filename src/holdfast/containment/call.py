@@ -59,6 +59,8 @@ class Call:
     """Whether a reservation waits to be settled."""
     is_dispatched = False
     is_retry = False
+    is_misused = False
+    """Whether the caller's mistake kept it from running; then it costs nothing and is no failure."""
     delay_s = 0.0
     token: CancellationToken | None = None
     """The present attempt's own token; a call on its caller's thread has the chain's."""

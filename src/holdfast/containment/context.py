@@ -47,8 +47,8 @@ from holdfast.containment.breaker import (
 from holdfast.containment.budgets import BudgetBackend
 from holdfast.containment.call import Call, current
 from holdfast.containment.cancel import CancellationToken, PartialResultBuffer, pause
-from holdfast.containment.costing import Costing, PriceUnknown
-from holdfast.containment.dispatch import Misuse, Stopped, adispatch, apause, close_token, dispatch
+from holdfast.containment.costing import Costing
+from holdfast.containment.dispatch import STOPPED, adispatch, apause, close_token, dispatch
 from holdfast.containment.ledger import (
     ChainStopped,
     Journal,
@@ -518,10 +518,10 @@ class ExecutionContext:
         options = call.options
         hint = options.cost_estimate_hint
         if hint or options.model is not None or self._names_model:
-            try:
-                call.estimate = self._costing.estimate(call)
-            except PriceUnknown as unknown:
-                return self._refuse_unknown_price(call, unknown)
+            estimate = self._costing.estimate(call)
+            if estimate is None:
+                return self._refuse_unknown_price(call)
+            call.estimate = estimate
         if not self._must_consult:
             return False
         # The shield is not asked about a call that a ceiling forbids anyway.
@@ -553,10 +553,10 @@ class ExecutionContext:
             # A degraded call is cheaper, or so it should be: reserve what it will cost, not
             # what was asked for.
             if not hint:
-                try:
-                    call.estimate = self._costing.estimate(call)
-                except PriceUnknown as unknown:
-                    return self._refuse_unknown_price(call, unknown)
+                estimate = self._costing.estimate(call)
+                if estimate is None:
+                    return self._refuse_unknown_price(call)
+                call.estimate = estimate
         return False
 
     def _reserve(self, call: Call) -> bool:
@@ -596,9 +596,13 @@ class ExecutionContext:
         call.is_dispatched = True
         return False
 
-    def _refuse_unknown_price(self, call: Call, unknown: PriceUnknown) -> bool:
-        self._tell("price_unknown", Decision.HALT, str(unknown))
-        return self._block(call, Decision.HALT, None, str(unknown))
+    def _refuse_unknown_price(self, call: Call) -> bool:
+        detail = (
+            f"no price is known for {call.model()!r}, so a ceiling in USD cannot be kept; give "
+            f"cost_estimate_hint or prices=, or set on_unknown_price"
+        )
+        self._tell("price_unknown", Decision.HALT, detail)
+        return self._block(call, Decision.HALT, None, detail)
 
     def _limits_forbid(self, call: Call) -> bool:
         if self._is_stopped():
@@ -811,7 +815,7 @@ class ExecutionContext:
     # --- one call: settle -------------------------------------------------------------------------
 
     def _succeeded(self, call: Call, value: object) -> bool:
-        call.value = value
+        call.value = None if value is STOPPED else value
         call.error = None
         token = call.token or self.cancellation_token
         if token.reason is not None:
@@ -826,7 +830,7 @@ class ExecutionContext:
     def _failed(self, call: Call, error: BaseException) -> bool:
         """Settle a failed attempt; False if it is to be dispatched again. Raises what must pass through."""
         call.error = error
-        if isinstance(error, Misuse):
+        if call.is_misused:
             call.reported = 0
             self._settle(call, None, "error")
             self._finish(call, "error", Decision.HALT)
@@ -851,7 +855,7 @@ class ExecutionContext:
     def _stopped(self, call: Call, token: CancellationToken, error: BaseException | None) -> bool:
         """Settle an attempt that was told to stop; False if it is to be dispatched again."""
         chain = self.cancellation_token
-        call.error = None if isinstance(error, Stopped | CancelledByToken) else error
+        call.error = None if isinstance(error, CancelledByToken) else error
         reason = StopReason(token.reason) if token.reason else StopReason.ABORTED
         call.stop_reason = reason
         call.detail = token.detail
@@ -986,7 +990,9 @@ class ExecutionContext:
             )
 
     def _tell_shield(self, call: Call, value: object, cost: int, status: Status) -> None:
-        ctx = self._shield_context(call, cost=cost, usage=call.usage)
+        # A failed call of which nothing is known has used no tokens; a good one has used what it asked for.
+        usage = call.usage or (None if status == "ok" else CallUsage())
+        ctx = self._shield_context(call, cost=cost, usage=usage)
         over = cost - call.reserved
         for pipeline in self._pipelines:
             if over > 0:

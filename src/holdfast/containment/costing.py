@@ -27,10 +27,6 @@ from holdfast.errors import UsageError
 Tell = Callable[[str, Decision, str], None]
 
 
-class PriceUnknown(Exception):
-    """A ceiling in USD cannot be kept, because the model's price is not known."""
-
-
 class Costing:
     """Costs for one chain. `tell` records an event: type, decision, reason."""
 
@@ -48,8 +44,8 @@ class Costing:
         self._tell = tell
         self._told: set[str] = set()
 
-    def estimate(self, call: Call) -> int:
-        """Return what to reserve; `PriceUnknown` if that cannot be said and must be."""
+    def estimate(self, call: Call) -> int | None:
+        """Return what to reserve; None if that is not known and a ceiling in USD cannot be kept without."""
         options, plan, model = call.options, call.plan, call.model()
         if options.cost_estimate_hint:
             return to_pico(options.cost_estimate_hint)
@@ -64,10 +60,7 @@ class Costing:
         cost = self._price(model, usage)
         if cost is None:
             if self._on_unknown == "halt":
-                raise PriceUnknown(
-                    f"no price is known for {model!r}, so a ceiling in USD cannot be kept; give "
-                    f"cost_estimate_hint or prices=, or set on_unknown_price"
-                )
+                return None
             cost = self._fallback(model, usage)
         return to_pico(cost)
 

@@ -1,7 +1,7 @@
 """The two ways to wait for a call: in a thread and in a task.
 
 Everything else about a call is decided elsewhere, once. Both ways end in one of three: a value, the call's
-own exception, or `Stopped` when the call's token was cancelled before it came back.
+own exception, or `STOPPED` when the call's token was cancelled before it came back.
 
 An async call is awaited in a cancel scope that its token cancels. A synchronous function runs on its caller's
 thread, or, if it must be stoppable, on a worker while the caller waits for "done or cancelled". A
@@ -23,16 +23,11 @@ from holdfast.clock import Clock
 from holdfast.containment.call import Call, current
 from holdfast.containment.cancel import CancellationToken
 from holdfast.containment.limits import StopReason
-from holdfast.containment.threads import Handover, StillRunning, call_later, threadsafe
+from holdfast.containment.threads import Handover, call_later, threadsafe
 from holdfast.errors import UsageError
 
-
-class Stopped(Exception):
-    """The call's token was cancelled before the call came back."""
-
-
-class Misuse(UsageError):
-    """A coroutine was handed to the synchronous face inside a running event loop. It was not run."""
+STOPPED = object()
+"""What a dispatch returns if the call's token was cancelled before the call came back."""
 
 
 def dispatch(call: Call, *, stoppable: bool) -> object:
@@ -107,7 +102,7 @@ def _on_worker(call: Call, fn: Callable[[], object]) -> object:
     finally:
         forget()
         current.reset(before)
-    return _result(handover)
+    return handover.result() if handover.is_finished else STOPPED
 
 
 async def _on_worker_async(call: Call, fn: Callable[[], object]) -> object:
@@ -120,14 +115,7 @@ async def _on_worker_async(call: Call, fn: Callable[[], object]) -> object:
         if call.token is not None:
             call.token.cancel(StopReason.ABORTED, detail="the caller was cancelled")
         raise
-    return _result(handover)
-
-
-def _result(handover: Handover) -> object:
-    try:
-        return handover.result()
-    except StillRunning:
-        raise Stopped from None
+    return handover.result()
 
 
 def _drive(call: Call, awaitable: Awaitable[object]) -> object:
@@ -135,7 +123,8 @@ def _drive(call: Call, awaitable: Awaitable[object]) -> object:
         close = getattr(awaitable, "close", None)
         if close is not None:
             close()
-        raise Misuse(
+        call.is_misused = True
+        raise UsageError(
             f"{call.name} returned a coroutine inside a running event loop; use "
             f"`await context.acall_{call.kind}(...)` there. It was not run"
         )
@@ -161,7 +150,7 @@ async def _in_scope(call: Call, awaitable: Awaitable[object] | None) -> object:
                 forget()
     finally:
         current.reset(before)
-    raise Stopped
+    return STOPPED
 
 
 def is_async(fn: Callable[[], object]) -> bool:

@@ -85,7 +85,10 @@ class ChainStopped:
 
 
 LedgerEvent: TypeAlias = Reserved | Settled | RetryTaken | ChainStopped
+"""What a journal is told."""
+
 Journal: TypeAlias = Callable[[LedgerEvent], object]
+"""Takes each event to where it lasts, and returns when it is there."""
 
 
 @dataclass(frozen=True, slots=True)

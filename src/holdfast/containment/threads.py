@@ -136,10 +136,6 @@ class _Worker:
 workers = Workers()
 
 
-class StillRunning(Exception):
-    """The job has not ended."""
-
-
 class Handover:
     """A job between its worker and its waiter, who may leave first and hear of its end later."""
 
@@ -175,15 +171,18 @@ class Handover:
             job = self._job
         listener(job)
 
-    def result(self) -> object:
-        """Return or raise what the job did, or raise `StillRunning` if it is not done."""
+    @property
+    def is_finished(self) -> bool:
+        """Whether the job has ended."""
         with self._lock:
-            job = self._job
-        if job is None:
-            raise StillRunning
-        if job.error is not None:
-            raise job.error
-        return job.value
+            return self._job is not None
+
+    def result(self) -> object:
+        """Return or raise what the job did; only once it is finished."""
+        assert self._job is not None
+        if self._job.error is not None:
+            raise self._job.error
+        return self._job.value
 
 
 class Timer(Protocol):
