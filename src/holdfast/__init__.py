@@ -1,30 +1,37 @@
 """Holdfast: a runtime for LLM agents whose runs can be trusted.
 
-These are the quickstart's names. Stores and providers are imported by path, such as
-`holdfast.log.sqlite.SqliteLog` and `holdfast.providers.scripted.ScriptedProvider`; the
-rooms' doors (`holdfast.state`, `holdfast.tools`, ...) list the rest.
+These are the quickstart's names; each is loaded when it is first used, so that
+`import holdfast` costs next to nothing. Stores and providers are imported by path, such
+as `holdfast.log.sqlite.SqliteLog` and `holdfast.providers.scripted.ScriptedProvider`;
+the rooms' doors (`holdfast.state`, `holdfast.tools`, ...) list the rest.
 """
 
-from holdfast.agent import Agent, Run
-from holdfast.codec import register_type
-from holdfast.containment import Limits
-from holdfast.errors import HoldfastError
-from holdfast.log import SlicePolicy
-from holdfast.state import (
-    Budget,
-    CheckpointStore,
-    Deadline,
-    ExecutionState,
-    ResourceRegistry,
-    Session,
-    Snapshot,
-    event,
-    reducer,
-)
-from holdfast.tools.context import ToolContext
-from holdfast.tools.tool import Tool, ToolResult, tool
-from holdfast.turns import TurnState
-from holdfast.workspace import Filesystem
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.agent import Agent, Run
+    from holdfast.codec import register_type
+    from holdfast.containment import Limits
+    from holdfast.errors import HoldfastError
+    from holdfast.log import SlicePolicy
+    from holdfast.state import (
+        Budget,
+        CheckpointStore,
+        Deadline,
+        ExecutionState,
+        ResourceRegistry,
+        Session,
+        Snapshot,
+        event,
+        reducer,
+    )
+    from holdfast.tools.context import ToolContext
+    from holdfast.tools.tool import Tool, ToolResult, tool
+    from holdfast.turns import TurnState
+    from holdfast.workspace import Filesystem
 
 __version__ = "0.1.0"
 
@@ -51,3 +58,39 @@ __all__ = [
     "register_type",
     "tool",
 ]
+
+_HOMES = {
+    "Agent": "holdfast.agent",
+    "Budget": "holdfast.state",
+    "CheckpointStore": "holdfast.state",
+    "Deadline": "holdfast.state",
+    "ExecutionState": "holdfast.state",
+    "Filesystem": "holdfast.workspace",
+    "HoldfastError": "holdfast.errors",
+    "Limits": "holdfast.containment",
+    "ResourceRegistry": "holdfast.state",
+    "Run": "holdfast.agent",
+    "Session": "holdfast.state",
+    "SlicePolicy": "holdfast.log",
+    "Snapshot": "holdfast.state",
+    "Tool": "holdfast.tools.tool",
+    "ToolContext": "holdfast.tools.context",
+    "ToolResult": "holdfast.tools.tool",
+    "TurnState": "holdfast.turns",
+    "event": "holdfast.state",
+    "reducer": "holdfast.state",
+    "register_type": "holdfast.codec",
+    "tool": "holdfast.tools.tool",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -174,7 +174,7 @@ def rollback_to_call(
         CompositeSnapshot(
             snapshot_id=new_id(),
             created_at=state.clock.now(),
-            session=past.snapshot(),
+            session=past,
             resources=known,
             metadata=SnapshotMetadata(
                 tag=f"{side}:{call_id}", tool_call_id=call_id, tool_name=boundary.tool_name
