@@ -32,10 +32,8 @@ from __future__ import annotations
 
 import builtins
 import errno
-import fcntl
 import io
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -45,7 +43,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -78,7 +75,8 @@ from holdfast.workspace.base import (
     WriteResult,
 )
 from holdfast.workspace.diffs import MAX_SHOWN_BYTES, Version, describe
-from holdfast.workspace.journal import Boundary, BoundaryKind, Journal, JournalKind, Line, PathChange
+from holdfast.workspace.history import History, check_line_name, erase_line, lines, sweep
+from holdfast.workspace.journal import Boundary, BoundaryKind, Journal, JournalKind, PathChange
 from holdfast.workspace.lines import check_loadable, check_range, read_lines
 from holdfast.workspace.manifest import (
     ABSENT,
@@ -88,7 +86,6 @@ from holdfast.workspace.manifest import (
     Exclusions,
     Kind,
     Manifest,
-    ManifestFile,
     Scan,
     SnapshotLimits,
     State,
@@ -101,10 +98,12 @@ from holdfast.workspace.manifest import (
 )
 from holdfast.workspace.objects import CHUNK_BYTES, MODE_TREE, ObjectStore, object_id, sync_directory
 from holdfast.workspace.paths import MAX_DEPTH, ROOT, join, normalize, split
+from holdfast.workspace.restoring import Outcome, apply, fold
 from holdfast.workspace.rooted import (
     Place,
     RootedDirectory,
     change_mode,
+    copy_tree,
     create_temporary,
     discard,
     dress,
@@ -113,9 +112,7 @@ from holdfast.workspace.rooted import (
     naming,
     open_directory,
     open_file,
-    own,
     put_file,
-    put_link,
     take_place,
 )
 from holdfast.workspace.search import glob_tree, grep_tree
@@ -124,10 +121,7 @@ from holdfast.workspace.views import ReadOnlyFilesystem
 MAX_NAMED_UNCOVERED = 100
 """How many uncovered paths a snapshot names one by one; the rest are counted."""
 
-_LINE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _MAX_SUBJECT_CHARS = 200
-_ONE_STEP = ("file", "link")
-_ONE_STEP_FROM = ("file", "link", "absent")
 
 
 class HostFilesystem:
@@ -160,7 +154,7 @@ class HostFilesystem:
         given = root if root is not None else _root
         if given is None:
             raise UsageError("a HostFilesystem needs the directory to work in: HostFilesystem(root)")
-        _check_line_name(line)
+        check_line_name(line)
         self._tree = RootedDirectory(os.fspath(given))
         if not os.path.isdir(self._tree.path):
             kind = errno.ENOTDIR if os.path.exists(self._tree.path) else errno.ENOENT
@@ -176,7 +170,7 @@ class HostFilesystem:
         self._serial = 0
         self._call: _HostCall | None = None
         self._ambient: Journal | None = None
-        self._history: _History | None = None
+        self._history: History | None = None
         self._cleanup: Callable[[], object] | None = None
         self._store_path = None if store is None else os.path.realpath(os.fspath(store))
         self._private = self._private_paths()
@@ -775,7 +769,7 @@ class HostFilesystem:
             if after is not None:
                 end = self._position(after)
                 low, high = min(start, end), max(start, end)
-                pairs = _fold(self._boundaries()[low + 1 : high + 1], outside=before.scanned or after.scanned)
+                pairs = fold(self._boundaries()[low + 1 : high + 1], outside=before.scanned or after.scanned)
                 found = {path: (step.first, step.last) for path, step in pairs.items()}
                 if start > end:
                     found = {path: (last, first) for path, (first, last) in found.items()}
@@ -846,6 +840,122 @@ class HostFilesystem:
                 return RestoreReport()
             return call.rollback()
 
+    def fork(
+        self,
+        snapshot: FilesystemSnapshot,
+        into: str | os.PathLike[str],
+        *,
+        store: str | os.PathLike[str] | None = None,
+        line: str | None = None,
+    ) -> HostFilesystem:
+        """Make a workspace of its own, in a new directory, that begins at a boundary of this one.
+
+        `into` must not exist yet, or be an empty directory; it appears complete or not at all. With a
+        `line`, the fork shares this store and its history begins at the boundary; with a `store` it has
+        that one; with neither, a temporary one. Files that are outside of what was kept (excluded ones,
+        those of an unscanned boundary that nobody touched) are copied as they are now; pipes, sockets and
+        devices are left out.
+        """
+        if line is not None:
+            check_line_name(line)
+        with self._lock:
+            self._require_writable()
+            if self._call is not None:
+                raise WorkspaceError(
+                    f"the call {self._call.call_id!r} holds the workspace; fork it when the call is over"
+                )
+            self._position(snapshot)
+            history = self._opened()
+            shares = line is not None and store is None
+            if shares and line in lines(history.store_path):
+                raise UsageError(f"there is a line {line!r} in the store already; choose another name")
+            with history.held():
+                self._flush_ambient()
+                if snapshot.scanned:
+                    self._scan_boundary()
+                plan, current, _ = self._way_back(snapshot, strict=False)
+                target = self._copy_into(os.path.realpath(os.fspath(into)), plan, current)
+                if shares and line is not None:
+                    History(history.store_path, line, durable=self._durable).append(
+                        Boundary("open", snapshot.commit_ref)
+                    )
+            return HostFilesystem(
+                target,
+                store=history.store_path if shares else store,
+                line=line if line is not None else "main",
+                exclude=self._exclusions.patterns,
+                limits=self._limits,
+                durable=self._durable,
+                clock=self._clock,
+            )
+
+    def erase_line(self, line: str | None = None) -> int:
+        """Erase a line (this workspace's own, if none is named) with what no other line needs.
+
+        Returns how many objects went. The files of the workspace stay.
+        """
+        with self._lock:
+            if self._history is None:
+                return 0
+            store = self._history.store_path
+            if line in (None, self._line_name):
+                self._detach()
+            removed = erase_line(store, self._line_name if line is None else line)
+            if self._history is not None:
+                self._history.objects.forget()
+            return removed
+
+    def sweep(self, keep_lines: Iterable[str] | None = None) -> int:
+        """Remove the objects of this store that no line needs; with `keep_lines`, erase the others first."""
+        with self._lock:
+            if self._history is None:
+                return 0
+            store = self._history.store_path
+            kept = None if keep_lines is None else list(keep_lines)
+            if kept is not None and self._line_name not in kept:
+                self._detach()
+            removed = sweep(store, kept)
+            if self._history is not None:
+                self._history.objects.forget()
+            return removed
+
+    def _detach(self) -> None:
+        if self._call is not None:
+            raise WorkspaceError(
+                f"the call {self._call.call_id!r} is open; end it before erasing its history"
+            )
+        if self._ambient is not None:
+            self._ambient.close()
+        if self._history is not None:
+            self._history.close()
+        self._ambient = self._history = None
+
+    def _copy_into(self, target: str, plan: Mapping[str, State], current: Mapping[str, State]) -> str:
+        """Copy the tree beside a target, bring the copy to a plan's goals, and move it into place."""
+        inside = os.path.commonpath((target, self._tree.path))
+        if inside in (target, self._tree.path):
+            raise UsageError(f"the fork {target} and the workspace {self._tree.path} would hold one another")
+        beside = os.path.join(os.path.dirname(target), f"{TEMPORARY_PREFIX}{new_id().hex}{TEMPORARY_SUFFIX}")
+        os.mkdir(beside, 0o700)
+        try:
+            source = self._tree.open_for_listing()
+            copy = RootedDirectory(beside)
+            destination = copy.open_for_listing()
+            try:
+                copy_tree(source, destination, skip=self._private)
+            finally:
+                os.close(source)
+                os.close(destination)
+            history = self._opened()
+            apply(copy, history.objects, plan, current, self._instance, Outcome(), sync=self._durable)
+            os.chmod(beside, stat.S_IMODE(os.stat(self._tree.path).st_mode))
+            # Onto an empty directory or onto nothing; anything else is refused.
+            os.rename(beside, target)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        return target
+
     # --- inside: the store ---------------------------------------------------------------------------
 
     def _private_paths(self) -> dict[str, frozenset[str]]:
@@ -870,7 +980,7 @@ class HostFilesystem:
             for name in names
         )
 
-    def _opened(self) -> _History:
+    def _opened(self) -> History:
         """Return the store, made if need be."""
         if self._history is None:
             if self._store_path is None:
@@ -885,7 +995,7 @@ class HostFilesystem:
     def _attach(self) -> None:
         """Open the store, and clear up what a crash left that is not a call."""
         assert self._store_path is not None
-        self._history = _History(self._store_path, self._line_name, durable=self._durable)
+        self._history = History(self._store_path, self._line_name, durable=self._durable)
         if self._read_only:
             return
         ambient = self._history.load_ambient()
@@ -1157,7 +1267,7 @@ class HostFilesystem:
         baseline = manifest.baseline_missing
         uncovered = manifest.uncovered
         scan = self._scan(manifest, keep=True)
-        changes, seen = self._sort_out(manifest, scan)
+        changes, seen = ([], []) if baseline else self._sort_out(manifest, scan)
         manifest.apply(scan.updates, scan.uncovered)
         manifest.root_mode = scan.root_mode
         dirty.update(scan.updates)
@@ -1223,11 +1333,11 @@ class HostFilesystem:
     # --- inside: going back --------------------------------------------------------------------------
 
     def _way_back(
-        self, snapshot: FilesystemSnapshot
+        self, snapshot: FilesystemSnapshot, *, strict: bool = True
     ) -> tuple[dict[str, State], dict[str, State], builtins.list[str]]:
         """Return the goal of each path that differs from a boundary, what is there now, and remarks.
 
-        Raises `WorkspaceConflictError` if somebody else's edits are in the way.
+        Raises `WorkspaceConflictError` if somebody else's edits are in the way, unless it is not `strict`.
         """
         history = self._opened()
         boundaries = self._boundaries()
@@ -1238,7 +1348,7 @@ class HostFilesystem:
                 f"{self._store_path}, so the whole tree cannot be brought back to it; its files are still in "
                 f"commit {snapshot.commit_ref[:12]} there"
             )
-        steps = _fold(after, outside=snapshot.scanned)
+        steps = fold(after, outside=snapshot.scanned)
         uncovered = dict(boundaries[self._position(snapshot)].uncovered) if snapshot.scanned else {}
         plan: dict[str, State] = {}
         current: dict[str, State] = {}
@@ -1257,7 +1367,7 @@ class HostFilesystem:
                 conflicts.append(path)
             plan[path] = step.first
             current[path] = now
-        if conflicts:
+        if conflicts and strict:
             raise WorkspaceConflictError(
                 f"somebody else changed {', '.join(sorted(conflicts)[:10])}"
                 f"{' and more' if len(conflicts) > 10 else ''} since that boundary; nothing was restored: "
@@ -1278,7 +1388,7 @@ class HostFilesystem:
 
     def _apply_as_restore(
         self, snapshot: FilesystemSnapshot, plan: Mapping[str, State], current: Mapping[str, State]
-    ) -> _Outcome:
+    ) -> Outcome:
         """Restore under a journal of its own, so that a crash or an error leaves all or nothing."""
         journal = self._start_journal(
             "restore", f"to {snapshot.commit_ref[:12]}", "restore", self._head(), foreign=False
@@ -1304,7 +1414,7 @@ class HostFilesystem:
         history = self._opened()
         boundaries = self._boundaries()[start + 1 :]
         steps = {
-            path: (step.first, step.last) for path, step in _fold(boundaries, outside=before.scanned).items()
+            path: (step.first, step.last) for path, step in fold(boundaries, outside=before.scanned).items()
         }
         journal = self._call.journal if self._call is not None else self._ambient
         if journal is not None:
@@ -1332,11 +1442,11 @@ class HostFilesystem:
             "link" if state.kind == "link" else "file", state.mode & 0o777, state.size, content, state.oid
         )
 
-    def _undo(self, journal: Journal, paths: Iterable[str] | None = None) -> _Outcome:
+    def _undo(self, journal: Journal, paths: Iterable[str] | None = None) -> Outcome:
         """Put back what a journal says, where what is there is what the call left."""
         plan: dict[str, State] = {}
         current: dict[str, State] = {}
-        outcome = _Outcome()
+        outcome = Outcome()
         wanted = None if paths is None else set(paths)
         own_states = journal.own_states()
         for path, states in own_states.items():
@@ -1368,7 +1478,7 @@ class HostFilesystem:
             except (FileNotFoundError, NotADirectoryError):
                 continue
 
-    def _undo_foreign(self, call: _HostCall) -> _Outcome:
+    def _undo_foreign(self, call: _HostCall) -> Outcome:
         """Put back every difference between the tree and what it was when a foreign call began."""
         journal = call.journal
         manifest = self._manifest()
@@ -1414,189 +1524,12 @@ class HostFilesystem:
         plan: Mapping[str, State],
         current: Mapping[str, State],
         owner: str,
-        outcome: _Outcome | None = None,
-    ) -> _Outcome:
-        """Bring each path to its goal. Repeating it after a crash completes it.
-
-        What is in the way goes first, deepest first; then directories and content come, outermost
-        first; permission bits of directories come last, because they may forbid what comes before.
-        """
-        outcome = _Outcome() if outcome is None else outcome
-        worker = _Worker(self._tree, self._opened().objects, owner, outcome, sync=self._durable)
-        inward = sorted(plan, key=lambda path: path.count("/"))
-        try:
-            for path in reversed(inward):
-                # A file or link takes the place of another in one step.
-                if plan[path].kind in _ONE_STEP and current[path].kind in _ONE_STEP_FROM:
-                    continue
-                worker.clear(path, plan[path])
-            for path in inward:
-                worker.put(path, plan[path], current[path])
-            for path in reversed(inward):
-                worker.dress_directory(path, plan[path])
-        finally:
-            worker.close()
+        outcome: Outcome | None = None,
+    ) -> Outcome:
+        """Bring each path to its goal; see `restoring.py`."""
+        outcome = Outcome() if outcome is None else outcome
+        apply(self._tree, self._opened().objects, plan, current, owner, outcome, sync=self._durable)
         return outcome
-
-
-class _Worker:
-    """Brings paths to their goals, one step at a time; see `HostFilesystem._apply`."""
-
-    def __init__(
-        self, tree: RootedDirectory, objects: ObjectStore, owner: str, outcome: _Outcome, *, sync: bool
-    ) -> None:
-        self._tree = tree
-        self._objects = objects
-        self._temporary = f"{TEMPORARY_PREFIX}{owner}-0{TEMPORARY_SUFFIX}"
-        self._outcome = outcome
-        self._sync = sync
-        self._relaxed: dict[str, int] = {}
-
-    def close(self) -> None:
-        """Take back the permissions that were needed on the way."""
-        for path, mode in reversed(self._relaxed.items()):
-            try:
-                with self._tree.strict(path) as place:
-                    change_mode(place, mode)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-
-    def clear(self, path: str, goal: State) -> None:
-        """Remove what cannot be replaced in one step."""
-        self._attempt(path, lambda place: self._clear(place, goal), missing_is_fine=True)
-
-    def _clear(self, place: Place, goal: State) -> None:
-        status = place.lstat()
-        if status is None:
-            return
-        if stat.S_ISDIR(status.st_mode):
-            if goal.kind == "directory":
-                return
-            try:
-                os.rmdir(place.name, dir_fd=place.descriptor)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
-                    raise
-                if goal.kind == "absent":
-                    self._outcome.notes.append(f"{place.path} was left: somebody else's files are in it")
-                else:
-                    self._outcome.conflicts.append(place.path)
-                return
-            self._outcome.restored.add(place.path)
-        elif goal.kind in ("absent", "directory"):
-            os.unlink(place.name, dir_fd=place.descriptor)
-            self._outcome.restored.add(place.path)
-
-    def put(self, path: str, goal: State, current: State) -> None:
-        """Make a directory, a file or a link, or correct a file that has the right content."""
-        if goal.kind == "absent" or path in self._outcome.conflicts:
-            return
-        self._attempt(path, lambda place: self._put(place, goal, current), missing_is_fine=False)
-
-    def _put(self, place: Place, goal: State, current: State) -> None:
-        if goal.kind == "directory":
-            if place.lstat() is None:
-                os.mkdir(place.name, 0o700, dir_fd=place.descriptor)
-                self._outcome.restored.add(place.path)
-            return
-        if goal.kind == "link":
-            if same(current, goal):
-                return
-            discard(place, self._temporary)
-            put_link(place, self._temporary, self._objects.read_blob(goal.oid))
-        elif current.kind == "file" and current.oid == goal.oid and self._redress(place, goal, current):
-            if same(current, goal):
-                # Only its time was put right; to a reader nothing had changed.
-                return
-        else:
-            discard(place, self._temporary)
-            content = self._objects.stream_blob(goal.oid, goal.size)
-            put_file(place, self._temporary, content, like=goal, sync=self._sync)
-        self._outcome.restored.add(place.path)
-
-    def _redress(self, place: Place, goal: State, current: State) -> bool:
-        """Correct bits, owner and time of a file in place; say whether that could be done."""
-        try:
-            descriptor = os.open(
-                place.name,
-                os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
-                dir_fd=place.descriptor,
-            )
-        except OSError:
-            return False
-        try:
-            status = os.fstat(descriptor)
-            # A hard link shares bits and times with its other names, which are none of ours.
-            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-                return False
-            dress(descriptor, goal)
-        except PermissionError:
-            return False
-        finally:
-            os.close(descriptor)
-        return True
-
-    def dress_directory(self, path: str, goal: State) -> None:
-        """Give a directory its permission bits and owner."""
-        if goal.kind != "directory" or path in self._outcome.conflicts:
-            return
-        self._attempt(path, lambda place: self._dress_directory(place, goal), missing_is_fine=True)
-        self._relaxed.pop(path, None)
-
-    def _dress_directory(self, place: Place, goal: State) -> None:
-        status = place.lstat()
-        if status is None or not stat.S_ISDIR(status.st_mode):
-            return
-        if (goal.uid, goal.gid) != (status.st_uid, status.st_gid):
-            descriptor = open_directory(place, place.path)
-            try:
-                own(descriptor, goal.uid, goal.gid)
-            finally:
-                os.close(descriptor)
-        if goal.mode not in (ANY, stat.S_IMODE(status.st_mode)):
-            change_mode(place, goal.mode)
-            self._outcome.restored.add(place.path)
-
-    def _attempt(self, path: str, step: Callable[[Place], None], *, missing_is_fine: bool) -> None:
-        for relaxed in (False, True):
-            try:
-                with self._tree.strict(path) as place:
-                    step(place)
-                return
-            except PermissionError:
-                if relaxed or not self._relax(path.rpartition("/")[0] or ROOT):
-                    raise
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                # Somebody else removed or replaced the directory that it belongs in.
-                if not missing_is_fine:
-                    self._outcome.conflicts.append(path)
-                return
-
-    def _relax(self, directory: str) -> bool:
-        """Let the owner write to a directory whose bits forbid it, for as long as this takes."""
-        with self._tree.strict(directory) as place:
-            status = place.lstat()
-            if status is None or status.st_mode & 0o700 == 0o700:
-                return False
-            self._relaxed[directory] = stat.S_IMODE(status.st_mode)
-            change_mode(place, stat.S_IMODE(status.st_mode) | 0o700)
-        return True
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """What a restore or a rollback has done so far."""
-
-    restored: set[str] = field(default_factory=set)
-    conflicts: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def report(self, notes: Iterable[str] = ()) -> RestoreReport:
-        return RestoreReport(
-            restored=tuple(sorted(self.restored)),
-            conflicts=tuple(sorted(set(self.conflicts))),
-            notes=(*self.notes, *notes),
-        )
 
 
 class _HostCall:
@@ -1706,104 +1639,6 @@ class _HostCall:
     def _require_open(self, verb: str) -> None:
         if self._filesystem._call is not self:
             raise WorkspaceError(f"the call {self.call_id!r} has ended and cannot be {verb}")
-
-
-class _History:
-    """The files of one line in the private store."""
-
-    def __init__(self, store_path: str, line: str, *, durable: bool) -> None:
-        self.objects = ObjectStore(store_path, durable=durable)
-        self.objects.create(head=line)
-        self._durable = durable
-        self._ref = f"refs/heads/{line}"
-        self.directory = os.path.join(store_path, "holdfast", line)
-        os.makedirs(self.directory, mode=0o700, exist_ok=True)
-        self.call_path = os.path.join(self.directory, "call.journal")
-        self.ambient_path = os.path.join(self.directory, "ambient.journal")
-        self.line = Line(os.path.join(self.directory, "line"), durable=durable)
-        self.dirty: set[str] = set()
-        """Directories of the manifest that are not on disk as they are in memory."""
-        self._manifest_file = ManifestFile(os.path.join(self.directory, "manifest"))
-        self._manifest: Manifest | None = None
-        self._lock_path = os.path.join(store_path, "holdfast", "lock")
-        self._lock_descriptor = -1
-        self._holders = 0
-        self._swept_at = 0
-
-    def close(self) -> None:
-        if self._lock_descriptor != -1:
-            os.close(self._lock_descriptor)
-            self._lock_descriptor = -1
-
-    def hold(self) -> None:
-        """Keep others from sweeping objects away that this history is about to need."""
-        if self._lock_descriptor == -1:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._lock_descriptor = os.open(self._lock_path, flags, 0o600)
-        if self._holders == 0:
-            fcntl.flock(self._lock_descriptor, fcntl.LOCK_SH)
-            swept_at = os.fstat(self._lock_descriptor).st_mtime_ns
-            if swept_at != self._swept_at:
-                # Somebody swept since: what was there may be gone.
-                self.objects.forget()
-                self._swept_at = swept_at
-        self._holders += 1
-
-    def release(self) -> None:
-        """End one `hold`."""
-        self._holders -= 1
-        if self._holders == 0 and self._lock_descriptor != -1:
-            fcntl.flock(self._lock_descriptor, fcntl.LOCK_UN)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold for a block."""
-        self.hold()
-        try:
-            yield
-        finally:
-            self.release()
-
-    def append(self, boundary: Boundary) -> None:
-        """Make a boundary the newest one. Repeating it does nothing."""
-        self.line.append(boundary)
-        self.objects.write_ref(self._ref, boundary.commit)
-
-    def load_ambient(self) -> Journal | None:
-        """Return the journal of writes outside of calls that an earlier process left, if any."""
-        journal = Journal.load(self.ambient_path, durable=self._durable)
-        if journal is None:
-            return None
-        if any(boundary.journal == journal.id for boundary in self.line.boundaries[-2:]):
-            journal.end()
-            return None
-        self.stage(journal)
-        return journal
-
-    def stage(self, journal: Journal) -> None:
-        """Let the object store have the content that only a journal has."""
-        for data in journal.blobs.values():
-            self.objects.write("blob", data)
-
-    def load_manifest(self) -> Manifest:
-        """Return the manifest, from memory or from disk; a new one is `baseline_missing`."""
-        if self._manifest is None:
-            self._manifest = self._manifest_file.load()
-            if self._manifest is None or self._manifest.position > len(self.line):
-                self._manifest = Manifest()
-                self._manifest.baseline_missing = True
-        return self._manifest
-
-    def adopt_manifest(self, manifest: Manifest, dirty: set[str]) -> None:
-        """Make a call's manifest the present one."""
-        self._manifest = manifest
-        self.dirty |= dirty
-
-    def save_manifest(self, manifest: Manifest) -> None:
-        """Keep the manifest on disk, as far as it changed."""
-        if self.dirty:
-            self._manifest_file.save(manifest, self.dirty, durable=self._durable)
-            self.dirty.clear()
 
 
 class _Draft:
@@ -1966,32 +1801,6 @@ class _WriteStream(io.BufferedWriter):
             )
 
 
-@dataclass(slots=True)
-class _Step:
-    """A path's way through several boundaries."""
-
-    first: State
-    last: State
-    broken: bool = False
-    """Whether somebody else changed it between two of our changes."""
-
-
-def _fold(boundaries: Iterable[Boundary], *, outside: bool) -> dict[str, _Step]:
-    """Sum up the changes of neighbouring boundaries; `outside` takes in what others changed."""
-    steps: dict[str, _Step] = {}
-    for boundary in boundaries:
-        if boundary.kind == "scan" and not outside:
-            continue
-        for path, before, after in boundary.changes:
-            step = steps.get(path)
-            if step is None:
-                steps[path] = _Step(before, after)
-            else:
-                step.broken = step.broken or not same(step.last, before)
-                step.last = after
-    return steps
-
-
 def _existing(place: Place, path: str) -> os.stat_result:
     status = place.lstat()
     if status is None:
@@ -2021,14 +1830,6 @@ def _sentences(uncovered: Mapping[str, str]) -> tuple[str, ...]:
     if len(uncovered) > len(named):
         named.append(f"{len(uncovered) - len(named)} more paths are not covered")
     return tuple(named)
-
-
-def _check_line_name(line: str) -> None:
-    if not _LINE_NAME.fullmatch(line) or line.endswith((".lock", ".")) or ".." in line:
-        raise UsageError(
-            f"the line name {line!r} cannot be used; it takes letters, digits, '_', '-' and '.', "
-            f"begins with a letter, a digit or '_', and is at most 100 characters long"
-        )
 
 
 def _remove_store(path: str, owner: int) -> None:

@@ -35,6 +35,7 @@ import subprocess
 import zlib
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -70,6 +71,8 @@ _STORED_BLOCK_BYTES = 65_535
 _PACK_KINDS: dict[int, ObjectKind] = {1: "commit", 2: "tree", 3: "blob", 4: "tag"}
 _PACK_NUMBERS: dict[ObjectKind, int] = {kind: number for number, kind in _PACK_KINDS.items()}
 _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC
+_KIND_BYTES: dict[ObjectKind, bytes] = {kind: kind.encode() for kind in _PACK_NUMBERS}
+_sha1 = partial(hashlib.sha1, usedforsecurity=False)
 _GIT_SUFFIXES = (".rev", ".bitmap", ".mtimes", ".keep")
 """What git may put beside a pack."""
 _SINGLE_BYTES = [bytes((value,)) for value in range(256)]
@@ -102,7 +105,7 @@ class _Hash:
 
 def object_id(kind: ObjectKind, data: bytes) -> bytes:
     """Return the id that git gives to this content."""
-    return hashlib.sha1(b"%s %d\0%s" % (kind.encode(), len(data), data), usedforsecurity=False).digest()
+    return _sha1(b"%b %d\0%b" % (_KIND_BYTES[kind], len(data), data)).digest()
 
 
 def hash_descriptor(descriptor: int, size: int) -> bytes | None:
@@ -418,9 +421,9 @@ class ObjectStore:
             return True
         return False
 
-    def contains_in_pack(self, oid: bytes) -> bool:
-        """Say whether a pack that is already known has the object; asks no file."""
-        return any(pack.find(oid) is not None for pack in self._packs.values())
+    def packed_ids(self) -> set[bytes]:
+        """Return the id of every object in the packs that are known so far."""
+        return {oid for pack in self._packs.values() for oid in pack.ids()}
 
     def read(self, oid: bytes) -> tuple[ObjectKind, bytes]:
         """Return an object's kind and content. Raises `ObjectStoreError` if it is missing or damaged."""
@@ -796,6 +799,7 @@ class PackWriter:
         self._offset = 12
         self._output = -1
         self._temporary = ""
+        self._known: set[bytes] | None = None
 
     def __enter__(self) -> PackWriter:
         return self
@@ -817,8 +821,10 @@ class PackWriter:
         """
         size = len(data)
         if oid is None:
-            oid = hashlib.sha1(b"%s %d\0%s" % (kind.encode(), size, data), usedforsecurity=False).digest()
-            if oid in self._entries or self._store.contains_in_pack(oid):
+            oid = _sha1(b"%b %d\0%b" % (_KIND_BYTES[kind], size, data)).digest()
+            if self._known is None:
+                self._known = self._store.packed_ids()
+            if oid in self._entries or oid in self._known:
                 return oid
         elif oid in self._entries:
             return oid
@@ -1019,15 +1025,12 @@ class _Pack:
                 position += 1
             unpacker = zlib.decompressobj()
             data = unpacker.decompress(raw[position:])
-            if not unpacker.eof:
-                parts = [data]
-                while not unpacker.eof:
-                    offset += len(raw)
-                    raw = os.pread(descriptor, CHUNK_BYTES, offset)
-                    if not raw:
-                        raise ObjectStoreError(f"{self._pack_path} ends in the middle of an object")
-                    parts.append(unpacker.decompress(raw))
-                data = b"".join(parts)
+            while len(data) < size:
+                offset += len(raw)
+                raw = os.pread(descriptor, max(CHUNK_BYTES, size), offset)
+                if not raw:
+                    raise ObjectStoreError(f"{self._pack_path} ends in the middle of an object")
+                data += unpacker.decompress(raw)
         except (zlib.error, IndexError) as error:
             raise ObjectStoreError(f"{self._pack_path} is damaged: {error}") from error
         finally:

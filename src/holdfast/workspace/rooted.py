@@ -18,13 +18,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NoReturn
 
 from holdfast.errors import PathEscapeError
-from holdfast.workspace.manifest import ABSENT, OTHER, State, chmod_at
-from holdfast.workspace.objects import ObjectStore, hash_descriptor, object_id, write_all
+from holdfast.workspace.manifest import ABSENT, OTHER, State, chmod_at, is_temporary
+from holdfast.workspace.objects import CHUNK_BYTES, ObjectStore, hash_descriptor, object_id, write_all
 from holdfast.workspace.paths import ROOT, split
 
 MAX_LINKS = 40
@@ -371,3 +371,46 @@ def own(descriptor: int, uid: int, gid: int) -> None:
 def change_mode(place: Place, mode: int) -> None:
     """Set the permission bits of a file or directory; a link is left alone."""
     chmod_at(place.descriptor, place.name, mode)
+
+
+def copy_tree(source: int, destination: int, *, skip: Mapping[str, frozenset[str]], path: str = "") -> None:
+    """Copy everything below one open directory into another: content, links, bits, owners and times.
+
+    `skip` gives names to leave out, by directory. Half-written files, pipes, sockets and devices are left
+    out, too.
+    """
+    hidden = skip.get(path, frozenset())
+    with os.scandir(source) as listing:
+        names = [item.name for item in listing if item.name not in hidden and not is_temporary(item.name)]
+    for name in names:
+        status = os.stat(name, dir_fd=source, follow_symlinks=False)
+        if stat.S_ISLNK(status.st_mode):
+            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=destination)
+        elif stat.S_ISDIR(status.st_mode):
+            os.mkdir(name, 0o700, dir_fd=destination)
+            inner_source = os.open(name, _LIST_FLAGS, dir_fd=source)
+            inner_destination = os.open(name, _LIST_FLAGS, dir_fd=destination)
+            try:
+                copy_tree(inner_source, inner_destination, skip=skip, path=f"{path}/{name}" if path else name)
+                dress(inner_destination, status)
+            finally:
+                os.close(inner_source)
+                os.close(inner_destination)
+        elif stat.S_ISREG(status.st_mode):
+            _copy_file(source, destination, name)
+
+
+def _copy_file(source: int, destination: int, name: str) -> None:
+    reading = os.open(name, _READ_FLAGS, dir_fd=source)
+    try:
+        status = os.fstat(reading)
+        writing = os.open(name, _CREATE_FLAGS, 0o600, dir_fd=destination)
+        try:
+            while chunk := os.read(reading, CHUNK_BYTES):
+                write_all(writing, chunk)
+            dress(writing, status)
+            os.utime(writing, ns=(status.st_atime_ns, status.st_mtime_ns))
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
