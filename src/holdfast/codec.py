@@ -44,6 +44,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import copy
 import dataclasses
 import functools
 import inspect
@@ -66,7 +67,7 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar, cast
 from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic_core import PydanticSerializationError, TzInfo, from_json, to_json
+from pydantic_core import PydanticSerializationError, PydanticUndefined, TzInfo, from_json, to_json
 
 from holdfast.errors import DecodeError, EncodeError, UnknownTypeError, UsageError
 
@@ -423,20 +424,20 @@ class Codec:
 
     def _encode_dict(self, mapping: Mapping[object, object]) -> Json:
         # An object, if every key is text and none could be mistaken for a tag.
-        if _TAG in mapping:
-            return {_TAG: "dict", "v": self._encode_pairs(mapping)}
         encode = self.encode_any
         out: dict[str, Json] = {}
         key: object = None
         try:
             for key, item in mapping.items():
-                if type(key) is not str:
-                    return {_TAG: "dict", "v": self._encode_pairs(mapping)}
+                if type(key) is not str or key == _TAG:
+                    break
                 out[key] = item if type(item) is str else encode(item)
+            else:
+                return out
         except _Refused as refused:
             refused.parts.append(_step(key))
             raise
-        return out
+        return {_TAG: "dict", "v": self._encode_pairs(mapping)}
 
     def _encode_pairs(self, mapping: Mapping[Any, object]) -> list[Json]:
         out = []
@@ -822,13 +823,15 @@ class Codec:
             "    try:",
             "        for key, item in value.items():",
             "            if type(key) is not str:",
-            "                return encode_tagged(value)",
+            "                break",
             *_indented(3, _applying(item.as_is, "item", "encode_item")),
             "            out[key] = item",
+            "        else:",
+            "            return out",
             "    except Refused as refused:",
             "        refused.parts.append(step(key))",
             "        raise",
-            "    return out",
+            "    return encode_tagged(value)",
             "def decode(data):",
             "    if type(data) is not dict or '$' in data:",
             "        return decode_other(data)",
@@ -936,10 +939,10 @@ def _compiled(source: str, name: str) -> types.CodeType:
 
 
 class _Field(NamedTuple):
-    """A stored field: `default` makes its value where the stored form lacks it."""
+    """A stored field: `default` makes its value from the earlier ones where the stored form lacks it."""
 
     name: str
-    default: Callable[[], Any] | None
+    default: Callable[[dict[str, Any]], Any] | None
 
 
 class _Record:
@@ -1028,7 +1031,7 @@ class _Record:
             name = repr(field.name)
             reading = f"fields[{name}]" if self.is_model else _reading(field.name)
             self.codec.bind(namespace, str(index), coder)
-            namespace[f"default_{index}"] = self._default(field)
+            namespace[f"default_{index}"] = self._default(fields, index)
             encoding += [
                 f"at = {name}",
                 f"v{index} = {reading}",
@@ -1039,7 +1042,7 @@ class _Record:
                 f"    v{index} = data[{name}]",
                 "except KeyError:",
                 f"    at = {name}",
-                f"    v{index} = default_{index}()",
+                f"    v{index} = default_{index}(locals())",
                 "else:",
             ]
             call = [f"at = {name}", f"v{index} = decode_{index}(v{index})"]
@@ -1099,12 +1102,16 @@ class _Record:
                 lines.append(f"fields[{field.name!r}] = v{index}")
         return ["fields = built.__dict__", *lines] if in_dict else lines
 
-    def _default(self, field: _Field) -> Callable[[], Any]:
-        def missing() -> Any:
+    def _default(self, fields: list[_Field], index: int) -> Callable[[dict[str, Any]], Any]:
+        """Return a function of the generated code's variables that answers for a missing field."""
+        field, earlier = fields[index], fields[:index]
+
+        def missing(variables: dict[str, Any]) -> Any:
             if field.default is None:
                 raise _Refused(f"the field {field.name!r} of {self.cls.__qualname__} is missing")
+            so_far = {each.name: variables[f"v{place}"] for place, each in enumerate(earlier)}
             try:
-                return field.default()
+                return field.default(so_far)
             except Exception as error:  # a default factory may raise anything
                 raise _Refused(f"it is missing, and its default cannot be made: {error!r}") from error
 
@@ -1151,8 +1158,11 @@ class _Record:
         for name, attribute in self._private_attributes.items():
             private = {} if private is None else private
             if name not in private:
-                default = attribute.get_default()
-                if type(default).__name__ != "PydanticUndefinedType":
+                try:
+                    default = _private_default(attribute, {**vars(built), **private})
+                except Exception as error:  # a default factory may raise anything
+                    raise _Refused(f"the default of {name!r} cannot be made: {error!r}") from error
+                if default is not PydanticUndefined:
                     private[name] = default
         for name, fill in self._model_slots.items():
             fill(built, {"fields_set": set(chosen), "extra": extra, "private": private}[name])
@@ -1233,14 +1243,30 @@ def _why_unbuildable(cls: Any) -> str | None:
 def _dataclass_fields(cls: Any) -> Iterator[_Field]:
     described = getattr(cls, "__pydantic_fields__", {})  # Of pydantic's dataclasses.
     for field in dataclasses.fields(cls):
-        default: Callable[[], Any] | None = None
         if field.name in described:
-            default = _model_default(described[field.name])
+            yield _Field(field.name, _model_default(described[field.name]))
         elif field.default is not dataclasses.MISSING:
-            default = _constant(field.default)
+            yield _Field(field.name, _giving(field.default))
         elif field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory
-        yield _Field(field.name, default)
+            yield _Field(field.name, _making(field.default_factory))
+        else:
+            yield _Field(field.name, None)
+
+
+def _private_default(attribute: Any, earlier: dict[str, Any]) -> Any:
+    if attribute.default_factory is None:
+        return copy.deepcopy(attribute.default)
+    if getattr(attribute, "default_factory_takes_validated_data", False):
+        return attribute.default_factory(earlier)
+    return attribute.default_factory()
+
+
+def _giving(value: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda earlier: value
+
+
+def _making(factory: Callable[[], Any]) -> Callable[[dict[str, Any]], Any]:
+    return lambda earlier: factory()
 
 
 def _model_fields(cls: Any) -> Iterator[_Field]:
@@ -1248,14 +1274,10 @@ def _model_fields(cls: Any) -> Iterator[_Field]:
         yield _Field(name, _model_default(field))
 
 
-def _model_default(field: Any) -> Callable[[], Any] | None:
+def _model_default(field: Any) -> Callable[[dict[str, Any]], Any] | None:
     if field.is_required():
         return None
-    return lambda: field.get_default(call_default_factory=True, validated_data={})
-
-
-def _constant(value: Any) -> Callable[[], Any]:
-    return lambda: value
+    return lambda earlier: field.get_default(call_default_factory=True, validated_data=earlier)
 
 
 # --- annotations -----------------------------------------------------------------------------------
@@ -1716,7 +1738,7 @@ def parse_json(payload: bytes | str) -> Json:
     """Parse JSON text. Raises `DecodeError` for whatever is not JSON."""
     try:
         return from_json(payload, allow_inf_nan=False)
-    except ValueError:
+    except (ValueError, TypeError):
         pass  # Not JSON; or a lone surrogate, or more than 200 levels, which it does not take.
     try:
         return _on_free_stack(_parse_slowly, payload if isinstance(payload, str) else payload.decode())
