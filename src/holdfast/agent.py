@@ -14,7 +14,7 @@ from uuid import UUID
 
 import anyio
 
-from holdfast.containment import ExecutionContext, Limits
+from holdfast.containment import Limits
 from holdfast.conversation.messages import enable_inner_message_recording, get_inner_messages
 from holdfast.errors import SessionNotFoundError, UsageError
 from holdfast.log.base import Log
@@ -26,6 +26,7 @@ from holdfast.state.session import Session
 from holdfast.tools.boundaries import boundaries, diff_calls, fork_at
 from holdfast.tools.policies import Permissions
 from holdfast.tools.tool import Tool
+from holdfast.turns.ledger import contain
 from holdfast.turns.states import TurnStarted, TurnState
 from holdfast.turns.turn import InnerLoop, TurnResult, Watch
 from holdfast.workspace.base import Filesystem, WorkspaceDiff
@@ -110,7 +111,7 @@ class Agent:
             instructions=self.instructions,
             tools=self.tool_registry(),
             agent=self.name,
-            containment=None if limits is None else ExecutionContext(limits.to_config(), clock=state.clock),
+            containment=None if limits is None else contain(state.session, limits),
             permissions=permissions or Permissions(),
             max_iterations=self.max_iterations,
             watch=watch,

@@ -87,6 +87,10 @@ Record = Callable[[ToolResult[Any]], Sequence[object]]
 """Makes the events that belong to a call's end, such as the tool's message; logged with it."""
 
 
+Around = Callable[[ToolCall, Callable[[], Awaitable[ToolResult[Any]]]], Awaitable[ToolResult[Any]]]
+"""Is given a call and a function that runs it, and returns its result."""
+
+
 def _no_record(result: ToolResult[Any]) -> Sequence[object]:
     return ()
 
@@ -210,14 +214,21 @@ class ToolRunner:
         *,
         context: ToolContext | None = None,
         record: Callable[[ToolCall], Record] = lambda call: _no_record,
+        around: Around | None = None,
     ) -> Sequence[ToolResult[Any]]:
-        """Run several calls of one answer: those without effects side by side, the others in order."""
+        """Run several calls of one answer: those without effects side by side, the others in order.
+
+        `around` is put around each call, such as a containment that must allow it first.
+        """
         results: dict[int, ToolResult[Any]] = {}
         limit = anyio.CapacityLimiter(MAX_PARALLEL)
 
         async def one(index: int, call: ToolCall) -> None:
+            async def execute() -> ToolResult[Any]:
+                return await self.aexecute(call, context=context, record=record(call))
+
             async with limit:
-                results[index] = await self.aexecute(call, context=context, record=record(call))
+                results[index] = await (execute() if around is None else around(call, execute))
 
         index = 0
         while index < len(tool_calls):

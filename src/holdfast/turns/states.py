@@ -20,13 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from holdfast.containment import SafetyEvent
 from holdfast.conversation.messages import InnerMessage
 from holdfast.log.event import SlicePolicy
 from holdfast.state.events import event
 from holdfast.state.session import Session
-
-event(name="holdfast.SafetyEvent", policy=SlicePolicy.LOG)(SafetyEvent)
 
 
 class TurnState(Enum):

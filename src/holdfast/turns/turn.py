@@ -7,14 +7,14 @@ and never forgets what did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 
 from holdfast.clock import new_id
-from holdfast.containment import CancellationToken, Decision, ExecutionContext, SafetyEvent, WrapOptions
+from holdfast.containment import CancellationToken, ExecutionContext, WrapOptions
 from holdfast.conversation.messages import (
     InnerMessage,
     ToolCallRecord,
@@ -23,7 +23,13 @@ from holdfast.conversation.messages import (
     get_latest_evaluation_id,
     get_pending_tool_calls,
 )
-from holdfast.errors import ConversationNotFound, HoldRequired, PromptEvaluationError, PromptMismatch
+from holdfast.errors import (
+    CancelledByToken,
+    ConversationNotFound,
+    HoldRequired,
+    PromptEvaluationError,
+    PromptMismatch,
+)
 from holdfast.providers.base import (
     ModelEvent,
     ModelRequest,
@@ -46,7 +52,8 @@ from holdfast.turns.states import PartialText, TurnEnded, TurnStarted, TurnState
 DEFAULT_MAX_ITERATIONS = 100
 """How often a turn asks the model at most, unless it is told otherwise."""
 
-_TIME_KINDS = ("timeout",)
+_LIMIT_ENDINGS = {"timeout": TurnState.TIMED_OUT, "aborted": TurnState.INTERRUPTED}
+"""How a turn ends when the containment stops it; every other reason is a failure of its own kind."""
 
 Watch = Callable[[ModelEvent], object]
 """Sees what the model says while it says it. It is for display only: nothing depends on it."""
@@ -93,6 +100,7 @@ class InnerLoop:
     _sequence: int = 0
     _turn: int = 0
     _messages: list[InnerMessage] = field(default_factory=list)
+    _told: int = 0
 
     # .. the two ways in ..
 
@@ -165,6 +173,8 @@ class InnerLoop:
                 f"the turn asked the model {self.max_iterations} times and was not done",
                 ("look at the timeline for a loop", "resume with a higher max_iterations"),
             )
+        except _Halted as halt:
+            return self._stopped_by_limits(str(halt))
         except HoldRequired as hold:
             return self._end(
                 TurnState.HELD,
@@ -209,11 +219,10 @@ class InnerLoop:
                         cost_of=_cost_of,
                     ),
                 )
-                self._log_safety_events()
+                if not outcome.ok and outcome.node.status != "error":
+                    raise _Halted(outcome.stop_reason or outcome.detail)
                 if outcome.error is not None:
                     raise outcome.error
-                if outcome.decision not in (Decision.ALLOW, Decision.DEGRADE):
-                    return self._stopped_by_limits()
         except (PromptEvaluationError, OSError) as error:
             return self._provider_failed(answer, error)
         self._turn += 1
@@ -243,7 +252,23 @@ class InnerLoop:
         context = ToolContext(
             self.state, deadline=self.deadline, cancellation=self.cancellation, is_resume=resumed
         )
-        await runner.aexecute_all(calls, context=context, record=self._recorder)
+        around = None if self.containment is None else self._contained
+        await runner.aexecute_all(calls, context=context, record=self._recorder, around=around)
+
+    async def _contained(
+        self, call: ToolCall, execute: Callable[[], Awaitable[ToolResult[Any]]]
+    ) -> ToolResult[Any]:
+        """Let the containment allow a tool call first. A refusal ends the turn."""
+        assert self.containment is not None
+        options = WrapOptions(
+            operation_name=call.name, fingerprint=call.arguments_json, cost_of=_costs_nothing
+        )
+        outcome = await self.containment.acall_tool(execute, options)
+        if outcome.value is not None:
+            return outcome.value
+        if outcome.error is not None and not isinstance(outcome.error, CancelledByToken):
+            raise outcome.error
+        raise _Halted(outcome.stop_reason or outcome.detail)
 
     def _recorder(self, call: ToolCall) -> Callable[[ToolResult[Any]], Sequence[object]]:
         """Make the tool's message part of the append that ends the call."""
@@ -278,18 +303,20 @@ class InnerLoop:
         self._messages.append(message)
 
     def _log_safety_events(self) -> None:
+        """Keep the containment's incidents as history, each once."""
         if self.containment is None:
             return
         events = self.containment.get_snapshot().events
-        known = len(self.state.session[SafetyEvent].all())
-        for each in events[known:]:
+        for each in events[self._told :]:
             self.state.session.dispatch(each)
+        self._told = len(events)
 
     # .. endings ..
 
     def _end(
         self, state: TurnState, kind: str | None = None, details: str = "", next_actions: tuple[str, ...] = ()
     ) -> TurnResult:
+        self._log_safety_events()
         self.state.session.dispatch(TurnEnded(self._turn_id, state, kind, details, next_actions))
         last = self._messages[-1] if self._messages else None
         text = last.content if last is not None and last.role == "assistant" else ""
@@ -303,18 +330,23 @@ class InnerLoop:
         self.state.session.dispatch(PartialText(self._turn_id, answer.text))
         return self._end(TurnState.PARTIAL_FAILED, kind, details, advice)
 
-    def _stopped_by_limits(self) -> TurnResult:
+    def _stopped_by_limits(self, kind: str) -> TurnResult:
         assert self.containment is not None
         snapshot = self.containment.get_snapshot()
-        kind = self.containment.stop_reason or (
-            snapshot.events[-1].event_type if snapshot.events else "halted"
-        )
-        state = TurnState.TIMED_OUT if kind in _TIME_KINDS else TurnState.FAILED
+        state = _LIMIT_ENDINGS.get(kind, TurnState.FAILED)
         spent = f"{snapshot.step_count} steps, ${snapshot.cost_usd_accumulated:.4f}"
         return self._end(
             state, kind, f"the run's limits stopped it after {spent}", ("resume with higher limits",)
         )
 
 
+class _Halted(Exception):
+    """The containment refused or stopped a call; its text is the stop reason."""
+
+
 def _cost_of(answer: object) -> float:
     return answer.cost_usd or 0.0 if isinstance(answer, _Answer) else 0.0
+
+
+def _costs_nothing(result: object) -> float:
+    return 0.0
