@@ -48,7 +48,7 @@ def at_once() -> Callable[[int, Callable[[int], T]], list[T]]:
             barrier.wait()
             try:
                 results[number] = work(number)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - shown to the test
                 errors.append(error)
 
         threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]

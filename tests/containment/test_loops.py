@@ -95,14 +95,11 @@ def test_retries_are_no_loop(config: Config) -> None:
 
 def test_children_are_watched_with_their_parent(config: Config) -> None:
     """A loop that goes through child chains is one loop."""
-    ctx = ExecutionContext(config(), loops=LoopPolicy())
-    for _ in range(3):
-        ctx.spawn_child().wrap_tool_call(lambda: None, WrapOptions("search"))
-    ctx.wrap_tool_call(lambda: None, WrapOptions("search"))
-    assert reports(ctx) == []  # reported where it was seen: in the third child
-    child = ctx.spawn_child()
-    child.wrap_tool_call(lambda: None, WrapOptions("other"))
-    assert reports(child) == []
+    ctx = ExecutionContext(config(), loops=LoopPolicy(halt_repeats=4))
+    children = [ctx.spawn_child() for _ in range(4)]
+    decisions = [child.wrap_tool_call(lambda: None, WrapOptions("search")) for child in children]
+    assert decisions == [Decision.ALLOW] * 3 + [Decision.HALT]
+    assert [len(reports(child)) for child in children] == [0, 0, 1, 1]
 
 
 def test_nothing_is_watched_unless_asked(config: Config) -> None:
@@ -119,7 +116,7 @@ def test_nothing_is_watched_unless_asked(config: Config) -> None:
     turns=st.integers(2, 6),
 )
 def test_exactly_the_configured_turn_is_refused(noise: list[str], block: list[str], turns: int) -> None:
-    """After any history, the call that completes turn number N of a cycle, and no call before it, is refused."""
+    """After any history, the call that completes turn N of a cycle, and no call before it, is refused."""
     policy = LoopPolicy(
         tool_repeats=99, llm_repeats=99, cycle_turns=99, halt_repeats=turns, halt_cycle_turns=turns
     )

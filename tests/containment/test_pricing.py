@@ -196,7 +196,7 @@ def test_a_response_hint_stands_in_for_the_value(config: Config) -> None:
 
 
 def test_an_unknown_price_halts_under_a_ceiling(config: Config) -> None:
-    """By default a model without a price is not called while money is limited, and the message says what to do."""
+    """A model without a price is not called while money is limited, and the message says what to do."""
     ctx = ExecutionContext(config(), prices=PRICES)
     outcome = ctx.call_llm(lambda: "never", WrapOptions(model="mystery"))
     assert (outcome.decision, outcome.was_dispatched) == (Decision.HALT, False)

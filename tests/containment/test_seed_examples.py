@@ -124,8 +124,8 @@ def test_example_2_an_agent_loop_with_a_step_limit(capsys: pytest.CaptureFixture
         ),
         (
             ContextSnapshot,
-            "chain_id request_id step_count cost_usd_accumulated retries_used aborted abort_reason elapsed_ms "
-            "nodes events graph_summary parent_chain_id agent_identity policy_metadata",
+            "chain_id request_id step_count cost_usd_accumulated retries_used aborted abort_reason "
+            "elapsed_ms nodes events graph_summary parent_chain_id agent_identity policy_metadata",
         ),
         (
             ToolCallContext,
@@ -135,7 +135,8 @@ def test_example_2_an_agent_loop_with_a_step_limit(capsys: pytest.CaptureFixture
         (PolicyContext, "cost_usd step_count entity_id chain_id timestamp metadata"),
         (
             PolicyDecision,
-            "allowed policy_type reason partial_result degradation_action fallback_model rate_limit_ms envelope",
+            "allowed policy_type reason partial_result degradation_action fallback_model rate_limit_ms "
+            "envelope",
         ),
     ],
 )

@@ -364,7 +364,7 @@ def test_a_window_is_exact_among_threads(at_once: Any) -> None:
 
 
 def test_safe_mode_stops_tools_and_calls_alike(config: Config) -> None:
-    """Wherever it was mentioned, safe mode stops model calls, tools, requests and retries, until it is off."""
+    """Wherever it was mentioned, safe mode stops calls, tools, requests and retries, until it is off."""
     hook = SafeModeHook()
     ctx = ExecutionContext(config(), ShieldPipeline(pre_dispatch=hook))
     assert ctx.wrap_llm_call(lambda: None) is Decision.HALT
@@ -382,7 +382,7 @@ def test_safe_mode_stops_tools_and_calls_alike(config: Config) -> None:
 
 
 def test_a_token_budget_counts_what_calls_use(config: Config) -> None:
-    """Usage counts, or what was asked for if it is not known; a failed call's does not; what does not fit halts."""
+    """Usage counts, or what was asked for if it is not known; a failed call's does not."""
     hook = TokenBudgetHook(max_output_tokens=100, max_total_tokens=1000)
     ctx = ExecutionContext(config(), ShieldPipeline(hooks=[hook]))
     options = WrapOptions(max_output_tokens=60, input_tokens=10)

@@ -195,7 +195,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("face", ["async", "driven", "sync"])
 def test_ctrl_c_closes_the_connection(face: str, server: Server) -> None:
-    """SIGINT in the middle of a call closes its connection while the process lives on, and records the call."""
+    """SIGINT in the middle of a call closes its connection while the process lives on, recorded."""
     process = subprocess.Popen(
         [sys.executable, "-c", CTRL_C, str(server.port), face],
         stdin=subprocess.PIPE,
@@ -253,7 +253,7 @@ def test_the_caller_of_a_deaf_handler_is_released(cause: str, config: Config, cl
 
 
 def test_a_timeout_makes_a_call_stoppable_by_itself(config: Config) -> None:
-    """With a deadline on the real clock and no further settings, a blocked caller is released when it passes."""
+    """With a deadline and no further settings, a blocked caller is released when it passes."""
     ctx = ExecutionContext(config(timeout_ms=50))
     leave = threading.Event()
     outcome = ctx.call_tool(lambda: leave.wait(30))
@@ -293,7 +293,7 @@ def test_what_a_released_handler_still_spends_is_booked(config: Config, clock: F
 
 
 def test_an_unstoppable_call_runs_on_its_callers_thread(config: Config) -> None:
-    """Without a timeout a function stays on the caller's thread; its token still says that the chain stopped."""
+    """Without a timeout a function stays on the caller's thread; its token still says what happened."""
     ctx = ExecutionContext(config())
     seen: list[object] = []
 

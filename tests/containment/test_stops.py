@@ -255,7 +255,7 @@ def test_an_error_keeps_its_class(config: Config) -> None:
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_interrupts_pass_through_recorded(config: Config, interrupt: type[BaseException]) -> None:
-    """An interrupt is the caller's: it is raised again, its node is aborted, and its reservation is charged."""
+    """An interrupt is raised again, its node is aborted, and its reservation is charged."""
     ctx = ExecutionContext(config())
 
     def call() -> None:
@@ -319,7 +319,7 @@ def test_the_sync_face_drives_a_coroutine(config: Config, fn: Callable[[], Any],
 async def test_the_sync_face_refuses_a_coroutine_inside_a_loop(config: Config) -> None:
     """Driving it would block the loop, so it is refused, costs nothing, and says what to use instead."""
     ctx = ExecutionContext(config())
-    with pytest.raises(UsageError, match="await context.acall_tool"):
+    with pytest.raises(UsageError, match=r"await context\.acall_tool"):
         ctx.call_tool(answer, WrapOptions(cost_estimate_hint=0.5))
     snapshot = ctx.get_snapshot()
     assert [node.status for node in snapshot.nodes] == ["error"]
@@ -387,7 +387,7 @@ def test_a_call_may_forbid_its_retries(config: Config) -> None:
 
 
 def test_a_calls_own_retries_stay_within_the_chains(config: Config) -> None:
-    """Asking for ten retries when the chain has two left makes three attempts and ends as a provider error."""
+    """Asking for ten retries when the chain has two makes three attempts and ends as a provider error."""
     ctx = ExecutionContext(config(max_retries_total=2))
     outcome = ctx.call_llm(fail, WrapOptions(retry_policy_override=10))
     assert (outcome.decision, outcome.stop_reason) == (Decision.HALT, "provider_error")
@@ -428,7 +428,7 @@ def test_chain_events_name_the_chain(config: Config) -> None:
 def test_a_caller_that_ignores_halt_does_not_fill_the_memory(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refused calls are kept as nodes up to a ceiling, and counted beyond it; calls that run are always kept."""
+    """Refused calls are kept up to a ceiling and counted beyond it; calls that run are always kept."""
     monkeypatch.setattr(context_module, "MAX_BLOCKED_NODES", 5)
     ctx = ExecutionContext(config(max_cost_usd=1.0))
     for _ in range(20):

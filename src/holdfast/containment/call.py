@@ -89,6 +89,11 @@ class Call:
         return f"{self.context.id_prefix}{self.serial:012x}"
 
     @property
+    def reservation_id(self) -> str:
+        """The id of the present attempt in the ledger."""
+        return f"{self.node_id}:{self.attempts}"
+
+    @property
     def name(self) -> str:
         """What to call it in a message."""
         return self.options.operation_name or f"the {self.kind} call"

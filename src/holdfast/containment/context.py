@@ -583,7 +583,7 @@ class ExecutionContext:
         if ledger.journal is not None:
             ledger.journal(
                 Reserved(
-                    reservation_id=f"{call.node_id}:{call.attempts}",
+                    reservation_id=call.reservation_id,
                     lineage=self._lineage,
                     node_id=call.node_id,
                     kind=call.kind,
@@ -903,7 +903,13 @@ class ExecutionContext:
             call.retries_used += 1
             if self._ledger.journal is not None:
                 self._ledger.journal(
-                    RetryTaken(self._lineage, call.node_id, self.clock.now(), self._elapsed_ms())
+                    RetryTaken(
+                        reservation_id=call.reservation_id,
+                        lineage=self._lineage,
+                        node_id=call.node_id,
+                        at=self.clock.now(),
+                        elapsed_ms=self._elapsed_ms(),
+                    )
                 )
             if again:
                 self._prepare_retry(call, delay_ms)
@@ -979,7 +985,7 @@ class ExecutionContext:
         if self._ledger.journal is not None:
             self._ledger.journal(
                 Settled(
-                    reservation_id=f"{call.node_id}:{call.attempts}",
+                    reservation_id=call.reservation_id,
                     lineage=self._lineage,
                     node_id=call.node_id,
                     status=status,

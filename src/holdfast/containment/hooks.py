@@ -331,7 +331,7 @@ class AdaptiveBudgetHook:
     event_type = "adaptive_budget"
     stop_reason = StopReason.PROVIDER_RATE_LIMIT
 
-    def __init__(  # noqa: PLR0917 - the settings in their established order
+    def __init__(
         self,
         base_ceiling: int,
         window_seconds: float = 1800.0,

@@ -64,6 +64,8 @@ class Settled:
 class RetryTaken:
     """A failure was answered out of the retry budget."""
 
+    reservation_id: str
+    """The attempt that failed."""
     lineage: tuple[str, ...]
     node_id: str
     at: datetime
@@ -104,47 +106,44 @@ class Spent:
 
 
 def fold(events: Iterable[LedgerEvent]) -> dict[str, Spent]:
-    """Return what each chain in the events has spent, by chain id.
+    """Return what each chain has spent, by chain id; a child's spending counts for its parents too.
 
-    A child's spending counts for its parents too.
+    The events may come in any order, and more than once.
     """
-    steps: dict[str, int] = {}
-    retries: dict[str, int] = {}
     elapsed: dict[str, float] = {}
-    reserved: dict[str, tuple[tuple[str, ...], int]] = {}
+    calls: dict[str, tuple[str, ...]] = {}
+    reserved: dict[str, int] = {}
     settled: dict[str, int] = {}
+    retried: dict[str, tuple[str, ...]] = {}
     for event in events:
         for chain_id in event.lineage:
             elapsed[chain_id] = max(elapsed.get(chain_id, 0.0), event.elapsed_ms)
         if isinstance(event, Reserved):
-            if event.reservation_id not in reserved:
-                for chain_id in event.lineage:
-                    steps[chain_id] = steps.get(chain_id, 0) + 1
-            reserved[event.reservation_id] = (event.lineage, to_pico(event.cost_usd))
+            calls[event.reservation_id] = event.lineage
+            reserved[event.reservation_id] = to_pico(event.cost_usd)
         elif isinstance(event, Settled):
-            cost = to_pico(event.cost_usd)
-            settled[event.reservation_id] = max(cost, settled.get(event.reservation_id, 0))
-            # A settlement whose reservation was lost (a pruned journal) is still money that was spent.
-            reserved.setdefault(event.reservation_id, (event.lineage, cost))
+            # A settlement whose reservation was lost (a pruned journal) is still a call that was made.
+            calls[event.reservation_id] = event.lineage
+            cost = settled.get(event.reservation_id, 0)
+            settled[event.reservation_id] = max(cost, to_pico(event.cost_usd))
         elif isinstance(event, RetryTaken):
-            for chain_id in event.lineage:
-                retries[chain_id] = retries.get(chain_id, 0) + 1
-    cost_of: dict[str, int] = {}
-    open_calls: dict[str, int] = {}
-    for reservation_id, (lineage, estimate) in reserved.items():
+            retried[event.reservation_id] = event.lineage
+    spent = {chain_id: Spent(elapsed_ms=elapsed_ms) for chain_id, elapsed_ms in elapsed.items()}
+    for reservation_id, lineage in calls.items():
+        is_open = reservation_id not in settled
+        cost = reserved[reservation_id] if is_open else settled[reservation_id]
         for chain_id in lineage:
-            cost_of[chain_id] = cost_of.get(chain_id, 0) + settled.get(reservation_id, estimate)
-            open_calls[chain_id] = open_calls.get(chain_id, 0) + (reservation_id not in settled)
-    return {
-        chain_id: Spent(
-            steps=steps.get(chain_id, 0),
-            retries=retries.get(chain_id, 0),
-            cost_pico=cost_of.get(chain_id, 0),
-            elapsed_ms=elapsed[chain_id],
-            unsettled=open_calls.get(chain_id, 0),
-        )
-        for chain_id in elapsed
-    }
+            before = spent[chain_id]
+            spent[chain_id] = dataclasses.replace(
+                before,
+                steps=before.steps + 1,
+                cost_pico=before.cost_pico + cost,
+                unsettled=before.unsettled + is_open,
+            )
+    for lineage in retried.values():
+        for chain_id in lineage:
+            spent[chain_id] = dataclasses.replace(spent[chain_id], retries=spent[chain_id].retries + 1)
+    return spent
 
 
 class Ledger:

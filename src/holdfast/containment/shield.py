@@ -216,7 +216,7 @@ class ShieldPipeline:
 
     MAX_EVENTS = 1000
 
-    def __init__(  # noqa: PLR0917 - the boundaries in their established order
+    def __init__(
         self,
         pre_dispatch: Hooks = None,
         egress: Hooks = None,

@@ -1,0 +1,265 @@
+"""Children spend their parent's money, steps, retries and time, and can only be narrower."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.containment import (
+    ChainMetadata,
+    CircuitBreaker,
+    Decision,
+    ExecutionConfig,
+    ExecutionContext,
+    Limits,
+    SafeModeHook,
+    ShieldPipeline,
+    WrapOptions,
+    current_call,
+)
+from holdfast.errors import UsageError
+from holdfast.testing import FakeClock
+
+Config = Callable[..., ExecutionConfig]
+
+
+def fail() -> None:
+    raise OSError("no luck")
+
+
+def stops(ctx: ExecutionContext) -> list[str]:
+    return [event.event_type for event in ctx.get_snapshot().events if event.hook == "ExecutionContext"]
+
+
+def test_a_child_spends_the_parents_money(config: Config) -> None:
+    """What a child spends is spent for its parent too, and the other way round."""
+    parent = ExecutionContext(config(max_cost_usd=1.0))
+    child = parent.spawn_child()
+    child.wrap_llm_call(lambda: None, WrapOptions(cost_estimate_hint=0.6))
+    assert parent.get_snapshot().cost_usd_accumulated == 0.6
+    assert child.remaining_usd == parent.remaining_usd == pytest.approx(0.4)
+    assert parent.wrap_llm_call(lambda: None, WrapOptions(cost_estimate_hint=0.5)) is Decision.HALT
+    parent.wrap_llm_call(lambda: None, WrapOptions(cost_estimate_hint=0.4))
+    assert child.wrap_llm_call(lambda: None) is Decision.HALT
+
+
+def test_steps_and_retries_are_the_parents_too(config: Config) -> None:
+    """A step or a retry of a child is one of its parent's."""
+    parent = ExecutionContext(config(max_steps=3, max_retries_total=2))
+    child = parent.spawn_child()
+    assert child.wrap_llm_call(fail) is Decision.RETRY
+    assert parent.wrap_llm_call(lambda: None) is Decision.ALLOW
+    assert child.wrap_llm_call(fail) is Decision.RETRY
+    snapshot = parent.get_snapshot()
+    assert (snapshot.step_count, snapshot.retries_used) == (3, 2)
+    assert child.get_snapshot().step_count == 2
+
+
+def test_a_parents_ceiling_ends_child_and_parent_with_their_own_records(config: Config) -> None:
+    """Each chain in the line records the stop once, in its own events, and says whose ceiling it was."""
+    root = ExecutionContext(config(max_steps=1), metadata=ChainMetadata("r", "root"))
+    middle = root.spawn_child()
+    leaf = middle.spawn_child()
+    leaf.wrap_llm_call(lambda: None)
+    for _ in range(3):
+        assert leaf.wrap_llm_call(lambda: None) is Decision.HALT
+    for ctx in (root, middle, leaf):
+        assert stops(ctx) == ["step_limit_exceeded"]
+        assert ctx.stop_reason == "step_limit_exceeded"
+        assert ctx.wrap_tool_call(lambda: None) is Decision.HALT
+    assert "root" in leaf.get_snapshot().events[0].reason
+
+
+def test_a_childs_own_ceiling_ends_the_child_alone(config: Config) -> None:
+    """A judge on a small budget may use it up without ending the run that it judges."""
+    parent = ExecutionContext(config(max_cost_usd=1.0))
+    judge = parent.spawn_child(Limits(max_cost_usd=0.1))
+    assert judge.wrap_llm_call(lambda: None, WrapOptions(cost_estimate_hint=0.1)) is Decision.ALLOW
+    assert judge.wrap_llm_call(lambda: None, WrapOptions(cost_estimate_hint=0.1)) is Decision.HALT
+    assert stops(judge) == ["budget_exceeded"]
+    assert stops(parent) == []
+    assert parent.wrap_llm_call(lambda: None) is Decision.ALLOW
+
+
+def test_a_child_may_be_told_to_end_its_parent(config: Config) -> None:
+    """With `ends_parent` the child's own ceiling, and its abort, end both."""
+    parent = ExecutionContext(config())
+    child = parent.spawn_child(Limits(max_steps=1), ends_parent=True)
+    child.wrap_llm_call(lambda: None)
+    child.wrap_llm_call(lambda: None)
+    assert stops(parent) == ["step_limit_exceeded"]
+    other = ExecutionContext(config())
+    other.spawn_child(ends_parent=True).abort("give up")
+    assert (stops(other), other.cancellation_token.is_cancelled) == (["aborted"], True)
+
+
+def test_a_child_cannot_widen_anything(config: Config) -> None:
+    """Ceilings above the parent's change nothing."""
+    parent = ExecutionContext(config(max_cost_usd=1.0, max_steps=2, timeout_ms=1000), clock=FakeClock())
+    child = parent.spawn_child(config(max_cost_usd=50.0, max_steps=50, timeout_ms=60_000))
+    assert child.remaining_usd == 1.0
+    assert child.remaining_s == 1.0
+    assert [child.wrap_tool_call(lambda: None) for _ in range(3)] == [Decision.ALLOW] * 2 + [Decision.HALT]
+
+
+def test_a_child_inherits_shield_and_breaker_and_adds_its_own(config: Config, clock: FakeClock) -> None:
+    """Both the parent's and the child's guards are asked; the child's do not guard the parent."""
+    mode, breaker = SafeModeHook(enabled=False), CircuitBreaker(1, clock=clock)
+    parent = ExecutionContext(config(), ShieldPipeline(hooks=[mode]), circuit_breaker=breaker, clock=clock)
+    own_mode, own_breaker = SafeModeHook(enabled=False), CircuitBreaker(1, clock=clock)
+    child = parent.spawn_child(pipeline=ShieldPipeline(hooks=[own_mode]), circuit_breaker=own_breaker)
+    assert child.wrap_llm_call(lambda: None) is Decision.ALLOW
+    mode.enable()
+    assert child.wrap_llm_call(lambda: None) is Decision.HALT
+    mode.disable()
+    own_mode.enable()
+    assert (child.wrap_llm_call(lambda: None), parent.wrap_llm_call(lambda: None)) == (
+        Decision.HALT,
+        Decision.ALLOW,
+    )
+    own_mode.disable()
+    breaker.record_failure()
+    assert child.call_llm(lambda: None).stop_reason == "circuit_open"
+    breaker.reset()
+    own_breaker.record_failure()
+    assert child.call_llm(lambda: None).stop_reason == "circuit_open"
+    assert parent.wrap_llm_call(lambda: None) is Decision.ALLOW
+
+
+def test_aborting_the_parent_stops_the_child_at_work(config: Config) -> None:
+    """The work under way in a child hears of its grandparent's abort; each chain records it."""
+    root = ExecutionContext(config())
+    leaf = root.spawn_child().spawn_child()
+
+    def work() -> str | None:
+        root.abort("stop everything")
+        token = current_call().token  # type: ignore[union-attr]
+        return token.reason if token.wait(10) else None
+
+    outcome = leaf.call_tool(work, WrapOptions(stoppable=True))
+    assert outcome.node.status == "aborted"
+    assert (stops(root), stops(leaf)) == (["aborted"], ["aborted"])
+    assert "stop everything" in leaf.get_snapshot().events[0].reason
+
+
+def test_aborting_a_child_leaves_its_parent_and_siblings(config: Config) -> None:
+    """Cancellation goes down, never up or sideways."""
+    parent = ExecutionContext(config())
+    child, sibling = parent.spawn_child(), parent.spawn_child()
+    child.abort("not needed")
+    assert child.wrap_tool_call(lambda: None) is Decision.HALT
+    assert parent.wrap_tool_call(lambda: None) is Decision.ALLOW
+    assert sibling.wrap_tool_call(lambda: None) is Decision.ALLOW
+
+
+def test_a_child_of_an_aborted_parent_is_born_stopped(config: Config) -> None:
+    """Spawning late changes nothing."""
+    parent = ExecutionContext(config())
+    parent.abort("over")
+    child = parent.spawn_child()
+    assert child.call_tool(lambda: None).stop_reason == "aborted"
+
+
+@pytest.mark.parametrize(("child_ms", "ended"), [(500, ["child"]), (5000, ["child", "parent"])])
+async def test_the_nearer_deadline_counts(
+    child_ms: int, ended: list[str], config: Config, clock: FakeClock
+) -> None:
+    """A child's earlier deadline ends the child; the parent's ends both, and each records its own timeout."""
+    parent = ExecutionContext(config(timeout_ms=1000), clock=clock)
+    child = parent.spawn_child(config(timeout_ms=child_ms))
+
+    async def work() -> None:
+        clock.advance(min(child_ms, 1000) / 1000)
+        await anyio.sleep_forever()
+
+    outcome = await child.acall_llm(work)
+    assert outcome.node.status == "timeout"
+    named = {"child": child, "parent": parent}
+    assert [name for name, ctx in named.items() if stops(ctx) == ["timeout"]] == ended
+
+
+def test_eight_children_in_parallel_share_exactly_n(config: Config, at_once: Any) -> None:
+    """Children in threads of their own take exactly the parent's 20 steps and no more."""
+    parent = ExecutionContext(config(max_steps=20))
+    made: list[int] = []
+
+    def child_run(number: int) -> None:
+        child = parent.spawn_child()
+        while child.wrap_tool_call(lambda: made.append(number)) is not Decision.HALT:
+            pass
+
+    at_once(8, child_run)
+    assert len(made) == parent.get_snapshot().step_count == 20
+
+
+def test_a_childs_nodes_hang_below_the_call_that_spawned_it(config: Config) -> None:
+    """The tree goes on across chains: parent call, child call, grandchild call."""
+    root = ExecutionContext(config())
+    ids: dict[str, Any] = {}
+
+    def leaf_call() -> None:
+        ids["leaf"] = current_call().node_id  # type: ignore[union-attr]
+
+    def middle_call() -> None:
+        ids["middle"] = current_call().node_id  # type: ignore[union-attr]
+        # From another thread the running call is not seen; the spawning one is.
+        leaf = root.spawn_child()
+        thread = threading.Thread(target=lambda: ids.setdefault("node", leaf.call_tool(leaf_call).node))
+        thread.start()
+        thread.join(10)
+
+    middle = root.spawn_child()
+    outer = root.call_llm(lambda: ids.setdefault("inner", middle.call_tool(middle_call).node))
+    assert ids["inner"].parent_id == outer.node.node_id
+    assert ids["node"].parent_id == ids["middle"]
+    assert (ids["node"].node_id, outer.node.parent_id) == (ids["leaf"], None)
+    assert middle.get_snapshot().parent_chain_id == root.chain_id
+
+
+def test_finished_children_are_not_kept_alive(config: Config) -> None:
+    """A long-running parent with a deadline does not hold on to the children that it had."""
+    parent = ExecutionContext(config(timeout_ms=60_000))
+    child = parent.spawn_child(Limits(timeout=30.0, max_steps=5))
+    child.wrap_tool_call(lambda: None)
+    gone = weakref.ref(child)
+    del child
+    gc.collect()
+    assert gone() is None
+    assert not parent.cancellation_token._callbacks
+
+
+def test_a_child_shares_journal_and_clock() -> None:
+    """Passing a child its own is a mistake, because there is one ledger."""
+    parent = ExecutionContext(Limits())
+    with pytest.raises(UsageError, match="shares its parent's journal and clock"):
+        ExecutionContext(Limits(), parent=parent, clock=FakeClock())
+
+
+@given(
+    ceilings=st.lists(st.integers(1, 100), min_size=1, max_size=4),
+    calls=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30)), max_size=30),
+)
+def test_in_a_line_of_chains_every_ceiling_holds(ceilings: list[int], calls: list[tuple[int, int]]) -> None:
+    """Whoever spends, no ceiling in the line is passed, and each chain's total is the sum below it."""
+    line = [ExecutionContext(Limits(max_cost_usd=ceilings[0] / 100))]
+    for cents in ceilings[1:]:
+        line.append(line[-1].spawn_child(Limits(max_cost_usd=cents / 100)))
+    spent = [0] * len(line)
+    for place, cents in calls:
+        who = min(place, len(line) - 1)
+        fits = all(spent[at] < ceilings[at] and spent[at] + cents <= ceilings[at] for at in range(who + 1))
+        decision = line[who].wrap_llm_call(lambda: None, WrapOptions(cost_estimate_hint=cents / 100))
+        assert (decision is Decision.ALLOW) == fits
+        if fits:
+            for at in range(who + 1):
+                spent[at] += cents
+    totals = [ctx.get_snapshot().cost_usd_accumulated for ctx in line]
+    assert totals == [pytest.approx(cents / 100) for cents in spent]
