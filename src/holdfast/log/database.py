@@ -49,6 +49,7 @@ from holdfast.log.migrations import APPLICATION_ID, LATEST, MIGRATIONS, expected
 
 T = TypeVar("T")
 
+_PAGE_BYTES = 4096
 _WAL_KEEP_BYTES = 16 * 1024 * 1024
 _SQLITE_WAIT_S = 0.2
 """How long SQLite itself waits for a lock; the rest of the wait is ours, so that it can be interrupted."""
@@ -225,6 +226,9 @@ class Database:
         if self._identity is not None:
             # Opened before, and closed for a fork or after a failure: it must be the same file.
             self._refuse_if_replaced()
+        if bytes_now and bytes_now < _PAGE_BYTES:
+            # SQLite would take this for a new database and write over it.
+            raise self.damaged(f"it has only {bytes_now} bytes, less than the first page of a database")
         if not bytes_now:
             if self._read_only:
                 raise LogError(
@@ -318,8 +322,7 @@ class Database:
     def _open_for_writing(self) -> sqlite3.Connection:
         connection = self._connect("rwc")
         try:
-            # Frames must fit the reader of the WAL in wal.py whatever a build of SQLite prefers.
-            connection.execute("PRAGMA page_size = 4096")
+            connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute("PRAGMA fullfsync = ON")
             connection.execute("PRAGMA secure_delete = ON")

@@ -30,11 +30,9 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Literal, NamedTuple, Self
 from uuid import UUID
@@ -44,7 +42,6 @@ from holdfast.errors import (
     LogBusyError,
     LogDamagedError,
     LogError,
-    LogVersionError,
     SessionNotFoundError,
     StaleWriterError,
     UsageError,
@@ -62,7 +59,7 @@ from holdfast.log.event import (
     to_microseconds,
 )
 from holdfast.log.lease import LeaseKeeper
-from holdfast.log.salvage import copies_with_new_first_pages
+from holdfast.log.salvage import Found, Value, Wreck
 
 # --- the queries -------------------------------------------------------------------------------------
 
@@ -246,6 +243,12 @@ def _verified(session_id: UUID, previous: bytes, seq: int, row: _EventRow) -> En
     return Envelope(
         session_id, seq, at_us, kind, payload, checksum, turn_id, run_id, trace_id, rolled_back == 1
     )
+
+
+def _columns(event: Envelope) -> tuple[int, int, str, str | None, str | None, str | None, int, bytes, bytes]:
+    """Return the values that `INSERT_EVENT` takes after the session's key."""
+    _, seq, at_us, kind, payload, checksum, turn_id, run_id, trace_id, rolled_back = event
+    return seq, at_us, kind, turn_id, run_id, trace_id, int(rolled_back), checksum, payload
 
 
 class SqliteLog:
@@ -816,9 +819,6 @@ class SqliteLog:
             row = self._database.run("check", lambda connection: self._find(connection, session_id))
         except LogDamagedError as error:
             return LogReport(session_id, 0, 0, (*self.findings, Finding("unreadable", str(error))))
-        return self._check(session_id, row)
-
-    def _check(self, session_id: UUID, row: _Row) -> LogReport:
         findings = list(self.findings)
         if not row.is_session_whole:
             findings.append(
@@ -860,110 +860,94 @@ class SqliteLog:
     def salvage(cls, damaged: str | os.PathLike[str], into: str | os.PathLike[str]) -> Sequence[LogReport]:
         """Copy everything that is whole from a damaged file into a new one; the old one stays as it is.
 
-        Returns one report for each session that was found, saying how far it could be read.
+        It reads the file page by page, so it finds events that SQLite cannot reach any more. Returns
+        one report for each session that was found, saying how far it is whole. The damaged file must
+        not be open in this process, and should not be open in any other.
         """
-        target = Path(into).absolute()
+        source, target = Path(damaged).absolute(), Path(into).absolute()
         if target.exists():
             raise UsageError(f"{target} exists already; salvage needs a new file")
-        refuse_if_open_here(Path(damaged).absolute())
+        if not source.is_file():
+            raise LogError(f"there is no file {source} to salvage")
+        refuse_if_open_here(source)
+        wreck = Wreck(source)
         try:
-            return cls._copy_whole(Path(damaged), target)
-        except LogVersionError:
-            raise
-        except LogError as error:
-            best = cls._copy_behind_first_page(Path(damaged), target)
-            if best is None:
-                raise error
-            return best
+            found = wreck.find()
+            keys = {row[1]: key for key, row in found.sessions.items()} | found.session_ids
+            ids = {session_id: key for session_id, key in keys.items() if _is_id(session_id)}
+            if not ids:
+                raise LogDamagedError(
+                    f"no session was found in {source}; it may not be a log; it was not touched"
+                )
+            with cls(target, heartbeat=False) as log:
+                return [log._import(wreck, found, session_id, key) for session_id, key in ids.items()]
+        finally:
+            wreck.close()
 
-    @classmethod
-    def _copy_behind_first_page(cls, damaged: Path, target: Path) -> Sequence[LogReport] | None:
-        """Try to read past a damaged first page; keep the copy that got most out of it."""
-        if not size_of(damaged):
-            return None
-        best: tuple[int, Path, Sequence[LogReport]] | None = None
-        with TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.") as directory:
-            for number, copy in enumerate(copies_with_new_first_pages(damaged, Path(directory))):
-                attempt = Path(directory) / f"salvaged-{number}.db"
-                try:
-                    reports = cls._copy_whole(copy, attempt)
-                except LogError:
-                    continue
-                gain = sum(report.events + 1 for report in reports)
-                if gain and (best is None or gain > best[0]):
-                    best = (gain, attempt, reports)
-            if best is None:
-                return None
-            os.replace(best[1], target)
-        note = Finding(
-            "unreadable", f"the first page of {damaged} is damaged; a new one was put in its place"
-        )
-        return [replace(report, findings=(note, *report.findings)) for report in best[2]]
-
-    @classmethod
-    def _copy_whole(cls, damaged: Path, target: Path) -> Sequence[LogReport]:
-        reports: list[LogReport] = []
-        with cls(damaged, read_only=True) as source, cls(target, heartbeat=False) as salvaged:
-            for row in source._database.run("list the sessions", source._rows_for_salvage):
-                report = source._check(UUID(bytes=row.session_id), row)
-                reports.append(report)
-                salvaged._import(source, source._believable(row), report)
-        return reports
-
-    def _rows_for_salvage(self, connection: sqlite3.Connection) -> list[_Row]:
-        """Find every session of which a trace is left: in the table of sessions or in its index."""
-        rows: dict[bytes, _Row] = {}
-        try:
-            for found in connection.execute(ALL_SESSIONS):
-                row = _Row(*found)
-                if _is_id(row.session_id):
-                    rows[row.session_id] = row
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            self._database.raise_unless_damage(error)
-        try:
-            for session_id, key in connection.execute(INDEXED_SESSION_KEYS):
-                if _is_id(session_id) and session_id not in rows and type(key) is int:
-                    rows[session_id] = _Row(
-                        key, session_id, 0, None, "[]", 1, GENESIS, b"", 0, None, 0, 0, 0, b""
-                    )
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            self._database.raise_unless_damage(error)
-        return list(rows.values())
-
-    def _import(self, source: SqliteLog, row: _Row, report: LogReport) -> None:
-        session_id = report.session_id
+    def _import(self, wreck: Wreck, found: Found, name: object, key: int) -> LogReport:
+        """Write one session from a wreck, as far as it is whole."""
+        assert isinstance(name, bytes)
+        session_id = UUID(bytes=name)
+        findings: list[Finding] = []
+        places = found.events.get(key, {})
+        lease = found.leases.get(key, (0, None, 0, 0, 0, b""))
+        blank: tuple[Value, ...] = (key, name, 0, None, "[]", min(places, default=1), GENESIS, b"")
+        row = _Row(*found.sessions.get(key, blank), *lease)  # type: ignore[arg-type]  # verified below
         facts = row.facts
-        if not row.is_session_whole:
+        if not row.is_session_whole or row.session_id != name:
             # What cannot be trusted is left out; the events verify themselves.
-            facts = _Facts(row.session_id, 0, None, "[]", row.first_seq, row.anchor)
-        epoch = row.lease.epoch if row.is_lease_whole else 0
+            findings.append(
+                Finding("checksum", f"the row of session {session_id} (time, parent, tags) is damaged")
+            )
+            first = min(places, default=1)
+            facts = _Facts(
+                name, 0, None, "[]", first, row.anchor if first > 1 and _is_id(row.anchor) else GENESIS
+            )
+        if not row.is_lease_whole:
+            findings.append(Finding("checksum", f"the row of the lease on session {session_id} is damaged"))
+        last = facts.first_seq - 1
 
         def work(connection: sqlite3.Connection) -> None:
-            key = self._insert_session(connection, facts, epoch=epoch)
-            for event in source._read(session_id, row, 0, report.last_good_seq):
-                _, seq, at_us, kind, payload, checksum, turn_id, run_id, trace_id, rolled_back = event
-                values = (
-                    key,
-                    seq,
-                    at_us,
-                    kind,
-                    turn_id,
-                    run_id,
-                    trace_id,
-                    int(rolled_back),
-                    checksum,
-                    payload,
-                )
-                connection.execute(INSERT_EVENT, values)
-            for place, state in source._database.run(
-                "read snapshots", lambda old: list(source._snapshots(old, row))
-            ):
-                if state is not None and row.first_seq - 1 <= place <= report.last_good_seq:
-                    connection.execute(
-                        PUT_SNAPSHOT, (key, place, _snapshot_checksum(session_id, place, state), state)
+            nonlocal last
+            epoch = row.lease.epoch if row.is_lease_whole else 0
+            new_key = self._insert_session(connection, facts, epoch=epoch)
+            previous = facts.anchor
+            while True:
+                event = None
+                for place in places.get(last + 1, ()):
+                    stored = wreck.row(place)
+                    if stored is not None and len(stored) == 11:
+                        event = _verified(session_id, previous, last + 1, (0, *stored[2:]))  # type: ignore[arg-type]
+                    if event is not None:
+                        break
+                if event is None:
+                    break
+                previous, last = event.checksum, last + 1
+                connection.execute(INSERT_EVENT, (new_key, *_columns(event)))
+            for (owner, seq), place in sorted(found.snapshots.items(), key=lambda each: each[0]):
+                stored = wreck.row(place) if owner == key and facts.first_seq - 1 <= seq <= last else None
+                if stored is None:
+                    continue
+                state = stored[3]
+                if type(state) is bytes and _snapshot_checksum(session_id, seq, state) == stored[2]:
+                    connection.execute(PUT_SNAPSHOT, (new_key, seq, stored[2], state))
+                else:
+                    findings.append(
+                        Finding("snapshot", f"the stored snapshot after event {seq} is damaged", seq)
                     )
 
         self._database.write(f"copy session {session_id}", work)
+        beyond = sum(1 for seq in places if seq > last)
+        if beyond or (row.is_lease_whole and row.head_seq > last):
+            findings.append(
+                Finding(
+                    "gap",
+                    f"event {last + 1} of session {session_id} is damaged or missing; {beyond} events "
+                    f"behind it were found and left in the old file",
+                    last + 1,
+                )
+            )
+        return LogReport(session_id, last - facts.first_seq + 1, last, tuple(findings))
 
     # --- rows ----------------------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import os
 import struct
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -105,6 +107,37 @@ def _scan(wal: BinaryIO, size: int) -> WalReport:
             rejected += 1
             commits += bool(commit)
     return WalReport(whole, rejected, commits, header_ok)
+
+
+def page_images(wal: BinaryIO) -> Iterator[tuple[int, int]]:
+    """Yield the number and the place of each page image up to the last commit mark, whole or not.
+
+    Only for reading from a wreck: nothing says that these pages fit together.
+    """
+    header = wal.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        return
+    _, _, page, _, salt_1, salt_2, _, _ = _HEADER.unpack(header)
+    page = page if page in _PAGE_SIZES else _DEFAULT_PAGE
+    size = os.fstat(wal.fileno()).st_size
+    images: list[tuple[int, int]] = []
+    generations: Counter[tuple[int, int]] = Counter()
+    frames: list[tuple[int, int, int, tuple[int, int]]] = []
+    for place in range(_HEADER.size, size - _FRAME.size - page + 1, _FRAME.size + page):
+        wal.seek(place)
+        number, commit, one, two, _, _ = _FRAME.unpack(wal.read(_FRAME.size))
+        frames.append((number, place + _FRAME.size, commit, (one, two)))
+        generations[one, two] += 1
+    # A header whose salts match no frame is itself damaged: then the frames decide.
+    salts = (salt_1, salt_2)
+    if generations and salts not in generations:
+        salts = generations.most_common(1)[0][0]
+    for number, place, commit, mark in frames:
+        if mark == salts and number:
+            images.append((number, place))
+            if commit:
+                yield from images
+                images.clear()
 
 
 def examine(path: Path) -> WalReport | None:
