@@ -1,0 +1,35 @@
+"""The demo does what it says, and what it prints is in the log."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+
+def holdfast(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "holdfast", *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+
+
+def test_the_demo_survives_a_kill_undoes_a_failure_and_holds_the_budget() -> None:
+    shown = holdfast("demo")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "the process ended with SIGKILL" in shown.stdout
+    assert "the run is completed" in shown.stdout
+    assert "rolled back" in shown.stdout
+    assert "budget_exceeded" in shown.stdout
+    command = re.search(r"holdfast (show \S+ --store \S+)", shown.stdout)
+    assert command is not None
+    again = holdfast(*command.group(1).split())
+    assert again.returncode == 0, again.stderr
+    assert "completed" in again.stdout
+    listed = holdfast("list", "--store", command.group(1).split()[-1])
+    assert len(listed.stdout.splitlines()) == 2
+
+
+def test_a_missing_store_is_one_clear_sentence() -> None:
+    shown = holdfast("show", "abc", "--store", "/nowhere/runs.db")
+    assert shown.returncode != 0
+    assert "there is no store at /nowhere/runs.db" in " ".join(shown.stderr.split()).replace("│", "")
+    assert "Traceback" not in shown.stderr
