@@ -8,10 +8,10 @@ the rooms' doors (`holdfast.state`, `holdfast.tools`, ...) list the rest.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from holdfast.agent import Agent, Run
     from holdfast.codec import register_type
     from holdfast.containment import Limits
@@ -84,11 +84,11 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(home), name)
+    value = globals()[name] = getattr(_importlib.import_module(home), name)
     return value
 
 

@@ -64,6 +64,7 @@ class Stopped:
 
 
 ModelEvent = TextDelta | ReasoningDelta | ToolCallRequested | UsageReported | Stopped
+"""What a model call yields."""
 
 
 @runtime_checkable
