@@ -211,7 +211,7 @@ calls = st.tuples(
 def test_no_sequence_of_calls_gets_past_a_ceiling(
     attempts: list[tuple[str, int, int]], max_cents: int, max_steps: int, max_retries: int
 ) -> None:
-    """A call is dispatched if and only if an exact model of the ceilings allows it, and is charged exactly."""
+    """A call is dispatched if and only if an exact model of the ceilings allows it; it costs what it cost."""
     ctx = ExecutionContext(
         ExecutionConfig(
             max_cost_usd=max_cents / 100, max_steps=max_steps, max_retries_total=max_retries, timeout_ms=0

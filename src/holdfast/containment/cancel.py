@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from holdfast.clock import Clock
 from holdfast.containment.limits import StopReason, integer
-from holdfast.containment.threads import call_later, logger
+from holdfast.containment.threads import Gate, call_later, logger
 from holdfast.errors import CancelledByToken, UsageError
 
 
@@ -111,9 +111,9 @@ def _nothing() -> None:
 
 def pause(clock: Clock, seconds: float, token: CancellationToken) -> None:
     """Block for that long on `clock`, or until the token is cancelled."""
-    gate = threading.Event()
-    timer = call_later(clock, seconds, gate.set)
-    forget = token.on_cancel(gate.set)
+    gate = Gate()
+    timer = call_later(clock, seconds, gate.open)
+    forget = token.on_cancel(gate.open)
     try:
         gate.wait()
     finally:

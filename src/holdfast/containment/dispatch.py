@@ -12,7 +12,6 @@ that would block the loop, so it is refused.
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -23,7 +22,7 @@ from holdfast.clock import Clock
 from holdfast.containment.call import Call, current
 from holdfast.containment.cancel import CancellationToken
 from holdfast.containment.limits import StopReason
-from holdfast.containment.threads import Handover, call_later, threadsafe
+from holdfast.containment.threads import Gate, Handover, call_later, threadsafe
 from holdfast.errors import UsageError
 
 STOPPED = object()
@@ -88,10 +87,10 @@ def _open_token(call: Call) -> CancellationToken:
 
 def _on_worker(call: Call, fn: Callable[[], object]) -> object:
     token = _open_token(call)
-    gate = threading.Event()
-    handover = call.handover = Handover(gate.set)
+    gate = Gate()
+    handover = call.handover = Handover(gate.open)
     before = current.set(call)
-    forget = token.on_cancel(gate.set)
+    forget = token.on_cancel(gate.open)
     try:
         handover.submit(fn)
         gate.wait()

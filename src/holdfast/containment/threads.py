@@ -53,9 +53,9 @@ def threadsafe(callback: Callable[[], object]) -> Callable[[], None]:
 
 
 class Job:
-    """One function handed to a worker: its result or its error, once `is_done`."""
+    """One function handed to a worker: its result or its error, once it has run."""
 
-    __slots__ = ("_context", "_fn", "_on_done", "error", "is_done", "value")
+    __slots__ = ("_context", "_fn", "_on_done", "error", "value")
 
     def __init__(self, fn: Callable[[], object], on_done: Callable[[Job], None]) -> None:
         self._fn: Callable[[], object] | None = fn
@@ -63,17 +63,18 @@ class Job:
         self._context = contextvars.copy_context()
         self.value: object = None
         self.error: BaseException | None = None
-        self.is_done = False
 
     def run(self) -> None:
-        """Run the function in the context of whoever made this job, then report."""
+        """Run the function in the context of whoever made this job."""
         fn, self._fn = self._fn, None
         if fn is not None:
             try:
                 self.value = self._context.run(fn)
             except BaseException as error:  # noqa: BLE001 - carried to the caller, who raises or records it
                 self.error = error
-        self.is_done = True
+
+    def report(self) -> None:
+        """Say that it is over."""
         self._on_done(self)
 
 
@@ -122,14 +123,18 @@ class _Worker:
         while True:
             self._go.acquire()
             job, self._job = self._job, None
-            if job is not None:
-                try:
-                    job.run()
-                except Exception:
-                    logger.exception("the end of a contained call could not be reported")
-                # A waiting worker must not keep the last call's arguments and result alive.
-                del job
-            if not self._pool.offer(self):
+            if job is None:
+                return
+            job.run()
+            # Idle before its caller is woken, so that the caller's next call finds this worker again.
+            is_kept = self._pool.offer(self)
+            try:
+                job.report()
+            except Exception:
+                logger.exception("the end of a contained call could not be reported")
+            # A waiting worker must not keep the last call's arguments and result alive.
+            del job
+            if not is_kept:
                 return
 
 
@@ -183,6 +188,28 @@ class Handover:
         if self._job.error is not None:
             raise self._job.error
         return self._job.value
+
+
+class Gate:
+    """A wait for the first of several things; an `Event` at a tenth of the cost, for one waiter."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        """Let the waiter go; opening an open gate does nothing."""
+        try:
+            self._lock.release()
+        except RuntimeError:
+            # Somebody else has opened it.
+            pass
+
+    def wait(self) -> None:
+        """Block until the gate is open; an interrupt gets through."""
+        self._lock.acquire()
 
 
 class Timer(Protocol):

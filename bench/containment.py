@@ -1,0 +1,184 @@
+"""What a contained call costs beyond the call, against a peer that does the same job in the same run.
+
+The peer is `veronica-core`: install the `bench` extra, or point `HOLDFAST_BENCH_PEER` at a directory that has
+it. Both sides are given the same ceilings and the same call: a function that does nothing. Rounds of both
+alternate, and the best of each counts, so that a busy machine slows both down alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from holdfast.containment import (
+    ExecutionConfig,
+    ExecutionContext,
+    JsonlJournal,
+    Limits,
+    WrapOptions,
+)
+
+Row = tuple[str, float, float | str, float | None, float | None]
+"""What was measured, our microseconds, the other side's, their ratio, and the ratio to stay under."""
+
+CEILINGS = {"max_cost_usd": 1e6, "max_steps": 10**9, "max_retries_total": 1000, "timeout_ms": 0}
+
+
+def nothing() -> None:
+    return None
+
+
+def peer_module() -> object | None:
+    folder = os.environ.get("HOLDFAST_BENCH_PEER")
+    if folder and folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        return importlib.import_module("veronica_core.containment")
+    except ImportError:
+        return None
+
+
+def in_threads(call: Callable[[], object], calls: int, threads: int) -> float:
+    """Return the microseconds that one call took when so many threads made them."""
+    if threads == 1:
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - began) / calls * 1e6
+    barrier = threading.Barrier(threads + 1)
+
+    def run() -> None:
+        barrier.wait()
+        for _ in range(calls // threads):
+            call()
+
+    workers = [threading.Thread(target=run) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    barrier.wait()
+    began = time.perf_counter()
+    for worker in workers:
+        worker.join()
+    return (time.perf_counter() - began) / calls * 1e6
+
+
+def ours(method: str) -> Callable[[], object]:
+    context = ExecutionContext(ExecutionConfig(**CEILINGS))  # type: ignore[arg-type]
+    wrap, options = getattr(context, method), WrapOptions(operation_name="nothing")
+    return lambda: wrap(nothing, options)
+
+
+def theirs(peer: object, method: str) -> Callable[[], object]:
+    context = peer.ExecutionContext(config=peer.ExecutionConfig(**CEILINGS))  # type: ignore[attr-defined]
+    options = peer.WrapOptions(operation_name="nothing")  # type: ignore[attr-defined]
+    wrap = getattr(context, method)
+    return lambda: wrap(nothing, options)
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Yield (name, measured, peer or floor, ratio, target)."""
+    calls, rounds = (1_600, 2) if quick else (8_000, 5)
+    peer = peer_module()
+    for method in ("wrap_llm_call", "wrap_tool_call"):
+        for threads in (1, 8):
+            name = f"{method} of a no-op, {threads} thread{'s' if threads > 1 else ''} (us) vs veronica-core"
+            if peer is None:
+                best = min(in_threads(ours(method), calls, threads) for _ in range(rounds))
+                yield name, best, "not installed", None, None
+                continue
+            measured = [
+                (
+                    in_threads(ours(method), calls, threads),
+                    in_threads(theirs(peer, method), calls, threads),
+                )
+                for _ in range(rounds)
+            ]
+            mine, other = min(pair[0] for pair in measured), min(pair[1] for pair in measured)
+            yield name, mine, other, mine / other, 0.5
+    yield stoppable_row(calls // 8, rounds)
+    yield async_row(calls, rounds)
+    yield from snapshot_rows(quick)
+    yield journal_row(50 if quick else 200)
+
+
+def stoppable_row(calls: int, rounds: int) -> Row:
+    """A call that can be stopped runs on a worker thread: compare with handing work to a thread pool."""
+    context = ExecutionContext(Limits(timeout=3600.0))
+    with ThreadPoolExecutor(1) as pool:
+        floor = min(in_threads(lambda: pool.submit(nothing).result(), calls, 1) for _ in range(rounds))
+        mine = min(in_threads(lambda: context.wrap_tool_call(nothing), calls, 1) for _ in range(rounds))
+    context.close()
+    return "stoppable call of a no-op (us) vs ThreadPoolExecutor", mine, floor, mine / floor, 4.0
+
+
+def async_row(calls: int, rounds: int) -> Row:
+    """An async call in its own cancel scope: compare with the standard library's `asyncio.timeout`."""
+    context = ExecutionContext(Limits(max_steps=10**9))
+
+    async def empty() -> None:
+        return None
+
+    async def measure(call: Callable[[], object]) -> float:
+        began = time.perf_counter()
+        for _ in range(calls):
+            await call()  # type: ignore[misc]
+        return (time.perf_counter() - began) / calls * 1e6
+
+    async def floor_call() -> None:
+        async with asyncio.timeout(3600):
+            await empty()
+
+    async def both() -> tuple[float, float]:
+        mine = [await measure(lambda: context.acall_llm(empty)) for _ in range(rounds)]
+        floor = [await measure(floor_call) for _ in range(rounds)]
+        return min(mine), min(floor)
+
+    mine, floor = asyncio.run(both())
+    return "acall_llm of an empty coroutine (us) vs asyncio.timeout", mine, floor, mine / floor, None
+
+
+def snapshot_rows(quick: bool) -> Iterator[Row]:
+    """A snapshot of a long chain costs what one of a short chain costs."""
+
+    def cost(nodes: int) -> float:
+        context = ExecutionContext(Limits())
+        for _ in range(nodes):
+            context.wrap_tool_call(nothing)
+        return min(in_threads(context.get_snapshot, 200, 1) for _ in range(5))
+
+    many = 10_000 if quick else 100_000
+    small, large = cost(100), cost(many)
+    yield f"get_snapshot at {many:,} nodes (us) vs at 100", large, small, large / small, 2.0
+
+
+def journal_row(calls: int) -> Row:
+    """A durable call writes two lines: compare with two appends that are synced to disk."""
+    line = b"x" * 300 + b"\n"
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.open(Path(folder) / "floor", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+        def floor_call() -> None:
+            for _ in range(2):
+                os.write(file, line)
+                os.fdatasync(file)
+
+        with JsonlJournal(Path(folder) / "ledger.jsonl") as journal:
+            context = ExecutionContext(Limits(max_cost_usd=1e6), journal=journal)
+            pairs = [
+                (
+                    in_threads(lambda: context.wrap_tool_call(nothing), calls // 5, 1),
+                    in_threads(floor_call, calls // 5, 1),
+                )
+                for _ in range(5)
+            ]
+        os.close(file)
+    mine, floor = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
+    return "journalled call (us) vs two synced appends", mine, floor, mine / floor, 2.0
