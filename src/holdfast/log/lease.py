@@ -176,12 +176,17 @@ class LeaseKeeper:
                         self._held[lease.session_id, lease.epoch] = renewed
             del renew
 
+    def _is_over(self) -> bool:
+        return self._closed or self._thread is not threading.current_thread()
+
     def _run(self) -> None:
         while True:
             with self._change:
+                if self._is_over():
+                    return
                 shortest = min((lease.ttl_s for lease in self._held.values()), default=None)
                 self._change.wait(None if shortest is None else shortest / 3)
-                if self._closed or self._thread is not threading.current_thread():
+                if self._is_over():
                     return
             if self._renew() is None:
                 return
