@@ -84,6 +84,9 @@ _MAX_INT_BITS = 14_000
 
 _TAG = "$"
 
+_V = "\0"
+"""The variable in a condition of generated code; no text that Python's `repr` writes contains it."""
+
 
 class _Refused(Exception):
     """Why a value cannot be coded; its path grows as the exception travels outwards."""
@@ -106,8 +109,8 @@ Decode = Callable[[Json], Any]
 class _Coder:
     """How one annotation is coded.
 
-    `as_is` and `back_as_is` are Python conditions on a variable written `{v}`: where they hold, the
-    value is its own JSON form (and the JSON its own value), and the function is not called.
+    `as_is` and `back_as_is` are Python conditions on a variable written `_V`: where they hold, the
+    value is its own stored form (and the form its own value), and the function is not called.
     """
 
     encode: Encode
@@ -274,7 +277,7 @@ class Codec:
         try:
             return to_json(record.encode(value))
         except (_Refused, RecursionError, PydanticSerializationError):
-            return self._to_json(record.encode, value)[1]  # Once more, at leisure.
+            return self._to_json(record.encode, value)  # Once more, at leisure.
 
     def decode(self, cls: type[T], payload: bytes | str) -> T:
         """Decode what `encode` made of a value of that very class. Raises `DecodeError`."""
@@ -284,7 +287,7 @@ class Codec:
 
     def to_data(self, value: object) -> Json:
         """Turn any supported value into JSON data that says itself what it is."""
-        return self._to_json(self.encode_any, value)[0]
+        return parse_json(self._to_json(self.encode_any, value))
 
     def from_data(self, data: Json, *, root: str = "value") -> object:
         """Turn such data back into the value it stands for. Raises `DecodeError`."""
@@ -292,7 +295,7 @@ class Codec:
 
     def record_to_data(self, value: object) -> Json:
         """Turn a record into the plain JSON object of its fields, without its name."""
-        return self._to_json(self.record(type(value)).encode, value)[0]
+        return parse_json(self.encode(value))
 
     def record_from_data(self, cls: type[T], data: Json) -> T:
         """Turn such an object back into a record of that class. Raises `DecodeError`."""
@@ -313,7 +316,7 @@ class Codec:
             return True
         return _deeply_immutable(value)
 
-    def _to_json(self, encode: Encode, value: object) -> tuple[Json, bytes]:
+    def _to_json(self, encode: Encode, value: object) -> bytes:
         try:
             return _on_free_stack(_encode_and_print, encode, value)
         except _Refused as refused:
@@ -612,7 +615,7 @@ class Codec:
         return self._any_coder()
 
     def _any_coder(self) -> _Coder:
-        text = "type({v}) is str"
+        text = _NATIVE_CONDITIONS[str].as_is
         return _Coder(self.encode_any, self.decode_any, text, text)
 
     def _alias_coder(self, alias: Any, arguments: tuple[Any, ...]) -> _Coder:
@@ -660,7 +663,7 @@ class Codec:
                 return self.decode_tagged(data)
             return decode_exact(data)
 
-        return _Coder(encode, decode, immutable=True)
+        return _Coder(encode, decode, _PRINTED_CONDITIONS.get(kind, ""), immutable=True)
 
     def _enum_coder(self, cls: type[Enum]) -> _Coder:
         self.registry.name_of(cls)
@@ -701,7 +704,9 @@ class Codec:
                 return self.decode_tagged(data)
             raise _Refused(f"expected one of {choices}, found {_show(data)}")
 
-        return _Coder(encode, decode, immutable=True)
+        texts = ", ".join(repr(each) for each in plain if type(each) is str)
+        is_text = f"type({_V}) is str and {_V} in {{{texts}}}" if texts else ""
+        return _Coder(encode, decode, is_text, is_text, immutable=True)
 
     def _union_coder(self, annotation: Any) -> _Coder:
         members = list(_union_members(annotation))
@@ -714,8 +719,8 @@ class Codec:
             (inner,) = coders
             return dataclasses.replace(
                 inner,
-                as_is=_either("{v} is None", inner.as_is),
-                back_as_is=_either("{v} is None", inner.back_as_is),
+                as_is=_either(f"{_V} is None", inner.as_is),
+                back_as_is=_either(f"{_V} is None", inner.back_as_is),
             )
         # Otherwise a value says itself what it is, unless JSON's own types already tell.
         native = {kind for each in members for kind in _native_kinds(each)}
@@ -736,11 +741,13 @@ class Codec:
 
     def _collection_coder(self, target: type, arguments: tuple[Any, ...]) -> _Coder:
         item = self.coder(arguments[0] if arguments else Any)
-        finish = "out" if target is list else "tuple(out)" if target is tuple else "as_set(target, out)"
+        finish = f"{target.__name__}({{}})" if target in (list, tuple) else "as_set(target, {})"
+        is_set = target in (set, frozenset)
         source = [
             "def encode(value):",
             "    if type(value) is not target:",
             "        return encode_tagged(value)",
+            *_indented(1, [] if is_set else _whole("item in value", item.as_is, "value")),
             "    out = []",
             "    try:",
             "        for item in value:",
@@ -749,10 +756,11 @@ class Codec:
             "    except Refused as refused:",
             "        refused.parts.append(f'[{len(out)}]')",
             "        raise",
-            f"    return {'in_order(out)' if target in (set, frozenset) else 'out'}",
+            f"    return {'in_order(out)' if is_set else 'out'}",
             "def decode(data):",
             "    if type(data) is not list:",
             "        return decode_other(data)",
+            *_indented(1, _whole("item in data", item.back_as_is, finish.format("data"))),
             "    out = []",
             "    try:",
             "        for item in data:",
@@ -761,7 +769,7 @@ class Codec:
             "    except Refused as refused:",
             "        refused.parts.append(f'[{len(out)}]')",
             "        raise",
-            f"    return {finish}",
+            f"    return {finish.format('out')}",
         ]
         namespace = self._namespace("an array", target=target, in_order=_in_order, as_set=_as_set)
         self.bind(namespace, "item", item)
@@ -819,6 +827,7 @@ class Codec:
             "def encode(value):",
             "    if type(value) is not dict or '$' in value:",
             "        return encode_tagged(value)",
+            *_indented(1, _whole("key, item in value.items()", item.as_is, "value", "type(key) is str")),
             "    out = {}",
             "    try:",
             "        for key, item in value.items():",
@@ -835,6 +844,7 @@ class Codec:
             "def decode(data):",
             "    if type(data) is not dict or '$' in data:",
             "        return decode_other(data)",
+            *_indented(1, _whole("item in data.values()", item.back_as_is, "dict(data)")),
             "    out = {}",
             "    try:",
             "        for key, item in data.items():",
@@ -899,6 +909,7 @@ class Codec:
             raise _Refused(f"expected {what}, found {_show(data)}")
 
         return {
+            **_LEAF_NAMES,
             "Refused": _Refused,
             "encode_tagged": self.encode_tagged,
             "decode_other": decode_other,
@@ -914,7 +925,28 @@ def _applying(condition: str, variable: str, function: str) -> list[str]:
     call = f"{variable} = {function}({variable})"
     if not condition:
         return [call]
-    return [f"if not ({condition.format(v=variable)}):", f"    {call}"]
+    return [f"if not ({condition.replace(_V, variable)}):", f"    {call}"]
+
+
+def _whole(items: str, condition: str, result: str, also: str = "True") -> list[str]:
+    """Return lines that answer for a whole container if each of its items is its own form."""
+    if not condition:
+        return []
+    return [
+        f"for {items}:",
+        f"    if not ({also} and ({condition.replace(_V, 'item')})):",
+        "        break",
+        "else:",
+        f"    return {result}",
+    ]
+
+
+def _coding(condition: str, index: int, name: str, direction: str) -> list[str]:
+    """Return lines that code a record's field, and say which one it is before a call may refuse it."""
+    call = [f"at = {name!r}", f"v{index} = {direction}_{index}(v{index})"]
+    if not condition:
+        return call
+    return [f"if not ({condition.replace(_V, f'v{index}')}):", *_indented(1, call)]
 
 
 def _either(*conditions: str) -> str:
@@ -1015,6 +1047,7 @@ class _Record:
     def _generate(self, fields: list[_Field], coders: list[_Coder]) -> tuple[Encode, Callable[..., Any]]:
         cls = self.cls
         namespace: dict[str, Any] = {
+            **_LEAF_NAMES,
             "cls": cls,
             "new": object.__new__,
             "Refused": _Refused,
@@ -1033,9 +1066,8 @@ class _Record:
             self.codec.bind(namespace, str(index), coder)
             namespace[f"default_{index}"] = self._default(fields, index)
             encoding += [
-                f"at = {name}",
                 f"v{index} = {reading}",
-                *_applying(coder.as_is, f"v{index}", f"encode_{index}"),
+                *_coding(coder.as_is, index, field.name, "encode"),
             ]
             decoding += [
                 "try:",
@@ -1045,12 +1077,7 @@ class _Record:
                 f"    v{index} = default_{index}(locals())",
                 "else:",
             ]
-            call = [f"at = {name}", f"v{index} = decode_{index}(v{index})"]
-            if coder.back_as_is:
-                decoding.append(f"    if not ({coder.back_as_is.format(v=f'v{index}')}):")
-                decoding += _indented(2, call)
-            else:
-                decoding += _indented(1, call)
+            decoding += _indented(1, _coding(coder.back_as_is, index, field.name, "decode"))
         values = ", ".join(f"{field.name!r}: v{index}" for index, field in enumerate(fields))
         source = [
             "def encode(value):",
@@ -1064,7 +1091,7 @@ class _Record:
             "        refused.parts.append('.' + at)",
             "        raise",
             "    except (AttributeError, KeyError):",
-            "        raise never_set(at) from None",
+            "        raise never_set(value) from None",
             *([f"    return encode_rest(value, {{{values}}})"] if self.is_model else []),
             f"    return {{{values}}}",
             "def decode(data, exactly=False):",
@@ -1120,9 +1147,10 @@ class _Record:
     def _not_an_object(self, data: Json) -> _Refused:
         return _Refused(f"expected an object with the fields of {self.cls.__qualname__}, found {_show(data)}")
 
-    def _never_set(self, name: str) -> _Refused:
+    def _never_set(self, value: Any) -> _Refused:
         refused = _Refused("this field was never set")
-        refused.parts.append(f".{name}")
+        names = self._model_names if self.is_model else (each.name for each in dataclasses.fields(value))
+        refused.parts += [f".{name}" for name in names if not hasattr(value, name)][:1]
         return refused
 
     # A pydantic model has more than its fields: extra ones, private attributes, and the set of those
@@ -1413,16 +1441,25 @@ class _Condition(NamedTuple):
 
 
 # An integer below the bound is certain to be printable; an infinity or NaN minus itself is NaN.
-_SMALL_INT = "type({v}) is int and -0x7fffffffffffffff <= {v} <= 0x7fffffffffffffff"
-_FINITE = "type({v}) is float and {v} - {v} == 0.0"
+_SMALL_INT = f"type({_V}) is int and -0x7fffffffffffffff <= {_V} <= 0x7fffffffffffffff"
+_FINITE = f"type({_V}) is float and {_V} - {_V} == 0.0"
+_TRUTH = f"{_V} is True or {_V} is False"
 
 _NATIVE_CONDITIONS: dict[Any, _Condition] = {
-    str: _Condition("type({v}) is str", "type({v}) is str", "text"),
-    type(None): _Condition("{v} is None", "{v} is None", "null"),
-    int: _Condition(_SMALL_INT, "type({v}) is int", "a whole number"),
-    float: _Condition(_FINITE, "type({v}) is float or type({v}) is int", "a number"),
-    bool: _Condition("{v} is True or {v} is False", "{v} is True or {v} is False", "true or false"),
+    str: _Condition(f"type({_V}) is str", f"type({_V}) is str", "text"),
+    type(None): _Condition(f"{_V} is None", f"{_V} is None", "null"),
+    int: _Condition(_SMALL_INT, f"type({_V}) is int", "a whole number"),
+    float: _Condition(_FINITE, f"type({_V}) is float or type({_V}) is int", "a number"),
+    bool: _Condition(_TRUTH, _TRUTH, "true or false"),
 }
+
+# The printer writes these leaves itself, which is faster.
+_PRINTED_CONDITIONS: dict[Any, str] = {
+    UUID: f"type({_V}) is UUID",
+    date: f"type({_V}) is date",
+    datetime: f"type({_V}) is datetime and ({_V}.tzinfo is UTC or {_V}.tzinfo is None) and not {_V}.fold",
+}
+_LEAF_NAMES: dict[str, Any] = {"UUID": UUID, "date": date, "datetime": datetime, "UTC": UTC}
 
 
 class _Scalar(NamedTuple):
@@ -1496,7 +1533,7 @@ def _encode_windows_path(value: PureWindowsPath) -> Json:
 def _encode_moment(value: Any) -> Json:
     zone = value.tzinfo
     if (zone is None or zone is UTC) and not value.fold:
-        return value.isoformat()
+        return value if type(value) is datetime else value.isoformat()
     beside: dict[str, Json] = {}
     if value.fold:
         beside["fold"] = 1
@@ -1602,9 +1639,9 @@ _parse_time = _parsing(time.fromisoformat, "a time")
 # By annotation.
 _SCALARS: dict[Any, _Scalar] = {
     bytes: _Scalar(bytes, "bytes", _encode_bytes, _decode_bytes),
-    UUID: _Scalar(UUID, "uuid", str, _parsing(UUID, "a UUID")),
+    UUID: _Scalar(UUID, "uuid", _as_it_is, _parsing(UUID, "a UUID")),
     datetime: _Scalar(datetime, "datetime", _encode_moment, _parse_datetime),
-    date: _Scalar(date, "date", date.isoformat, _parsing(date.fromisoformat, "a date")),
+    date: _Scalar(date, "date", _as_it_is, _parsing(date.fromisoformat, "a date")),
     time: _Scalar(time, "time", _encode_moment, _parse_time),
     timedelta: _Scalar(timedelta, "timedelta", _encode_timedelta, _decode_timedelta),
     Decimal: _Scalar(Decimal, "decimal", str, _parsing(Decimal, "a decimal number")),
@@ -1667,7 +1704,7 @@ _BUILT_IN_TYPES: dict[str, type] = {
 
 def _in_order(encoded: list[Json]) -> list[Json]:
     """Sort the encoded items of a set, which has no order, so that equal sets are equal bytes."""
-    return sorted(encoded, key=lambda each: json.dumps(each, sort_keys=True))
+    return sorted(encoded, key=_print)
 
 
 def _as_set(kind: Any, items: list[Any]) -> Any:
@@ -1754,19 +1791,25 @@ def _no_constant(name: str) -> NoReturn:
 
 # Made once: json.dumps and json.loads with options make a new encoder or decoder for each call.
 _parse_slowly = json.JSONDecoder(parse_constant=_no_constant).decode
-_print_escaped = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_print_escaped = json.JSONEncoder(
+    separators=(",", ":"),
+    check_circular=False,
+    default=lambda leaf: leaf.isoformat() if isinstance(leaf, date) else str(leaf),
+).encode
 
 
-def _encode_and_print(encode: Encode, value: object) -> tuple[Json, bytes]:
-    data = encode(value)
+def _encode_and_print(encode: Encode, value: object) -> bytes:
+    return _print(encode(value))
+
+
+def _print(data: Json) -> bytes:
     try:
-        return data, to_json(data)
+        return to_json(data)
     except PydanticSerializationError:
         # Too deep; or a lone surrogate, as models do emit them: the escaped form keeps it exactly.
         if not _is_shallow(data):
             raise _Refused(_TOO_DEEP) from None
-        data = _without_pairs(data)
-        return data, _print_escaped(data).encode()
+        return _print_escaped(_without_pairs(data)).encode()
 
 
 def _is_shallow(data: Json) -> bool:
@@ -1776,7 +1819,7 @@ def _is_shallow(data: Json) -> bool:
             inner
             for each in level
             for inner in (each.values() if type(each) is dict else each)
-            if type(inner) is dict or type(inner) is list
+            if type(inner) in (dict, list, tuple)
         ]
         if not level:
             return True
@@ -1787,9 +1830,9 @@ def _without_pairs(data: Json) -> Json:
     """Put texts that hold both halves of a surrogate pair into a form that keeps them apart."""
     if type(data) is str and _PAIR.search(data):
         return {_TAG: "utf8", "v": _encode_bytes(data.encode("utf-8", "surrogatepass"))}
-    if type(data) is not list and type(data) is not dict:
+    if type(data) not in (dict, list, tuple):
         return data
-    out: Any = [None] * len(data) if type(data) is list else {}
+    out: Any = {} if type(data) is dict else [None] * len(data)
     for key, item in data.items() if type(data) is dict else enumerate(data):
         try:
             if type(key) is str and _PAIR.search(key):
