@@ -754,9 +754,7 @@ class HostFilesystem:
                     return RestoreReport(notes=tuple(notes))
                 if self._call is not None:
                     journal = self._call.journal
-                    self._intend(
-                        journal, [PathChange(path, current[path], goal) for path, goal in plan.items()]
-                    )
+                    self._intend_plan(journal, plan, current)
                     outcome = self._apply(plan, current, journal.id)
                 else:
                     outcome = self._apply_as_restore(snapshot, plan, current)
@@ -1397,10 +1395,10 @@ class HostFilesystem:
         self._opened().hold()
         self._call = call
         try:
-            changes = [PathChange(path, current[path], goal) for path, goal in plan.items()]
-            self._intend(journal, changes)
+            self._intend_plan(journal, plan, current)
             outcome = self._apply(plan, current, journal.id)
             missed = set(outcome.conflicts)
+            changes = [PathChange(path, current[path], goal) for path, goal in plan.items()]
             self._plain_segment(
                 call, [change for change in changes if change.path not in missed], prepared=True
             )
@@ -1409,6 +1407,21 @@ class HostFilesystem:
             raise
         call.finish()
         return outcome
+
+    def _intend_plan(self, journal: Journal, plan: Mapping[str, State], current: Mapping[str, State]) -> None:
+        """Write down that paths will be brought to their goals.
+
+        A path on its way there may have the goal's content without its bits and owner, and where a
+        directory and something else take turns there is nothing in between.
+        """
+        changes: builtins.list[PathChange] = []
+        for path, goal in plan.items():
+            before = current[path]
+            if "directory" in (before.kind, goal.kind) and before.kind != goal.kind:
+                changes.append(PathChange(path, before, ABSENT))
+                before = ABSENT
+            changes.append(PathChange(path, before, goal._replace(mode=ANY, uid=ANY, gid=ANY)))
+        self._intend(journal, changes)
 
     def _differences_now(self, before: FilesystemSnapshot, start: int) -> dict[str, tuple[State, State]]:
         history = self._opened()
@@ -1448,12 +1461,14 @@ class HostFilesystem:
         current: dict[str, State] = {}
         outcome = Outcome()
         wanted = None if paths is None else set(paths)
+        half_way = journal.undoing
+        journal.begin_undo()
         own_states = journal.own_states()
         for path, states in own_states.items():
             if wanted is not None and path not in wanted:
                 continue
             now = self._look(path, None)
-            if not any(same(now, state) for state in states):
+            if not any(same(now, state) or (half_way and _is_half_way(now, state)) for state in states):
                 outcome.conflicts.append(path)
             elif not same(now, states[0]) or now.mtime_ns != states[0].mtime_ns:
                 plan[path] = states[0]
@@ -1816,6 +1831,11 @@ def _kind(status: os.stat_result | None) -> Kind:
     if stat.S_ISLNK(status.st_mode):
         return "link"
     return "file" if stat.S_ISREG(status.st_mode) else "other"
+
+
+def _is_half_way(now: State, goal: State) -> bool:
+    """Say whether a path may be on its way back: nothing there yet, or bits and owner still to come."""
+    return now.kind == "absent" or (now.kind == goal.kind and now.oid == goal.oid)
 
 
 def _one_line(text: str) -> str:

@@ -154,6 +154,8 @@ class Journal:
     segment_start: int = 0
     """Where the intents after the last inner boundary begin."""
     prepared: bool = False
+    undoing: bool = False
+    """Whether undoing the call has begun, so that a path may be half way back."""
     blobs: dict[bytes, bytes] = field(default_factory=dict)
     """Content that was read back from disk: what the object store may not have."""
     _kept: set[bytes] = field(default_factory=set)
@@ -240,6 +242,8 @@ class Journal:
                     journal._last[name] = change.after
             elif kind == "temporary":
                 journal.temporaries.append(record["path"])
+            elif kind == "undo":
+                journal.undoing = True
             elif kind == "boundary":
                 journal._take_boundary(_load_boundary(record["boundary"]), prepared=record["prepared"])
         if end < len(data):
@@ -277,6 +281,12 @@ class Journal:
         """Write down a temporary file that is about to be made and has no intent of its own yet."""
         self._append({"type": "temporary", "path": path})
         self.temporaries.append(path)
+
+    def begin_undo(self) -> None:
+        """Write down that the call is being undone."""
+        if not self.undoing:
+            self._append({"type": "undo"})
+            self.undoing = True
 
     def mark(self, boundary: Boundary, *, prepared: bool) -> None:
         """Write down a boundary taken inside the call, or at its end."""
