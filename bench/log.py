@@ -1,0 +1,140 @@
+"""What the log costs: appends, reading and space, each against the same work on plain SQLite.
+
+Peers are measured in the same run, in turns with ours, because the disk's mood changes from one
+second to the next; the middle of the measurements counts.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median, quantiles
+from uuid import UUID, uuid4
+
+from holdfast.log import Draft, Lease
+from holdfast.log.lease import this_process_owner
+from holdfast.log.memory import MemoryLog
+from holdfast.log.sqlite import SqliteLog
+
+Row = tuple[str, float, float | None, float | None, float | None]
+"""Name, measured, floor or peer, ratio, target; times in microseconds, sizes in bytes."""
+
+KILOBYTE = random.Random(1).randbytes(1024)
+INSERT = "INSERT INTO events (payload) VALUES (?)"
+IDS = ("turn-" + "0" * 31, "run-" + "1" * 32, "2" * 32)
+
+
+def draft(payload: bytes = KILOBYTE) -> Draft:
+    return Draft("holdfast.InnerMessage", payload, 1_760_000_000_000_000, *IDS)
+
+
+def begin(log: SqliteLog | MemoryLog) -> Lease:
+    session_id = uuid4()
+    log.create(session_id, created_at=datetime.now(UTC))
+    return log.acquire(session_id, owner=this_process_owner())
+
+
+def timed(work: Callable[[int], object], count: int) -> list[float]:
+    """Return how long each call took, in microseconds."""
+    spent = []
+    for number in range(count):
+        start = time.perf_counter()
+        work(number)
+        spent.append((time.perf_counter() - start) * 1e6)
+    return spent
+
+
+def raw_sqlite(path: Path, synchronous: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
+    connection.execute("CREATE TABLE events (id INTEGER PRIMARY KEY, payload BLOB NOT NULL)")
+    return connection
+
+
+def durable_append(directory: Path, count: int) -> Iterator[Row]:
+    """One event of 1 KB per commit, beside one row of 1 KB per commit."""
+    raw = raw_sqlite(directory / "raw.db", "FULL")
+    ours: list[float] = []
+    theirs: list[float] = []
+    with SqliteLog(directory / "durable.db", heartbeat=False) as log:
+        lease = begin(log)
+        for round_ in range(10):
+            part, base = count // 10, round_ * (count // 10)
+            theirs += timed(lambda _: raw.execute(INSERT, (KILOBYTE,)), part)
+            ours += timed(lambda n, base=base: log.append(lease, [draft()], expected_seq=base + n), part)
+    raw.close()
+    middle, floor = median(ours), median(theirs)
+    yield ("durable append of 1 KB vs a raw SQLite commit (us, median)", middle, floor, middle / floor, 1.5)
+    mean, floor = sum(ours) / len(ours), sum(theirs) / len(theirs)
+    yield ("the same with checkpoints (us, mean)", mean, floor, mean / floor, None)
+
+
+def flatness(directory: Path, sizes: list[int]) -> Iterator[Row]:
+    """The last tenth of a long session's appends against the first tenth, without waiting for the disk."""
+    for size in sizes:
+        yield flat_row("memory", MemoryLog(heartbeat=False), size)
+        path = directory / f"flat-{size}.db"
+        yield flat_row("sqlite", SqliteLog(path, synchronous="NORMAL", heartbeat=False), size)
+
+
+def flat_row(kind: str, log: MemoryLog | SqliteLog, size: int) -> Row:
+    with log:
+        lease = begin(log)
+        # Statements and pages are warm before the first tenth counts.
+        head = 0 if size < 100 else 200
+        for seq in range(head):
+            log.append(lease, [draft()], expected_seq=seq)
+        spent = timed(lambda n: log.append(lease, [draft()], expected_seq=head + n), size)
+    if size < 100:
+        return (f"{kind} append at {size} events (us)", median(spent), None, None, None)
+    first, last = quartile(spent[: size // 10]), quartile(spent[-(size // 10) :])
+    return (f"{kind} append, last tenth of {size:,} events vs the first (us)", last, first, last / first, 1.2)
+
+
+def quartile(spent: list[float]) -> float:
+    """Return the time that a quarter of the calls stayed under: what the work costs on a shared machine."""
+    return quantiles(spent, n=4)[0]
+
+
+def space(directory: Path, count: int) -> Iterator[Row]:
+    """Bytes of the closed file per event of 1 KB."""
+    for sessions in (1, 10):
+        path = directory / f"space-{sessions}.db"
+        with SqliteLog(path, synchronous="NORMAL", heartbeat=False) as log:
+            leases = [begin(log) for _ in range(sessions)]
+            for number in range(count):
+                log.append(leases[number % sessions], [draft()], expected_seq=number // sessions)
+        per_event = path.stat().st_size / count
+        name = f"file size per 1 KB event, {sessions} interleaved session{'s' * (sessions > 1)} (bytes)"
+        yield (name, per_event, 1024.0, per_event / 1024, 1.6)
+
+
+def reading(directory: Path, count: int) -> Iterator[Row]:
+    """All events of a session, verified, beside fetching the same rows without looking at them."""
+    path = directory / "reading.db"
+    with SqliteLog(path, synchronous="NORMAL", heartbeat=False) as log:
+        lease = begin(log)
+        session_id: UUID = lease.session_id
+        for start in range(0, count, 1000):
+            log.append(lease, [draft()] * min(1000, count - start), expected_seq=start)
+        raw = sqlite3.connect(path)
+        ours = timed(lambda _: sum(1 for _ in log.read(session_id)), 3)
+        theirs = timed(lambda _: raw.execute("SELECT * FROM events ORDER BY session_key, seq").fetchall(), 3)
+        raw.close()
+    yield (f"read {count} events (us)", min(ours), min(theirs), min(ours) / min(theirs), None)
+
+
+def rows(quick: bool = True) -> Iterator[Row]:
+    """Measure everything; `quick` keeps it to a few seconds."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+        directory = Path(name)
+        yield from durable_append(directory, 1000 if quick else 5000)
+        yield from flatness(directory, [10, 1000, 10_000] if quick else [10, 1000, 100_000])
+        yield from space(directory, 2000 if quick else 20_000)
+        yield from reading(directory, 10_000)
