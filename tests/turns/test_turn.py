@@ -208,3 +208,31 @@ def test_after_a_kill_at_any_event_the_resumed_turn_repeats_no_finished_tool(tmp
                 "assistant",
             ]
         assert (place / "work" / "notes.txt").read_text() == expected
+
+
+def test_a_second_turn_on_a_session_closes_what_the_first_left_open_and_sees_the_rest(tmp_path: Path) -> None:
+    """A new request after a crash: the orphan is answered for good, and the model sees both turns."""
+    import anyio
+
+    from holdfast.state import ExecutionState, ResourceRegistry
+    from holdfast.turns import InnerLoop
+    from holdfast.workspace import Filesystem, InMemoryFilesystem
+
+    seen: list[list[str]] = []
+
+    def look(request):
+        seen.append([f"{each.role}:{each.text[:9]}" for each in request.items])
+        return "second answer"
+
+    state = ExecutionState(Session(), ResourceRegistry.build({Filesystem: InMemoryFilesystem()}))
+    asking = Permissions(PermissionMode.ASK)
+    script = ScriptedProvider([Answer("", [("note", {"text": "x"})]), look])
+
+    def loop() -> InnerLoop:
+        return InnerLoop(state, script, "instructions", AGENT.tool_registry(), "tester", permissions=asking)
+
+    assert anyio.run(loop().run, "first").state is TurnState.HELD
+    assert anyio.run(loop().run, "second").state is TurnState.COMPLETED
+    assert seen == [["system:instructi", "user:first", "assistant:", "tool:This call", "user:second"]]
+    results = [each for each in state.session[InnerMessage].all() if each.role == "tool"]
+    assert len(results) == 1

@@ -8,7 +8,7 @@ next step is taken. Adding the hundred-thousandth costs what adding the first di
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
@@ -32,6 +32,30 @@ class ToolCallRecord:
     arguments: str
     """JSON text, as the model wrote it."""
     status: Literal["pending", "completed", "failed"] = "pending"
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """A picture in a message: its bytes, or where it is."""
+
+    media_type: str
+    data: bytes | None = None
+    url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPart:
+    """A block of thought that a provider wants back unchanged, and that no other model may see."""
+
+    model: str
+    dialect: str
+    """The provider's interface that wrote it, such as `anthropic.messages` or `openai.responses`."""
+    payload: Mapping[str, object]
+    """The block as it came: opaque."""
+
+
+ContentPart = ImagePart | ReasoningPart
+"""What a message carries besides its text."""
 
 
 def _now() -> datetime:
@@ -65,6 +89,8 @@ class InnerMessage:
     prompt_key: str = ""
     created_at: datetime = field(default_factory=_now)
     message_id: UUID = field(default_factory=uuid4)
+    parts: tuple[ContentPart, ...] = ()
+    """Pictures and blocks of thought, carried and not flattened into text."""
 
 
 def _message_id(message: InnerMessage) -> object:

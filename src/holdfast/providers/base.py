@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from holdfast.conversation.messages import InnerMessage
+from holdfast.conversation.replay import ReplayItem
 from holdfast.state.budget import TokenUsage
 from holdfast.tools.tool import Tool, ToolCall
 
@@ -22,9 +22,12 @@ StopReason = Literal["end", "tools", "length", "filtered", "refused"]
 class ModelRequest:
     """What one model call is given."""
 
-    messages: Sequence[InnerMessage]
+    items: Sequence[ReplayItem]
+    """The conversation, as `holdfast.conversation.replay` folded it."""
     tools: Sequence[Tool[Any, Any]] = ()
     output_schema: Mapping[str, Any] | None = None
+    answers_so_far: int = 0
+    """How many answers the model has given in this conversation, summarised ones included."""
 
 
 @dataclass(frozen=True, slots=True)

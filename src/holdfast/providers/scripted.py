@@ -77,14 +77,14 @@ class ScriptedProvider:
             await anyio.lowlevel.checkpoint()
         if answer.error is not None:
             raise answer.error
-        turn = _answers_so_far(request) + 1
+        turn = request.answers_so_far + 1
         for index, (name, arguments) in enumerate(answer.calls, start=1):
             yield ToolCallRequested(ToolCall(f"call_{turn}_{index}", name, arguments))
         yield UsageReported(answer.usage, answer.cost_usd)
         yield Stopped("tools" if answer.calls else "end")
 
     def _next(self, request: ModelRequest) -> Answer:
-        position = _answers_so_far(request)
+        position = request.answers_so_far
         if position >= len(self._script):
             if not self._repeat or not self._script:
                 raise PromptEvaluationError(
@@ -96,7 +96,3 @@ class ScriptedProvider:
         scripted = self._script[position]
         answer = scripted(request) if callable(scripted) else scripted
         return Answer(answer) if isinstance(answer, str) else answer
-
-
-def _answers_so_far(request: ModelRequest) -> int:
-    return sum(1 for each in request.messages if each.role == "assistant")

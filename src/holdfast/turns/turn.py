@@ -15,6 +15,7 @@ import anyio
 
 from holdfast.clock import new_id
 from holdfast.containment import CancellationToken, ExecutionContext, WrapOptions
+from holdfast.conversation.events import ProviderUsage
 from holdfast.conversation.messages import (
     InnerMessage,
     ToolCallRecord,
@@ -23,6 +24,7 @@ from holdfast.conversation.messages import (
     get_latest_evaluation_id,
     get_pending_tool_calls,
 )
+from holdfast.conversation.replay import ORPHAN_TEXT, Replay, Replayer
 from holdfast.errors import (
     CancelledByToken,
     ConversationNotFound,
@@ -101,14 +103,22 @@ class InnerLoop:
     _turn: int = 0
     _messages: list[InnerMessage] = field(default_factory=list)
     _told: int = 0
+    _replayer: Replayer = field(default_factory=Replayer)
+    _answers_so_far: int = 0
+    _breaks_seen: int = 0
+    _results: dict[int, InnerMessage] = field(default_factory=dict)
+    """The messages of the tools that are running, by their place."""
 
     # .. the two ways in ..
 
     async def run(self, task: str) -> TurnResult:
         """Take up a task: a new turn."""
         enable_inner_message_recording(self.state.session)
+        recover(self.state)
+        self._read_history()
         self._turn_id, self._evaluation_id = new_id().hex, new_id().hex
         with stamped(turn_id=self._turn_id):
+            self._close_orphans()
             self.state.session.dispatch(
                 TurnStarted(
                     self._turn_id,
@@ -142,6 +152,7 @@ class InnerLoop:
                 "resume it with that one"
             )
         self._turn_id, self._evaluation_id = started.turn_id, evaluation_id
+        self._read_history()
         self._messages = list(get_inner_messages(session, evaluation_id))
         self._sequence = max(each.sequence for each in self._messages) + 1
         self._turn = max(each.turn for each in self._messages)
@@ -198,7 +209,10 @@ class InnerLoop:
 
     async def _ask(self) -> _Answer | TurnResult:
         """Call the model once, inside the containment, and record its answer."""
-        request = ModelRequest(tuple(self._messages), tuple(self.tools.values()))
+        replayed = self._replayer.input()
+        request = ModelRequest(
+            replayed.items, tuple(self.tools.values()), answers_so_far=self._answers_so_far
+        )
         answer = _Answer()
 
         async def call() -> _Answer:
@@ -226,6 +240,8 @@ class InnerLoop:
         except (PromptEvaluationError, OSError) as error:
             return self._provider_failed(answer, error)
         self._turn += 1
+        self._answers_so_far += 1
+        self._record_usage(answer, replayed)
         self._record(
             "assistant",
             answer.text,
@@ -254,6 +270,8 @@ class InnerLoop:
         )
         around = None if self.containment is None else self._contained
         await runner.aexecute_all(calls, context=context, record=self._recorder, around=around)
+        for sequence in sorted(self._results):
+            self._keep(self._results.pop(sequence))
 
     async def _contained(
         self, call: ToolCall, execute: Callable[[], Awaitable[ToolResult[Any]]]
@@ -272,35 +290,96 @@ class InnerLoop:
 
     def _recorder(self, call: ToolCall) -> Callable[[ToolResult[Any]], Sequence[object]]:
         """Make the tool's message part of the append that ends the call."""
+        sequence = self._sequence
+        self._sequence += 1
 
         def record(result: ToolResult[Any]) -> Sequence[object]:
-            message = self._message("tool", result.render(), tool_call_id=call.id, tool_name=call.name)
-            self._messages.append(message)
+            # Asked again if the commit fails: the same place, another text.
+            message = self._message(
+                "tool", result.render(), sequence, tool_call_id=call.id, tool_name=call.name
+            )
+            self._results[sequence] = message
             return (message,)
 
         return record
 
     # .. recording ..
 
-    def _message(self, role: Any, content: str, **fields: Any) -> InnerMessage:
-        message = InnerMessage(
+    def _message(self, role: Any, content: str, sequence: int, **fields: Any) -> InnerMessage:
+        return InnerMessage(
             role=role,
             content=content,
             evaluation_id=self._evaluation_id,
-            sequence=self._sequence,
+            sequence=sequence,
             turn=self._turn,
             prompt_ns="agents",
             prompt_key=self.agent,
             created_at=self.state.clock.now(),
             **fields,
         )
-        self._sequence += 1
-        return message
 
     def _record(self, role: Any, content: str, **fields: Any) -> None:
-        message = self._message(role, content, **fields)
+        message = self._message(role, content, self._sequence, **fields)
+        self._sequence += 1
         self.state.session.dispatch(message)
+        self._keep(message)
+
+    def _keep(self, message: InnerMessage) -> None:
         self._messages.append(message)
+        self._replayer.add(self.state.session.head, message)
+
+    def _read_history(self) -> None:
+        """Fold what the session's log says already; from here on messages are added one by one."""
+        self._replayer = Replayer(self.provider.model, self.provider.name)
+        self._answers_so_far = 0
+        for envelope, value in self.state.session.events():
+            self._replayer.add(envelope.seq, value, envelope.type)
+            self._answers_so_far += isinstance(value, InnerMessage) and value.role == "assistant"
+        self._breaks_seen = len(self._replayer.input().breaks)
+
+    def _close_orphans(self) -> None:
+        """Answer for good the calls that an earlier turn left open: this turn does not go on with them."""
+        messages = [
+            each
+            for each in self.state.session[InnerMessage].all()
+            if each.role == "assistant" and each.tool_calls
+        ]
+        for call_id in self._replayer.waiting_calls:
+            owner = next(m for m in reversed(messages) if any(c.call_id == call_id for c in m.tool_calls))
+            closed = InnerMessage(
+                role="tool",
+                content=ORPHAN_TEXT,
+                evaluation_id=owner.evaluation_id,
+                sequence=1
+                + max(m.sequence for m in get_inner_messages(self.state.session, owner.evaluation_id)),
+                tool_call_id=call_id,
+                tool_name=next(c.name for c in owner.tool_calls if c.call_id == call_id),
+                turn=owner.turn,
+                prompt_ns=owner.prompt_ns,
+                prompt_key=owner.prompt_key,
+                created_at=self.state.clock.now(),
+            )
+            self.state.session.dispatch(closed)
+            self._replayer.add(self.state.session.head, closed)
+
+    def _record_usage(self, answer: _Answer, replayed: Replay) -> None:
+        """Keep what the call used, and whether its input extended the one before: a broken cache shows."""
+        extends = len(replayed.breaks) == self._breaks_seen
+        self._breaks_seen = len(replayed.breaks)
+        self.state.session.dispatch(
+            ProviderUsage(
+                provider=self.provider.name,
+                model=self.provider.model,
+                call_index=self._answers_so_far,
+                usage=answer.usage,
+                cost_usd=answer.cost_usd,
+                stop_reason=answer.stop,
+                input_items=len(replayed.items),
+                prefix_hash=replayed.prefix_hash(),
+                extends_previous=extends,
+                output_truncated=answer.stop == "length",
+            )
+        )
 
     def _log_safety_events(self) -> None:
         """Keep the containment's incidents as history, each once."""
