@@ -1,0 +1,287 @@
+"""The private object store: what it writes git can read, and what git writes it can read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import ObjectStoreError
+from holdfast.workspace import objects
+from holdfast.workspace.manifest import patch_tree
+from holdfast.workspace.objects import (
+    EMPTY_TREE,
+    MODE_EXECUTABLE,
+    MODE_FILE,
+    MODE_LINK,
+    MODE_TREE,
+    ObjectStore,
+    TreeEntry,
+    decode_tree,
+    encode_tree,
+    object_id,
+)
+
+
+def git(store: ObjectStore, *arguments: str, stdin: bytes | None = None) -> bytes:
+    environment = {**os.environ, "GIT_DIR": str(store.path), "GIT_CONFIG_NOSYSTEM": "1"}
+    result = subprocess.run(
+        ["git", *arguments], env=environment, input=stdin, capture_output=True, check=False
+    )
+    assert result.returncode == 0, result.stderr.decode()
+    return result.stdout
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    made = ObjectStore(tmp_path / "store")
+    made.create()
+    return made
+
+
+def commit_of(store: ObjectStore, files: dict[bytes, bytes]) -> bytes:
+    tree = store.write_tree(
+        {name: TreeEntry(MODE_FILE, store.write("blob", data)) for name, data in files.items()}
+    )
+    commit = store.write_commit(tree, (), "a commit", timestamp=1_700_000_000)
+    store.flush()
+    store.write_ref("refs/heads/main", commit.hex())
+    return commit
+
+
+class TestWriting:
+    def test_ids_are_those_that_git_gives(self, store: ObjectStore) -> None:
+        """A blob's id is what `git hash-object` says."""
+        for data in (b"", b"text\n", bytes(range(256)) * 300):
+            expected = git(store, "hash-object", "--stdin", stdin=data).decode().strip()
+            assert object_id("blob", data).hex() == expected
+
+    def test_git_reads_what_was_written(self, store: ObjectStore) -> None:
+        """After a flush, git finds every object, and has nothing to complain about."""
+        data = b"line\r\n" * 20_000
+        commit = commit_of(store, {b"a.txt": data, b"odd \xff name": b"x"})
+        assert git(store, "cat-file", "blob", object_id("blob", data).hex()) == data
+        assert git(store, "rev-parse", "main").decode().strip() == commit.hex()
+        assert git(store, "fsck", "--full", "--strict") == b""
+
+    def test_trees_are_sorted_as_git_sorts(self, store: ObjectStore) -> None:
+        """A directory sorts as if its name ended in a slash; git accepts the order."""
+        blob = store.write("blob", b"x")
+        inner = store.write_tree({b"f": TreeEntry(MODE_EXECUTABLE, blob)})
+        names = {
+            b"a.txt": TreeEntry(MODE_FILE, blob),
+            b"a": TreeEntry(MODE_TREE, inner),
+            b"a0": TreeEntry(MODE_LINK, blob),
+        }
+        tree = store.write_tree(names)
+        store.write_ref("refs/heads/main", store.write_commit(tree, (), "m", timestamp=0).hex())
+        store.flush()
+        assert git(store, "fsck", "--full", "--strict") == b""
+        assert git(store, "ls-tree", "--name-only", tree.hex()).split() == [b"a.txt", b"a", b"a0"]
+
+    def test_nothing_is_on_disk_before_the_flush(self, store: ObjectStore) -> None:
+        """Small objects wait in memory, and all of them become one pack."""
+        oids = [store.write("blob", b"%d" % number) for number in range(10)]
+        packs = store.path / "objects/pack"
+        assert list(packs.iterdir()) == []
+        assert store.staged(oids[3]) == b"3"
+        store.flush()
+        assert sorted(path.suffix for path in packs.iterdir()) == [".idx", ".pack"]
+        assert store.staged(oids[3]) is None
+        assert [store.read_blob(oid) for oid in oids] == [b"%d" % number for number in range(10)]
+
+    def test_large_content_is_streamed(self, store: ObjectStore, tmp_path: Path) -> None:
+        """A large file goes in and comes out in parts, none of them large."""
+        data = os.urandom(5 * 1024 * 1024 + 7)
+        (tmp_path / "large").write_bytes(data)
+        descriptor = os.open(tmp_path / "large", os.O_RDONLY)
+        oid = store.write_descriptor(descriptor, len(data))
+        os.close(descriptor)
+        assert oid == object_id("blob", data)
+        parts = list(store.stream_blob(oid, len(data)))
+        assert b"".join(parts) == data
+        assert max(map(len, parts)) <= 2 * objects.CHUNK_BYTES
+        assert git(store, "cat-file", "-s", oid.hex()).decode().strip() == str(len(data))
+
+    @pytest.mark.parametrize("claimed", [3, 5, objects.LARGE_BYTES])
+    def test_a_file_that_is_being_written_is_noticed(
+        self, store: ObjectStore, tmp_path: Path, claimed: int
+    ) -> None:
+        """Content that is not as long as it was said to be is not stored."""
+        (tmp_path / "file").write_bytes(b"four")
+        descriptor = os.open(tmp_path / "file", os.O_RDONLY)
+        assert store.write_descriptor(descriptor, claimed) is None
+        os.close(descriptor)
+        assert list((store.path / "objects/pack").iterdir()) == []
+        assert [path.name for path in (store.path / "objects").iterdir() if path.name.startswith("tmp")] == []
+
+
+class TestReading:
+    def test_another_process_finds_everything(self, store: ObjectStore) -> None:
+        """A store that was opened before an object was packed finds it all the same."""
+        other = ObjectStore(store.path)
+        assert not other.contains(object_id("blob", b"x"))
+        oid = store.write("blob", b"x")
+        store.flush()
+        assert other.contains(oid)
+        assert other.read_blob(oid) == b"x"
+
+    def test_what_git_packed_is_read(self, store: ObjectStore) -> None:
+        """After `git gc`, deltas and packed refs included, every object and ref is still there."""
+        base = b"".join(b"line %d is here\n" % number for number in range(2_000))
+        versions = [base + b"%d\n" % number for number in range(20)]
+        parent: tuple[bytes, ...] = ()
+        for data in versions:
+            tree = store.write_tree({b"f": TreeEntry(MODE_FILE, store.write("blob", data))})
+            parent = (store.write_commit(tree, parent, "m", timestamp=0),)
+            store.flush()
+        store.write_ref("refs/heads/main", parent[0].hex())
+        git(store, "gc", "--quiet", "--aggressive", "--prune=now")
+        deltas = git(store, "cat-file", "--batch-all-objects", "--batch-check=%(deltabase)").split()
+        assert any(base != b"0" * 40 for base in deltas), "gc is expected to make deltas"
+        fresh = ObjectStore(store.path)
+        for data in versions:
+            assert fresh.read_blob(object_id("blob", data)) == data
+        assert fresh.read_ref("refs/heads/main") == parent[0].hex()
+
+    def test_a_missing_object_is_named(self, store: ObjectStore) -> None:
+        """Asking for what is not there is an error that names it."""
+        with pytest.raises(ObjectStoreError, match="ab" * 20):
+            store.read(bytes.fromhex("ab" * 20))
+
+    def test_damage_is_never_returned(self, store: ObjectStore) -> None:
+        """A flipped bit anywhere in a pack is an error, not wrong content."""
+        data = b"content that matters " * 50
+        oid = store.write("blob", data)
+        store.flush()
+        (pack,) = (store.path / "objects/pack").glob("*.pack")
+        good = pack.read_bytes()
+        pack.chmod(0o600)
+        for position in range(12, len(good) - 20, 37):
+            pack.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
+            with pytest.raises(ObjectStoreError):
+                ObjectStore(store.path).read_blob(oid)
+        pack.write_bytes(good)
+        assert ObjectStore(store.path).read_blob(oid) == data
+
+
+class TestRetention:
+    def test_small_packs_are_merged(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However many boundaries there are, there are few packs, and nothing is lost."""
+        monkeypatch.setattr(objects, "MAX_PACKS_PER_TIER", 5)
+        oids = []
+        for number in range(40):
+            oids.append(store.write("blob", b"content %d " % number * 50))
+            store.flush()
+        assert len(list((store.path / "objects/pack").glob("*.idx"))) < 10
+        fresh = ObjectStore(store.path)
+        assert all(fresh.read_blob(oid).startswith(b"content") for oid in oids)
+        assert git(store, "fsck", "--full", "--no-dangling") == b""
+
+    def test_a_reader_survives_a_merge(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A process that knows the old packs finds the objects in the new one."""
+        oids = [store.write("blob", b"first")]
+        store.flush()
+        other = ObjectStore(store.path)
+        assert other.read_blob(oids[0]) == b"first"
+        monkeypatch.setattr(objects, "MAX_PACKS_PER_TIER", 2)
+        store.write("blob", b"second")
+        store.flush()
+        assert other.read_blob(oids[0]) == b"first"
+
+    @pytest.mark.parametrize("gc", [False, True])
+    def test_a_sweep_removes_what_nobody_needs(self, store: ObjectStore, gc: bool) -> None:
+        """After a sweep the content is in no file of the store, and what is needed is there."""
+        secret = os.urandom(3_000)
+        large_secret = os.urandom(objects.LARGE_BYTES)
+        kept = commit_of(store, {b"kept": b"kept content"})
+        gone = store.write_tree(
+            {
+                b"secret": TreeEntry(MODE_FILE, store.write("blob", secret)),
+                b"large": TreeEntry(MODE_FILE, store.write("blob", large_secret)),
+                b"kept": TreeEntry(MODE_FILE, object_id("blob", b"kept content")),
+            }
+        )
+        branch = store.write_commit(gone, (kept,), "m", timestamp=0)
+        store.flush()
+        store.write_ref("refs/heads/gone", branch.hex())
+        if gc:
+            git(store, "gc", "--quiet")
+        store.delete_ref("refs/heads/gone")
+        assert store.sweep([kept]) >= 3
+        files = [path.read_bytes() for path in store.path.rglob("*") if path.is_file()]
+        assert not any(secret[:500] in content or large_secret[:500] in content for content in files)
+        assert git(store, "fsck", "--full") == b""
+        assert git(store, "show", "main:kept") == b"kept content"
+        assert "refs/heads/gone" not in ObjectStore(store.path).refs()
+
+
+NAMES = st.binary(min_size=1, max_size=4).filter(lambda name: b"/" not in name and b"\0" not in name)
+ENTRIES = st.dictionaries(
+    NAMES,
+    st.builds(
+        TreeEntry, st.sampled_from([MODE_FILE, MODE_TREE, MODE_LINK]), st.binary(min_size=20, max_size=20)
+    ),
+)
+
+
+@given(ENTRIES)
+def test_trees_come_back_as_they_were_written(entries: dict[bytes, TreeEntry]) -> None:
+    """Encoding and decoding a tree loses nothing."""
+    assert decode_tree(encode_tree(entries)) == entries
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["a", "a/b", "a/b/c", "a/d", "e", "e/f"]), st.integers(0, 3)), max_size=12
+    )
+)
+def test_patching_equals_building_anew(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    """A tree that is patched step by step is the tree of the files that are there at the end."""
+    store = ObjectStore(tmp_path_factory.mktemp("store"))
+    store.create()
+    tree = store.write_tree({})
+    files: dict[str, int] = {}
+    directories: set[str] = set()
+    for path, content in steps:
+        parents = [path[:cut] for cut, char in enumerate(path) if char == "/"]
+        if any(parent in files for parent in parents) or path in directories:
+            continue
+        directories.update(parents)
+        files[path] = content
+        blob = store.write("blob", b"%d" % content)
+        tree = patch_tree(store, tree, [(path, TreeEntry(MODE_FILE, blob))])
+
+    def build(prefix: str) -> bytes:
+        names = {}
+        for path, content in files.items():
+            if path.startswith(prefix):
+                name, _, rest = path[len(prefix) :].partition("/")
+                entry = (
+                    TreeEntry(MODE_TREE, build(f"{prefix}{name}/"))
+                    if rest
+                    else TreeEntry(MODE_FILE, store.write("blob", b"%d" % content))
+                )
+                names[name.encode()] = entry
+        return store.write_tree(names)
+
+    assert tree == build("")
+
+
+def test_patching_nothing_writes_nothing(store: ObjectStore) -> None:
+    """Edits that say what is already there give the same tree, and a removal of the unknown is no edit."""
+    blob = store.write("blob", b"x")
+    tree = patch_tree(store, EMPTY_TREE, [("a/b", TreeEntry(MODE_FILE, blob))])
+    assert (
+        patch_tree(store, tree, [("a/b", TreeEntry(MODE_FILE, blob)), ("a", TreeEntry(MODE_TREE, b""))])
+        == tree
+    )
+    assert patch_tree(store, tree, [("z/y", None), ("a/c", None)]) == tree
+    assert patch_tree(store, tree, [("a", None)]) == EMPTY_TREE
