@@ -181,23 +181,37 @@ class Context:
 class Working:
     """Slices as they will be, over slices as they are."""
 
-    __slots__ = ("_context", "base", "changes")
+    __slots__ = ("_context", "base", "changes", "touched")
 
     def __init__(
         self, base: Mapping[type, Slice[Any]], changes: dict[type, Slice[Any]] | None = None
     ) -> None:
         self.base = base
         self.changes: dict[type, Slice[Any]] = {} if changes is None else changes
+        self.touched: set[type] = set()
+        """Which slices the fold depends on: its own, and those that reducers looked at."""
         self._context: Context | None = None
 
-    def get(self, slice_type: type) -> Slice[Any]:
+    def ahead(self) -> Working:
+        """Return another one that can be thrown away."""
+        copy = Working(self.base, dict(self.changes))
+        copy.touched.update(self.touched)
+        return copy
+
+    def look(self, slice_type: type) -> Slice[Any]:
         """Return a slice as it will be."""
         found = self.changes.get(slice_type)
         return found if found is not None else self.base.get(slice_type, EMPTY)
 
+    def get(self, slice_type: type) -> Slice[Any]:
+        """Return a slice as it will be, and note that the fold depends on it."""
+        self.touched.add(slice_type)
+        return self.look(slice_type)
+
     def put(self, slice_type: type, value: Slice[Any]) -> None:
         """Note what a slice will be."""
         self.changes[slice_type] = value
+        self.touched.add(slice_type)
 
     @property
     def context(self) -> Context:

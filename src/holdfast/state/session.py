@@ -341,7 +341,7 @@ class Session:
             core.know(slice_type)
             core.ensure_loaded()
             if transaction is not None:
-                return transaction._view().get(slice_type)
+                return transaction._view().look(slice_type)
             return core.slices.get(slice_type, EMPTY)
 
     def _present(self) -> dict[type, Slice[Any]]:
@@ -383,7 +383,7 @@ class Session:
                 core.know(slice_type)
                 core.ensure_loaded()
                 if transaction is not None and transaction.is_open:
-                    return transaction._view().get(slice_type)
+                    return transaction._view().look(slice_type)
                 return core.slices.get(slice_type, EMPTY)
 
         def snapshot(*, include_all: bool) -> Snapshot:
@@ -515,7 +515,7 @@ class Session:
                 for each, kept in self._present().items()
                 if len(kept) and chosen(core.policy_of(each))
             ]
-        self.dispatch_all([ClearSlice(name) for name in names])
+        self.dispatch_all([ClearSlice(name) for name in sorted(names)])
 
     # .. snapshots ..
 
@@ -698,7 +698,7 @@ class Session:
         at = head if at is None else at
         if not 0 <= at <= head:
             raise UsageError(f"there is no event {at} in session {self.session_id}: it has {head}")
-        past = self._past(at) if core.pruned_upto else None
+        past = self.past(at) if core.pruned_upto else None
         log = log if log is not None else core.log
         twin = Session(
             session_id=session_id,
@@ -721,8 +721,8 @@ class Session:
             raise
         return twin
 
-    def _past(self, at: int) -> Snapshot:
-        """Capture everything as it was after event `at`."""
+    def past(self, at: int) -> Snapshot:
+        """Capture everything as it was after event `at`, folded with the reducers registered now."""
         core = self._core
         then = Session.open(
             core.log, self.session_id, read_only=True, upto=at, clock=core.clock, codec=core.codec
@@ -861,6 +861,8 @@ class Transaction:
         self._staged: list[Staged] = []
         self._working = Working(_LiveSlices(self._core))
         self._generation = self._core.generation
+        self._under: dict[type, Slice[Any]] = {}
+        """What the slices that the view depends on were when it was made."""
         self.session = _handle(self._core, self)
         """A handle of the session that stages what is dispatched through it."""
 
@@ -897,18 +899,21 @@ class Transaction:
     def _view(self) -> Working:
         """Return the slices as this call sees them. The lock is held."""
         core = self._core
-        if self._generation != core.generation:
-            self._refold(self._staged)
+        if self._generation != core.generation or any(
+            core.slices.get(each, EMPTY) is not under for each, under in self._under.items()
+        ):
+            working = Working(_LiveSlices(core))
+            for each in self._staged:
+                self._fold(working, each)
+            self._show(working)
         return self._working
 
-    def _refold(self, staged: list[Staged]) -> None:
-        """Fold what is staged on the state as it is now."""
+    def _show(self, working: Working) -> None:
+        """Let this be what the call sees, until somebody changes one of the slices below it."""
         core = self._core
-        working = Working(_LiveSlices(core))
-        for each in staged:
-            self._fold(working, each)
         self._working = working
         self._generation = core.generation
+        self._under = {each: core.slices.get(each, EMPTY) for each in working.touched}
 
     def _fold(self, working: Working, staged: Staged) -> DispatchResult:
         core = self._core
@@ -923,8 +928,7 @@ class Transaction:
             self._check_open()
             core.check_writable()
             core.ensure_loaded()
-            view = self._view()
-            ahead = Working(view.base, dict(view.changes))
+            ahead = self._view().ahead()
             results: dict[int, DispatchResult] = {}
             waiting: list[Staged] = []
             history: list[Staged] = []
@@ -938,17 +942,15 @@ class Transaction:
                     mine = replace(each, event=core.codec.decode(type(each.event), each.payload))
                 results[index] = self._fold(ahead, mine)
                 waiting.append(mine)
-            # All that can be refused was tried: from here on only the log can say no.
+            self._show(ahead)
+            # All that can be refused was tried: from here on only the log can say no. If it does, the
+            # view is made again without these; if it adds to a slice of the view, with that.
+            self._generation = -1
             changes, logged = core.append(history)
             self._staged.extend(waiting)
-            self._working = ahead
-            if any(target in ahead.changes for each in history for target in self._targets(each)):
-                self._refold(self._staged)
+            self._generation = core.generation
         told = iter(self._notify(changes, logged))
         return [results[index] if index in results else next(told) for index in range(len(staged))]
-
-    def _targets(self, staged: Staged) -> Iterable[type]:
-        return () if staged.is_live else self._core.targets(staged.event)
 
     def _is_history(self, event: object) -> bool:
         core = self._core
