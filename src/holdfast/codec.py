@@ -32,7 +32,9 @@ each other in circles, are why the functions are generated and linked in two ste
 
 The text itself is printed and parsed by pydantic-core, which does it faster than
 the standard library; what that cannot do (halves of surrogate pairs) or has to
-explain (errors) is left to the standard library.
+explain (errors) is left to the standard library. What a coder's `encode` returns
+goes to the printer and nowhere else: it may hold a container of the value itself,
+and UUIDs, dates and moments that the printer writes as text.
 
 What bounds it: the stored form may nest 255 levels, which is where the printer
 stops. That is little enough that what was accepted once can be read again: should
@@ -361,10 +363,10 @@ class Codec:
                     each.compile()
                     waiting.extend(each.holds)
             # Now that every function exists, the calls from one into another can be direct.
-            for namespace, name, callee in self._unlinked:
+            while self._unlinked:
+                namespace, name, callee = self._unlinked.pop()
                 namespace[f"encode_{name}"] = callee.encode
                 namespace[f"decode_{name}"] = callee.decode
-            self._unlinked.clear()
 
     def bind(self, namespace: dict[str, Any], name: str, coder: _Coder) -> None:
         """Let generated code reach a coder's functions as `encode_<name>` and `decode_<name>`."""
