@@ -471,7 +471,9 @@ class HostFilesystem:
                 if goal.path.startswith(origin.path + "/"):
                     fail(errno.EINVAL, f"cannot move the directory {source!r} into itself", target)
                 self._check_replaceable(goal, moved, there, target)
+            with naming(source):
                 self._intend_move(origin, goal)
+            with naming(target):
                 os.rename(origin.name, goal.name, src_dir_fd=origin.descriptor, dst_dir_fd=goal.descriptor)
 
     def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
@@ -1182,14 +1184,27 @@ class HostFilesystem:
         changes = self._changes(journal)
         if changes:
             commit = self._commit(changes, "Written outside of tool calls", parent=self._head().commit)
-            history.append(Boundary("ambient", commit, tuple(changes), journal.id))
+            edited = self._edited(journal, changes)
+            history.append(Boundary("ambient", commit, tuple(changes), journal.id, edited))
         journal.end()
         self._ambient = None
 
+    @staticmethod
+    def _edited(journal: Journal, changes: Iterable[PathChange]) -> tuple[str, ...]:
+        """Return the changed paths that are not as the journal's call has last made them."""
+        found = []
+        for path, _, after in changes:
+            last = journal.last_state(path)
+            if last is not None and not same(last, after):
+                found.append(path)
+        return tuple(found)
+
     def _plain_segment(self, call: _HostCall, changes: Sequence[PathChange], *, prepared: bool) -> None:
         journal = call.journal
+        edited = self._edited(journal, changes)
         commit = self._call_commit(journal, changes)
-        journal.mark(Boundary(call.boundary_kind, commit, tuple(changes), journal.id), prepared=prepared)
+        boundary = Boundary(call.boundary_kind, commit, tuple(changes), journal.id, edited)
+        journal.mark(boundary, prepared=prepared)
 
     def _call_commit(
         self, journal: Journal, changes: Sequence[PathChange], seen: Sequence[PathChange] = ()

@@ -62,6 +62,8 @@ class Boundary(NamedTuple):
     changes: tuple[PathChange, ...] = ()
     journal: str = ""
     """The journal it was made from, so that a repeated finish does not record it twice."""
+    edited: tuple[str, ...] = ()
+    """Paths that somebody else had changed again before the boundary was taken."""
     baseline: bool = False
     """Whether a scan looked at the whole tree for the first time here."""
     uncovered: tuple[tuple[str, str], ...] = ()
@@ -81,6 +83,7 @@ def _dump_boundary(boundary: Boundary) -> dict[str, object]:
         "kind": boundary.kind,
         "commit": boundary.commit,
         "journal": boundary.journal,
+        "edited": list(boundary.edited),
         "baseline": boundary.baseline,
         "uncovered": [list(pair) for pair in boundary.uncovered],
         "changes": [
@@ -101,6 +104,7 @@ def _load_boundary(raw: dict[str, object]) -> Boundary:
         commit=str(raw["commit"]),
         changes=changes,
         journal=str(raw["journal"]),
+        edited=tuple(raw["edited"]),  # type: ignore[arg-type]
         baseline=bool(raw["baseline"]),
         uncovered=uncovered,
     )

@@ -628,7 +628,9 @@ class Scan:
             self._uncover(path, "it is neither a file nor a directory nor a link")
             new = None
         if new is None:
-            if old is not None or (self._store is None and not self._manifest.is_uncovered(path)):
+            # A file that cannot be kept must not be deleted either, unless a call that made it is undone.
+            deletable = self._store is None or kind != stat.S_IFREG
+            if old is not None or (deletable and not self._first and not self._manifest.is_uncovered(path)):
                 self.differences.append(Difference(path, before, OTHER))
             return None
         if self._first:
@@ -700,9 +702,16 @@ class Scan:
         try:
             status = os.fstat(descriptor)
             size = status.st_size
-            if size < LARGE_BYTES and status.st_mode & 0o170000 == 0o100000 and self._pack is not None:
+            limits = self._limits
+            if (
+                size < LARGE_BYTES
+                and size <= limits.max_file_bytes
+                and self._bytes + size <= limits.max_bytes
+                and status.st_mode & 0o170000 == 0o100000
+                and self._pack is not None
+            ):
                 data = os.read(descriptor, size + 1)
-                if len(data) == size and self._bytes + size <= self._limits.max_bytes:
+                if len(data) == size:
                     self._bytes += size
                     ctime_ns, mtime_ns = status.st_ctime_ns, status.st_mtime_ns
                     racy = ctime_ns >= self._racy_from or mtime_ns >= self._racy_from

@@ -65,6 +65,8 @@ def fold(boundaries: Iterable[Boundary], *, outside: bool) -> dict[str, Step]:
             else:
                 step.broken = step.broken or not same(step.last, before)
                 step.last = after
+        for path in boundary.edited:
+            steps[path].broken = True
     return steps
 
 

@@ -51,7 +51,6 @@ def naming(path: str) -> Iterator[None]:
         raise
     except OSError as error:
         error.filename = path
-        error.filename2 = None
         raise
 
 
