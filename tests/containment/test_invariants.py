@@ -21,7 +21,6 @@ from holdfast.containment import (
     WrapOptions,
     current_call,
 )
-from holdfast.containment import ledger as ledger_module
 
 MANY = 64
 Config = Callable[..., ExecutionConfig]
@@ -148,36 +147,50 @@ async def test_sixty_four_tasks_share_exactly_n_retries(config: Config) -> None:
     assert ctx.get_snapshot().retries_used == 5
 
 
-def test_checking_and_booking_are_one_step(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second caller cannot ask between the first one's question and its booking.
+class Overtaken:
+    """A lock whose first holder, on letting it go, is overtaken: another caller runs from start to end."""
 
-    The first caller is held right after its question was answered. If booking were a step of its own, the
-    second would then find the last place free as well.
+    def __init__(self, overtake: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._overtake: Callable[[], None] | None = overtake
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        overtake, self._overtake = self._overtake, None
+        if overtake is not None:
+            overtake()
+
+
+@pytest.mark.parametrize(
+    ("limits", "options"),
+    [({"max_steps": 1}, WrapOptions()), ({"max_cost_usd": 1.0}, WrapOptions(cost_estimate_hint=1.0))],
+    ids=["steps", "money"],
+)
+def test_checking_and_booking_are_one_step(
+    config: Config, limits: dict[str, Any], options: WrapOptions
+) -> None:
+    """A caller that is overtaken as soon as it lets the ledger go has already booked what it asked for.
+
+    If the check and the booking were separate steps, the second caller would come between them here, find the
+    last place free as well, and both would be let through.
     """
-    ctx = ExecutionContext(config(max_steps=1))
-    asked, go_on = threading.Event(), threading.Event()
-    real = ledger_module.Ledger.refusal
-
-    def slow_refusal(self: ledger_module.Ledger, *args: Any, **kwargs: Any) -> Any:
-        answer = real(self, *args, **kwargs)
-        if not asked.is_set():
-            asked.set()
-            go_on.wait(1.0)
-        return answer
-
-    monkeypatch.setattr(ledger_module.Ledger, "refusal", slow_refusal)
+    ctx = ExecutionContext(config(**limits))
     decisions: list[Decision] = []
-    first = threading.Thread(target=lambda: decisions.append(ctx.wrap_tool_call(lambda: None)))
-    first.start()
-    assert asked.wait(10)
-    second = threading.Thread(target=lambda: decisions.append(ctx.wrap_tool_call(lambda: None)))
-    second.start()
-    # Time for the second to overtake, if it can: it comes back only if nothing holds it up.
-    second.join(0.3)
-    go_on.set()
-    first.join(10)
-    second.join(10)
-    assert sorted(decisions) == [Decision.ALLOW, Decision.HALT]
+
+    def call() -> None:
+        decisions.append(ctx.wrap_tool_call(lambda: None, options))
+
+    def overtake() -> None:
+        second = threading.Thread(target=call)
+        second.start()
+        second.join(10)
+
+    ctx._ledger.lock = Overtaken(overtake)  # type: ignore[assignment]
+    call()
+    assert decisions == [Decision.HALT, Decision.ALLOW], "the second ends first, and must be refused"
 
 
 # --- the ceilings as laws -------------------------------------------------------------------------------

@@ -252,6 +252,25 @@ def test_the_caller_of_a_deaf_handler_is_released(cause: str, config: Config, cl
     leave.set()
 
 
+async def test_a_handler_hears_that_its_task_was_cancelled(config: Config) -> None:
+    """When the task that waits for a plain function is cancelled, the function's token is set."""
+    ctx = ExecutionContext(config())
+    started, heard = threading.Event(), threading.Event()
+
+    def work() -> None:
+        token = current_call().token  # type: ignore[union-attr]
+        started.set()
+        if token.wait(10):
+            heard.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ctx.acall_tool, work)
+        await anyio.to_thread.run_sync(started.wait, 10)
+        tasks.cancel_scope.cancel()
+    assert heard.wait(10)
+    assert [node.status for node in ctx.get_snapshot().nodes] == ["aborted"]
+
+
 def test_a_timeout_makes_a_call_stoppable_by_itself(config: Config) -> None:
     """With a deadline and no further settings, a blocked caller is released when it passes."""
     ctx = ExecutionContext(config(timeout_ms=50))
@@ -454,12 +473,13 @@ def test_waiting_for_a_token() -> None:
     thread.join()
 
 
-def test_a_finished_call_leaves_nothing_on_the_chains_token(config: Config) -> None:
-    """Tokens of finished calls let go of the chain's, so that a long chain does not grow."""
-    ctx = ExecutionContext(config())
+def test_a_finished_call_leaves_nothing_behind(config: Config, clock: FakeClock) -> None:
+    """Tokens of finished calls let go of the chain's and their timers are gone: a long chain does not grow."""
+    ctx = ExecutionContext(config(), clock=clock)
     for _ in range(50):
-        ctx.call_tool(lambda: None, WrapOptions(stoppable=True))
+        ctx.call_tool(lambda: None, WrapOptions(stoppable=True, timeout_ms=60_000))
     assert not ctx.cancellation_token._callbacks
+    assert clock.timers == 0
 
 
 def test_cancelled_timers_are_swept_out() -> None:

@@ -98,6 +98,11 @@ class FakeClock:
         """How many threads and tasks sleep on this clock now."""
         return self._sleepers
 
+    @property
+    def timers(self) -> int:
+        """How many timers are set, those of sleepers included."""
+        return len(self._timers)
+
     def wait_for_timers(self, count: int, timeout_s: float = 10.0) -> None:
         """Block until at least `count` timers are set, sleepers included; a thread's way to meet another one.
 
