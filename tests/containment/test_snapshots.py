@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -21,6 +23,7 @@ from holdfast.containment import (
     Limits,
     NodeRecord,
     WrapOptions,
+    current_call,
 )
 from holdfast.testing import FakeClock
 
@@ -167,6 +170,59 @@ def test_a_snapshot_costs_the_same_at_a_hundred_thousand_nodes() -> None:
         return best
 
     assert cost(100_000) < 10 * cost(100)
+
+
+class Big:
+    """Stands for a request, a response or an error that is large."""
+
+
+@pytest.mark.parametrize("stoppable", [False, True])
+@pytest.mark.parametrize("fate", ["ok", "fail", "interrupt"])
+def test_a_finished_call_keeps_only_its_record(config: Config, fate: str, stoppable: bool) -> None:
+    """Nodes stay for as long as the chain does; what a call was given, returned or raised does not."""
+    ctx = ExecutionContext(config())
+    seen: list[weakref.ref[Big]] = []
+
+    def big() -> Big:
+        made = Big()
+        seen.append(weakref.ref(made))
+        return made
+
+    def call() -> Big:
+        current_call().partial.append("so far")  # type: ignore[union-attr]
+        if fate == "ok":
+            return big()
+        inside = big()
+        raise (KeyboardInterrupt if fate == "interrupt" else OSError)(id(inside))
+
+    options = WrapOptions("op", request=big(), stoppable=stoppable)
+    try:
+        ctx.wrap_llm_call(call, options)
+        ctx.call_llm(call, options)
+    except KeyboardInterrupt:
+        pass
+    del options
+    gc.collect()
+    assert [ref() for ref in seen] == [None] * len(seen)
+    assert {node.operation_name for node in ctx.get_snapshot().nodes} == {"op"}
+
+
+def test_a_signal_handler_may_abort_at_any_moment(config: Config) -> None:
+    """`abort()` and `get_snapshot()` from a signal handler do not wait for the thread that they interrupt."""
+    ctx = ExecutionContext(config())
+    done = threading.Event()
+
+    def handler() -> None:
+        with ctx._ledger.lock, ctx.cancellation_token._lock:
+            # Where a signal would strike in the worst case: this thread holds every lock that there is.
+            ctx.abort("Ctrl-C")
+            ctx.get_snapshot()
+            done.set()
+
+    thread = threading.Thread(target=handler, daemon=True)
+    thread.start()
+    assert done.wait(10)
+    assert ctx.stop_reason == "aborted"
 
 
 def test_snapshots_are_consistent_while_threads_work(config: Config, at_once: Any) -> None:

@@ -474,7 +474,7 @@ def test_waiting_for_a_token() -> None:
 
 
 def test_a_finished_call_leaves_nothing_behind(config: Config, clock: FakeClock) -> None:
-    """Tokens of finished calls let go of the chain's and their timers are gone: a long chain does not grow."""
+    """Tokens of finished calls let go of the chain's, and their timers are gone: no chain grows by them."""
     ctx = ExecutionContext(config(), clock=clock)
     for _ in range(50):
         ctx.call_tool(lambda: None, WrapOptions(stoppable=True, timeout_ms=60_000))

@@ -59,6 +59,8 @@ class Call:
     """Whether a reservation waits to be settled."""
     is_dispatched = False
     is_retry = False
+    is_abandoned = False
+    """Whether its handler still runs although nobody waits for it any more."""
     is_misused = False
     """Whether the caller's mistake kept it from running; then it costs nothing and is no failure."""
     delay_s = 0.0
@@ -79,6 +81,7 @@ class Call:
         self.kind = kind
         self.fn: Callable[[], object] | None = fn
         self.options = options
+        self.operation_name = options.operation_name
         self.serial = next(context.serials)
         self.start_ts = context.clock.now()
 
@@ -96,7 +99,7 @@ class Call:
     @property
     def name(self) -> str:
         """What to call it in a message."""
-        return self.options.operation_name or f"the {self.kind} call"
+        return self.operation_name or f"the {self.kind} call"
 
     def model(self) -> str | None:
         """Return the model that is called: the degraded one, the call's own, or the chain's."""
@@ -110,7 +113,7 @@ class Call:
             node_id=self.node_id,
             parent_id=None if self.parent is None else self.parent.node_id,
             kind=self.kind,
-            operation_name=self.options.operation_name,
+            operation_name=self.operation_name,
             start_ts=self.start_ts,
             end_ts=self.end_ts,
             status=self.status,

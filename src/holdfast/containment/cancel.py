@@ -26,7 +26,8 @@ class CancellationToken:
     __slots__ = ("_callbacks", "_event", "_lock", "_unlink", "detail", "reason")
 
     def __init__(self, parent: CancellationToken | None = None) -> None:
-        self._lock = threading.Lock()
+        # Reentrant, because a signal handler may cancel while its own thread registers.
+        self._lock = threading.RLock()
         self._callbacks: dict[object, Callable[[], object]] | None = None
         self._event: threading.Event | None = None
         self._unlink: Callable[[], None] | None = None

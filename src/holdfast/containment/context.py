@@ -374,15 +374,11 @@ class ExecutionContext:
         ALLOW: it went well. DEGRADE: it went well, with less. RETRY: it failed, another attempt may
         follow. HALT and the other decisions: it was not made, or nothing more must follow.
         """
-        call = self._begin("llm", fn, options)
-        self._drive(call)
-        return call.decision or Decision.HALT
+        return self._decision(self._drive(self._begin("llm", fn, options)))
 
     def wrap_tool_call(self, fn: Callable[[], object], options: WrapOptions | None = None) -> Decision:
         """Make a tool call under containment and say what was decided; see `wrap_llm_call`."""
-        call = self._begin("tool", fn, options)
-        self._drive(call)
-        return call.decision or Decision.HALT
+        return self._decision(self._drive(self._begin("tool", fn, options)))
 
     # --- the fuller face, synchronous and asynchronous --------------------------------------------
 
@@ -807,8 +803,7 @@ class ExecutionContext:
         self._ledger.add_cost(self._accounts, cost)
         if self._pots:
             self._nearest_pot().add(to_usd(cost))
-        name = call.options.operation_name or call.kind
-        detail = f"{name} spent {to_usd(cost):.6g} USD more after it was stopped"
+        detail = f"{call.name} spent {to_usd(cost):.6g} USD more after it was stopped"
         self._note(self._event("late_cost", Decision.ALLOW, detail, node_id=call.node_id))
         self._journal_settled(call, call.settled + cost, call.status)
 
@@ -834,6 +829,7 @@ class ExecutionContext:
             call.reported = 0
             self._settle(call, None, "error")
             self._finish(call, "error", Decision.HALT)
+            call.error = None
             raise error
         if not isinstance(error, Exception) or not call.is_dispatched:
             # Interrupts and cancellation belong to the caller; and so does an error from before
@@ -845,6 +841,7 @@ class ExecutionContext:
                 permit.release()
             self._drop_pot(call)
             self._finish(call, status, Decision.HALT)
+            call.error = None
             raise error
         token = call.token or self.cancellation_token
         if token.reason is not None:
@@ -944,6 +941,7 @@ class ExecutionContext:
         call.value = None
         call.stop_reason = None
         call.is_dispatched = False
+        call.is_abandoned = False
         call.handover = None
         call.delay_s = delay_ms / 1000
         call.permits = ()
@@ -971,6 +969,7 @@ class ExecutionContext:
             self._journal_settled(call, cost, status)
         if call.handover is not None:
             handover, call.handover, attempt = call.handover, None, call.attempts
+            call.is_abandoned = not handover.is_finished
             handover.listen(lambda job: self._late(call, attempt, job))
         callback = call.options.reconciliation_callback
         if callback is not None:
@@ -1019,6 +1018,13 @@ class ExecutionContext:
         if call.token is not None:
             close_token(call)
         call.fn = None
+        if not call.is_abandoned:
+            # Requests and responses are large, and the node does not need them any more.
+            call.options = NO_OPTIONS
+            call.token = None
+            if status == "ok" and call.buffer is not None:
+                call.buffer = None
+                self.partials.pop(call.node_id, None)
         if call.permits:
             call.permits = ()
         if call.shield_ctx is not None:
@@ -1038,6 +1044,12 @@ class ExecutionContext:
                 self._metrics.record_call(call.record())
             except Exception:  # noqa: BLE001 - logged; metrics change nothing
                 logger.exception("the metrics could not record a call")
+
+    @staticmethod
+    def _decision(call: Call) -> Decision:
+        # The node is kept for as long as the chain is; what the call returned or raised must not be.
+        call.value = call.error = None
+        return call.decision or Decision.HALT
 
     def _outcome(self, call: Call) -> CallOutcome[T]:
         value, call.value = call.value, None

@@ -152,7 +152,8 @@ class Ledger:
     __slots__ = ("carried", "journal", "lock")
 
     def __init__(self, journal: Journal | None = None, carried: dict[str, Spent] | None = None) -> None:
-        self.lock = threading.Lock()
+        # Reentrant, because a signal handler may call abort() while its own thread holds it.
+        self.lock = threading.RLock()
         self.journal = journal
         self.carried = carried or {}
 
