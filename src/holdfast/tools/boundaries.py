@@ -6,14 +6,17 @@ that ran the calls.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
+from uuid import UUID
 
 from holdfast.clock import new_id
 from holdfast.errors import UsageError
+from holdfast.log.event import SlicePolicy
 from holdfast.state.execution import ExecutionState
-from holdfast.state.resources import ResourceRegistry
+from holdfast.state.resources import Binding, ResourceContext, ResourceRegistry, Snapshotable
 from holdfast.state.session import Session
 from holdfast.state.snapshot import CompositeSnapshot, SnapshotMetadata
 from holdfast.tools.context import filesystem_of
@@ -22,6 +25,15 @@ from holdfast.tools.tool import ToolResult
 from holdfast.workspace.base import Filesystem, FilesystemSnapshot, WorkspaceDiff
 
 # --- after a crash ---------------------------------------------------------------------------------
+
+
+def workspace_call_id(session_id: UUID, call_id: str) -> str:
+    """Name a call towards the workspace.
+
+    Sessions may share a workspace, and only the log of its own session knows how a call ended: the
+    name says which one that is.
+    """
+    return f"{call_id}@{session_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +51,19 @@ def recover(state: ExecutionState) -> tuple[RecoveredCall, ...]:
     """Undo the calls that a crash cut off. Call it before anything else runs; calling it again is safe.
 
     The log decides: a call whose end is in it is kept, any other is rolled back. A call that acted
-    outside and is not idempotent is recorded as unknown.
+    outside and is not idempotent is recorded as unknown. A call of another session in the same
+    workspace is left to that session, whose log knows about it.
     """
     session = state.session
     started = session[ToolStarted].all()
     ended = {each.attempt_id: each for each in session[ToolInvoked].all()}
     newest = {each.call_id: each for each in started}
     recovered: dict[str, RecoveredCall] = {}
-    filesystem = filesystem_of(state)
-    for call_id in () if filesystem is None else filesystem.unfinished():
+    for call_id, workspace_id in _left_open(state):
         attempt = newest.get(call_id)
         end = None if attempt is None else ended.get(attempt.attempt_id)
         committed = end is not None and end.success
-        report = cast(Filesystem, filesystem).recover(call_id, committed=committed)
+        report = cast(Filesystem, filesystem_of(state)).recover(workspace_id, committed=committed)
         name = "" if attempt is None else attempt.tool_name
         recovered[call_id] = RecoveredCall(
             call_id, name, "committed" if committed else "rolled_back", report.conflicts
@@ -67,6 +79,15 @@ def recover(state: ExecutionState) -> tuple[RecoveredCall, ...]:
             attempt.call_id, attempt.tool_name, "unknown" if unknown else "rolled_back", conflicts
         )
     return tuple(recovered.values())
+
+
+def _left_open(state: ExecutionState) -> Sequence[tuple[str, str]]:
+    """List this session's calls that still hold the workspace: their own ids, and their names there."""
+    filesystem = filesystem_of(state)
+    if filesystem is None or filesystem.read_only:
+        return ()
+    suffix = workspace_call_id(state.session.session_id, "")
+    return [(each.removesuffix(suffix), each) for each in filesystem.unfinished() if each.endswith(suffix)]
 
 
 def _ended_by_crash(
@@ -112,18 +133,19 @@ class Boundary:
     """The event that ended the call."""
     success: bool
     before: FilesystemSnapshot | None
+    """The workspace before the call; None if nothing has changed it since."""
     after: FilesystemSnapshot | None
 
 
 def boundaries(session: Session) -> tuple[Boundary, ...]:
     """Return the session's ended calls in order, read from its log."""
     starts: dict[str, tuple[int, ToolStarted]] = {}
-    found = []
+    found: list[Boundary] = []
     for envelope, value in session.events():
         if isinstance(value, ToolStarted):
             starts[value.attempt_id] = (envelope.seq, value)
         elif isinstance(value, ToolInvoked):
-            seq, start = starts.pop(value.attempt_id, (envelope.seq, None))
+            seq, start = starts.pop(value.attempt_id, (envelope.seq - value.batch_events, None))
             before = None if start is None else start.workspace
             found.append(
                 Boundary(
@@ -136,6 +158,14 @@ def boundaries(session: Session) -> tuple[Boundary, ...]:
                     after=value.workspace or before,
                 )
             )
+    # A call that could not change the workspace has no snapshots of its own. The next one that could
+    # began where it left things.
+    later: FilesystemSnapshot | None = None
+    for position in range(len(found) - 1, -1, -1):
+        each = found[position]
+        if each.before is None:
+            found[position] = replace(each, before=later, after=later)
+        later = found[position].before
     return tuple(found)
 
 
@@ -154,7 +184,7 @@ def diff_calls(state: ExecutionState, first: str, last: str | None = None) -> Wo
     filesystem = filesystem_of(state)
     before = boundary_of(state.session, first).before
     after = boundary_of(state.session, last or first).after
-    if filesystem is None or before is None or after is None:
+    if filesystem is None or before is None:
         return WorkspaceDiff((), "")
     return filesystem.diff(before, after)
 
@@ -168,7 +198,7 @@ def rollback_to_call(
     at = boundary.seq_before if side == "before" else boundary.seq_after
     past = state.session.past(at)
     known: dict[type, object] = {}
-    if workspace is not None:
+    if workspace is not None and filesystem_of(state) is not None:
         known[cast("type[Any]", Filesystem)] = workspace
     state.restore(
         CompositeSnapshot(
@@ -189,27 +219,47 @@ def fork_at(
     *,
     side: Literal["before", "after"] = "before",
     workspace: Path | None = None,
+    resources: ResourceRegistry | None = None,
 ) -> ExecutionState:
     """Make a new session that continues from a boundary of a call, in a workspace of its own.
 
-    `workspace` is the directory for the new workspace; a filesystem in memory needs none.
+    `workspace` is the directory for the new workspace; a filesystem in memory needs none. Resources
+    that hold no state of their own, and what was spent, are shared with the old session; whatever
+    else can be snapshotted would be changed by both, so it is left out: pass the fork's own in
+    `resources`, which win over the shared ones.
     """
     boundary = boundary_of(state.session, call_id)
     at = boundary.seq_before if side == "before" else boundary.seq_after
     snapshot = boundary.before if side == "before" else boundary.after
     filesystem = filesystem_of(state)
-    resources: dict[type, object] = {}
+    shared = _shared(state)
     if filesystem is not None:
         snapshot = snapshot or filesystem.snapshot(tag=f"fork:{call_id}")
         fork = cast(Any, filesystem).fork
-        resources[cast("type[Any]", Filesystem)] = (
-            fork(snapshot) if workspace is None else fork(snapshot, workspace)
-        )
-    session = state.session.fork(at=at)
+        made = fork(snapshot) if workspace is None else fork(snapshot, workspace)
+        shared = shared.merge(ResourceRegistry.build({cast("type[Any]", Filesystem): made}))
+    if resources is not None:
+        shared = shared.merge(resources, strict=False)
     return ExecutionState(
-        session=session,
-        resources=ResourceRegistry.build(resources),
+        session=state.session.fork(at=at),
+        resources=shared,
         clock=state.clock,
         rng=state.rng,
         checkpoints=None if state.checkpoints is None else type(state.checkpoints)(),
     )
+
+
+def _shared(state: ExecutionState) -> ResourceRegistry:
+    """The resources that two sessions may share."""
+    here = state.resources
+    registry = here.registry if isinstance(here, ResourceContext) else here
+    filesystem = filesystem_of(state)
+    kept: list[Binding[object]] = []
+    for each in registry:
+        binding = cast("Binding[object]", registry.binding_for(each))
+        instance = binding.provided
+        changes = isinstance(instance, Snapshotable) and here.policy_of(each) is not SlicePolicy.LOG
+        is_workspace = each is Filesystem or (instance is not None and instance is filesystem)
+        if not is_workspace and not changes:
+            kept.append(binding)
+    return ResourceRegistry.of(*kept)

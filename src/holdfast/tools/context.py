@@ -1,28 +1,30 @@
 """What a handler is given, and for how long.
 
-The session handle and the filesystem in a context belong to one call. When the call
-is over they refuse: a worker thread that was left behind cannot change anything
-through them after the rollback.
+The session handle, the filesystem, the outbox and the resources in a context belong to
+one call. When the call is over they refuse: a worker thread that was left behind cannot
+change anything through them after the rollback.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast, overload
 
 from holdfast.containment.cancel import CancellationToken
 from holdfast.errors import UnboundResourceError, UsageError
+from holdfast.log.event import SlicePolicy
 from holdfast.state.budget import BudgetTracker, Deadline
 from holdfast.state.execution import ExecutionState
-from holdfast.state.resources import ResourceContext, ResourceRegistry
+from holdfast.state.resources import ResourceContext, ResourceRegistry, Snapshotable, ToolScope
 from holdfast.state.run_context import RunContext
 from holdfast.state.session import Session
 from holdfast.tools.events import OutboxPut
 from holdfast.workspace.base import Filesystem
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 
 class Heartbeat(Protocol):
@@ -34,21 +36,36 @@ class Heartbeat(Protocol):
 
 
 class CallOutbox:
-    """Collects what a call wants delivered outside. Nothing leaves before the call is committed."""
+    """Collects what a call wants delivered outside. Nothing leaves before the call is committed.
 
-    def __init__(self, session_id: object, call_id: str) -> None:
-        self._prefix = f"{session_id}:{call_id}"
-        self._lock = threading.Lock()
-        self._closed = False
-        self._messages: list[OutboxPut] = []
+    `earlier` says how many calls with this id have sent something before, as a function, because most
+    calls send nothing: an id that a provider uses again must not make an old key.
+    """
+
+    __slots__ = ("_call_id", "_earlier", "_is_closed", "_lock", "_messages", "_session_id")
+
+    def __init__(
+        self,
+        session_id: object,
+        call_id: str,
+        *,
+        earlier: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._session_id = session_id
         self._call_id = call_id
+        self._earlier = earlier
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._messages: list[OutboxPut] = []
 
     def put(self, topic: str, payload: object, *, key: str | None = None) -> str:
         """Ask for a delivery. Returns its key, which is the same if the call has to be run again."""
         with self._lock:
-            if self._closed:
+            if self._is_closed:
                 raise UsageError(f"the call {self._call_id} is over; its outbox takes nothing more")
-            stable = f"{self._prefix}:{key if key is not None else len(self._messages)}"
+            before = self._earlier()
+            call = f"{self._call_id}#{before + 1}" if before else self._call_id
+            stable = f"{self._session_id}:{call}:{key if key is not None else len(self._messages)}"
             if any(each.key == stable for each in self._messages):
                 raise UsageError(f"the outbox key {key!r} was used already in this call; use another")
             self._messages.append(OutboxPut(stable, topic, payload, self._call_id))
@@ -57,7 +74,7 @@ class CallOutbox:
     def close(self) -> tuple[OutboxPut, ...]:
         """Take what was put, and refuse more."""
         with self._lock:
-            self._closed = True
+            self._is_closed = True
             return tuple(self._messages)
 
 
@@ -66,13 +83,15 @@ class ToolContext:
     """Everything a handler may use.
 
     Made by the caller with the parts that all calls share; the runner fills in what belongs to one
-    call: `session` and `filesystem` handles, `call_id`, `is_resume`, `outbox`, `cancellation`.
+    call: `state`, `session`, `resources` and `filesystem` as this call sees them, `call_id`,
+    `is_resume`, `outbox`, and a `cancellation` of its own below the caller's.
     """
 
     state: ExecutionState
     session: Session = field(default=cast(Session, None))
     call_id: str = ""
     is_resume: bool = False
+    """Whether the run was resumed, so that an earlier attempt at this call may have been cut off."""
     deadline: Deadline | None = None
     budget_tracker: BudgetTracker | None = None
     cancellation: CancellationToken = field(default_factory=CancellationToken)
@@ -99,8 +118,8 @@ class ToolContext:
         return self.state
 
     @property
-    def resources(self) -> ResourceRegistry | ResourceContext:
-        """The resources of this run."""
+    def resources(self) -> ResourceRegistry | ResourceContext | CallResources:
+        """The resources of this run, and those that live as long as this call."""
         return self.state.resources
 
     @property
@@ -119,9 +138,9 @@ class ToolContext:
         """Say that the work is alive, and stop it here if it was cancelled or is out of time."""
         if self.heartbeat is not None:
             self.heartbeat.beat()
-        self.cancellation.raise_if_cancelled()
         if self.deadline is not None:
             self.deadline.raise_if_passed(f"the tool call {self.call_id}")
+        self.cancellation.raise_if_cancelled()
 
 
 def _is_missing(value: object) -> bool:
@@ -131,6 +150,54 @@ def _is_missing(value: object) -> bool:
 def filesystem_of(state: ExecutionState) -> Filesystem | None:
     """Return the workspace of a run, or None."""
     return cast("Filesystem | None", state.resources.get(cast("type[Any]", Filesystem), None))
+
+
+class CallResources:
+    """The run's resources as one call sees them: the workspace as its handle, and its own TOOL_CALL ones."""
+
+    __slots__ = ("_filesystem", "_handle", "_scope", "_whole")
+
+    def __init__(
+        self,
+        whole: ResourceRegistry | ResourceContext,
+        scope: ToolScope | None,
+        filesystem: Filesystem | None,
+        handle: Filesystem | None,
+    ) -> None:
+        self._whole = whole
+        self._scope = scope
+        self._filesystem = filesystem
+        self._handle = handle
+
+    @overload
+    def get(self, resource_type: type[T], /) -> T | None: ...
+    @overload
+    def get(self, resource_type: type[T], default: D, /) -> T | D: ...
+    def get(self, resource_type: type[Any], /, *default: Any) -> Any:
+        """Return the resource that is bound to this type, as the registry or the context does."""
+        behind: Any = self._whole if self._scope is None else self._scope
+        found = behind.get(resource_type, *default)
+        return self._handle if found is not None and found is self._filesystem else found
+
+    def get_optional(self, resource_type: type[T], /) -> T | None:
+        """Return the resource that is bound to this type, or None if nothing is."""
+        return self.get(resource_type, None)
+
+    def __contains__(self, resource_type: object) -> bool:
+        return resource_type in self._whole
+
+    def snapshotable_resources(self) -> Mapping[type[object], Snapshotable[object]]:
+        """Return what can be snapshotted, the workspace as this call's handle."""
+        return {
+            each: cast("Snapshotable[object]", self._handle)
+            if cast(object, resource) is self._filesystem
+            else resource
+            for each, resource in self._whole.snapshotable_resources().items()
+        }
+
+    def policy_of(self, resource_type: type[object]) -> SlicePolicy:
+        """Return what a rollback does with a resource."""
+        return self._whole.policy_of(resource_type)
 
 
 class CallFilesystem:
@@ -147,9 +214,10 @@ class CallFilesystem:
         self.__over = False
         self.__streams: list[Any] = []
 
+    def __repr__(self) -> str:
+        return f"<{self.__filesystem!r} for the call {self.__call_id}>"
+
     def __getattr__(self, name: str) -> Any:
-        if name in ("begin", "recover", "unfinished", "restore"):
-            raise UsageError(f"{name} belongs to the runner; a tool cannot end or undo its own call")
         attribute = getattr(self.__filesystem, name)
         if not callable(attribute):
             return attribute
@@ -168,10 +236,30 @@ class CallFilesystem:
 
         return held
 
+    def begin(self, *_: object, **__: object) -> NoReturn:
+        """Refuse: a tool cannot hold the workspace that its call holds."""
+        self._refuse("begin")
+
+    def restore(self, *_: object, **__: object) -> NoReturn:
+        """Refuse: a tool cannot undo the calls before it. Raising undoes its own."""
+        self._refuse("restore")
+
+    def recover(self, *_: object, **__: object) -> NoReturn:
+        """Refuse: a tool cannot end its own call."""
+        self._refuse("recover")
+
+    def unfinished(self) -> NoReturn:
+        """Refuse: a tool cannot end its own call."""
+        self._refuse("unfinished")
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise UsageError(f"{name} belongs to the runner; a tool cannot end or undo its own call")
+
     def end(self) -> None:
         """Refuse from now on. A stream that was left open is closed first, so that its fate is the call's."""
         with self.__lock:
-            for stream in self.__streams:
+            self.__over = True
+            while self.__streams:
+                stream = self.__streams.pop()
                 if not stream.closed:
                     stream.close()
-            self.__over = True

@@ -47,7 +47,7 @@ class ToolInvoked:
     adapter: str
     name: str
     params: Mapping[str, object]
-    """The arguments as the model sent them; empty if they could not be read."""
+    """The arguments as the model sent them, long texts shortened; empty if they could not be read."""
     result: ToolResult[object]
     """Message and success. The value is not repeated here: a kept one stands in its own slice."""
     session_id: UUID
@@ -63,6 +63,10 @@ class ToolInvoked:
     """The workspace after the call, if the call could change it."""
     conflicts: tuple[str, ...] = ()
     """Paths that a rollback left alone because somebody else had changed them."""
+    hold_id: str = ""
+    """The hold that a person had to answer before the call ran."""
+    batch_events: int = 0
+    """How many events right before this one belong to the same append: what the call changed and said."""
 
     @property
     def rendered_output(self) -> str:
@@ -85,6 +89,10 @@ class ToolHeld:
     arguments: str
     reason: str
     created_at: datetime
+    attempt_id: str = ""
+    """The attempt whose outcome nobody knows, if that is what is asked about; else the question is whether
+    the call may run at all."""
+    hold_id: str = field(default_factory=lambda: new_id().hex)
 
 
 @event(name="holdfast.HoldAnswered", policy=SlicePolicy.LOG)
@@ -96,6 +104,8 @@ class HoldAnswered:
     approved: bool
     note: str = ""
     answered_by: str = ""
+    hold_id: str = ""
+    """The hold that it answers."""
 
 
 @event(name="holdfast.OutboxPut", policy=SlicePolicy.LOG)

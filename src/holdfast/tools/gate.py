@@ -1,89 +1,199 @@
-"""Calls with effects run one at a time per session, whether they come from threads or from tasks."""
+"""Calls with effects run one at a time, whether they come from threads or from tasks.
+
+A `Gate` stands before something that one call at a time may change: a session, a
+workspace. Whoever wants in takes a `Turn`. Who holds the gate is written in one place
+(`Gate._holder`), and giving a turn back can be repeated, so that an interrupt at any
+moment leaves nothing half taken: whoever catches it gives the turn back again.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from weakref import WeakValueDictionary
 
 import anyio
-from anyio.from_thread import run_sync
-from anyio.lowlevel import current_token
+import anyio.lowlevel
+
+from holdfast.containment.cancel import CancellationToken
+from holdfast.containment.threads import call_later, threadsafe
+from holdfast.errors import UsageError
+from holdfast.state.budget import Deadline
+from holdfast.workspace.base import FilesystemSnapshot
 
 
 class Gate:
-    """A lock with a fair queue, for threads and tasks alike."""
+    """Lets one in at a time, in the order in which they came."""
 
-    def __init__(self) -> None:
+    __slots__ = ("__weakref__", "_holder", "_lock", "_waiting", "boundary", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.boundary: FilesystemSnapshot | None = None
+        """Where the workspace behind this gate was when the call inside began."""
         self._lock = threading.Lock()
-        self._held = False
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._holder: Turn | None = None
+        self._waiting: deque[Turn] = deque()
 
-    def _enter(self, wake: Callable[[], None]) -> bool:
-        """Take the gate if it is free, else queue up."""
+    def _enter(self, turn: Turn, *, queue: bool) -> bool:
+        """Let a turn in if the gate is free; else, if it wants to, let it queue up."""
         with self._lock:
-            if not self._held:
-                self._held = True
+            if self._holder is turn:
                 return True
-            self._waiting.append(wake)
+            if self._holder is None:
+                self._holder = turn
+                return True
+            if queue:
+                self._waiting.append(turn)
             return False
 
-    def acquire(self) -> None:
-        """Wait for the gate, blocking this thread."""
-        turn = threading.Event()
-        if self._enter(turn.set):
+    def _leave(self, turn: Turn) -> None:
+        """Let a turn go, from inside or from the queue. Calling it again does nothing."""
+        with self._lock:
+            if self._holder is turn:
+                self._holder = self._waiting.popleft() if self._waiting else None
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
+            inside = self._holder
+        # Whoever is inside is woken each time: the one that let it in may have been interrupted right here.
+        if inside is not None:
+            inside.wake()
+
+
+class Turn:
+    """One caller's way through a gate."""
+
+    __slots__ = ("gate", "wake")
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.wake: Callable[[], object] = _nothing
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this turn is the one inside."""
+        return self.gate._holder is self
+
+    def take_nowait(self) -> bool:
+        """Go in if the gate is free. Says whether it was."""
+        return self.gate._enter(self, queue=False)
+
+    def take(self, token: CancellationToken, deadline: Deadline | None) -> None:
+        """Wait until it is this turn, blocking the thread.
+
+        Raises `CancelledByToken` or `DeadlineExceededError` if that comes first, and `UsageError`
+        where waiting would block an event loop.
+        """
+        if self.take_nowait():
             return
+        if is_in_event_loop():
+            raise UsageError(
+                f"{self.gate.name} is held by another call, and waiting for it here would block the event "
+                "loop; use the async face (await aexecute, await abegin)"
+            )
+        woken = threading.Event()
+        self.wake = woken.set
+        if self.gate._enter(self, queue=True):
+            return
+        forget = token.on_cancel(woken.set)
+        timer = None
+        if deadline is not None:
+            timer = call_later(deadline.clock, max(deadline.remaining().total_seconds(), 0), woken.set)
         try:
-            turn.wait()
+            woken.wait()
+        finally:
+            forget()
+            if timer is not None:
+                timer.cancel()
+        self._check(token, deadline)
+
+    async def take_async(self, token: CancellationToken, deadline: Deadline | None) -> None:
+        """Wait until it is this turn, letting other tasks run. Raises what `take` raises."""
+        if self.take_nowait():
+            return
+        woken = anyio.Event()
+        wake = threadsafe(woken.set)
+        self.wake = wake
+        if self.gate._enter(self, queue=True):
+            return
+        forget = token.on_cancel(wake)
+        timer = None
+        if deadline is not None:
+            timer = call_later(deadline.clock, max(deadline.remaining().total_seconds(), 0), wake)
+        try:
+            await woken.wait()
+        finally:
+            forget()
+            if timer is not None:
+                timer.cancel()
+        self._check(token, deadline)
+
+    def _check(self, token: CancellationToken, deadline: Deadline | None) -> None:
+        if self.is_held:
+            return
+        token.raise_if_cancelled()
+        if deadline is not None:
+            deadline.raise_if_passed(f"waiting for {self.gate.name}")
+        raise AssertionError("a turn was woken without a reason")
+
+    def give_back(self) -> None:
+        """Let the next one in. Calling it again, or without having come in, does nothing."""
+        self.gate._leave(self)
+
+
+class Turns:
+    """Ways through several gates, taken in one order by everybody, so that nobody waits in a circle."""
+
+    __slots__ = ("_turns",)
+
+    def __init__(self, gates: Sequence[Gate]) -> None:
+        self._turns = tuple(Turn(gate) for gate in gates)
+
+    def take(self, token: CancellationToken, deadline: Deadline | None) -> None:
+        """Go through all gates, blocking the thread."""
+        for each in self._turns:
+            each.take(token, deadline)
+
+    async def take_async(self, token: CancellationToken, deadline: Deadline | None) -> None:
+        """Go through all gates, letting other tasks run."""
+        for each in self._turns:
+            await each.take_async(token, deadline)
+
+    def give_back(self) -> None:
+        """Leave all gates, whatever comes in between."""
+        try:
+            self._leave()
         except BaseException:
-            self._give_up(turn.set, turn.is_set())
+            self._leave()
             raise
 
-    async def acquire_async(self) -> None:
-        """Wait for the gate, letting other tasks run."""
-        turn = anyio.Event()
-        token = current_token()
-        granted = threading.Event()
+    def _leave(self) -> None:
+        for each in reversed(self._turns):
+            each.give_back()
 
-        def wake() -> None:
-            granted.set()
-            run_sync(turn.set, token=token)
 
-        if self._enter(wake):
-            return
-        try:
-            await turn.wait()
-        except BaseException:
-            self._give_up(wake, granted.is_set())
-            raise
+def _nothing() -> None:
+    return
 
-    def _give_up(self, wake: Callable[[], None], granted: bool) -> None:
-        with self._lock:
-            if wake in self._waiting:
-                self._waiting.remove(wake)
-                return
-        if granted:
-            self.release()
 
-    def release(self) -> None:
-        """Let the next one in."""
-        with self._lock:
-            if not self._waiting:
-                self._held = False
-                return
-            wake = self._waiting.popleft()
-        wake()
+def is_in_event_loop() -> bool:
+    """Say whether this thread runs an event loop right now, which blocking would stop."""
+    try:
+        anyio.lowlevel.current_token()
+    except RuntimeError:
+        return False
+    return True
 
 
 _gates: WeakValueDictionary[Hashable, Gate] = WeakValueDictionary()
 _gates_lock = threading.Lock()
 
 
-def gate_of(key: Hashable) -> Gate:
+def gate_of(key: Hashable, name: str) -> Gate:
     """Return the gate that everybody who works on the same thing shares."""
     with _gates_lock:
         found = _gates.get(key)
         if found is None:
-            found = _gates[key] = Gate()
+            found = _gates[key] = Gate(name)
         return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ from holdfast.errors import UsageError
 from holdfast.log.event import SlicePolicy
 from holdfast.state.events import event
 from holdfast.state.session import Session
-from holdfast.state.slices import upsert_by
+from holdfast.state.slices import Append, Replace, Slice, SliceOp
 from holdfast.tools.context import ToolContext
 from holdfast.tools.events import HoldAnswered, ToolHeld
 from holdfast.tools.tool import Tool, ToolResult
@@ -72,16 +72,23 @@ class PolicyState:
     invoked_keys: frozenset[str] = frozenset()
 
 
-def _by_policy(state: PolicyState) -> object:
-    return state.policy_name
-
-
-_keep_newest = upsert_by(_by_policy)
+def _join(states: Slice[PolicyState], learned: PolicyState) -> SliceOp[PolicyState]:
+    """Keep one item per policy, which only learns: calls side by side forget nothing of each other."""
+    known = states.all()
+    for position, each in enumerate(known):
+        if each.policy_name == learned.policy_name:
+            joined = PolicyState(
+                each.policy_name,
+                each.invoked_tools | learned.invoked_tools,
+                each.invoked_keys | learned.invoked_keys,
+            )
+            return Replace((*known[:position], joined, *known[position + 1 :]))
+    return Append(learned)
 
 
 def register_policy_state(session: Session) -> None:
     """Keep one `PolicyState` per policy in a session."""
-    session[PolicyState].register(PolicyState, _keep_newest)
+    session[PolicyState].register(PolicyState, _join)
 
 
 def _remembered(name: str, session: Session) -> PolicyState:
@@ -115,7 +122,7 @@ class SequentialDependencyPolicy:
         """Remember that a tool has succeeded."""
         known = _remembered(self.name, context.session)
         if tool.name not in known.invoked_tools:
-            context.session.dispatch(replace(known, invoked_tools=known.invoked_tools | {tool.name}))
+            context.session.dispatch(PolicyState(self.name, invoked_tools=frozenset({tool.name})))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +165,7 @@ class ReadBeforeWritePolicy:
             return
         known = _remembered(self.name, context.session)
         if path not in known.invoked_keys:
-            context.session.dispatch(replace(known, invoked_keys=known.invoked_keys | {path}))
+            context.session.dispatch(PolicyState(self.name, invoked_keys=frozenset({path})))
 
 
 # --- permissions -----------------------------------------------------------------------------------
@@ -203,20 +210,32 @@ class Permissions:
         return self.tools.get(tool.name, self.mode)
 
 
+def _held_call(held: ToolHeld) -> object:
+    return held.call_id, held.attempt_id
+
+
+def _answered_hold(answer: HoldAnswered) -> object:
+    return answer.hold_id
+
+
 def pending_holds(session: Session) -> tuple[ToolHeld, ...]:
     """Return the calls that wait for a person, oldest first."""
-    answered = {each.call_id for each in session[HoldAnswered].all()}
-    return tuple(each for each in session[ToolHeld].all() if each.call_id not in answered)
+    newest = {_held_call(each): each for each in session[ToolHeld].all()}
+    return tuple(each for each in newest.values() if answer_of(session, each) is None)
 
 
-def answer_of(session: Session, call_id: str) -> HoldAnswered | None:
-    """Return the answer that a person gave to a call, or None."""
-    position = session[HoldAnswered].view().find(_answered_call, call_id)
-    return None if position is None else session[HoldAnswered].view()[position]
+def hold_of(session: Session, call_id: str, *, attempt_id: str = "") -> ToolHeld | None:
+    """Return the newest hold of a call, answered or not, or None."""
+    holds = session[ToolHeld].view()
+    position = holds.find(_held_call, (call_id, attempt_id))
+    return None if position is None else holds[position]
 
 
-def _answered_call(answer: HoldAnswered) -> object:
-    return answer.call_id
+def answer_of(session: Session, held: ToolHeld) -> HoldAnswered | None:
+    """Return the answer that a person gave to a hold, or None."""
+    answers = session[HoldAnswered].view()
+    position = answers.find(_answered_hold, held.hold_id)
+    return None if position is None else answers[position]
 
 
 def answer_hold(
@@ -227,4 +246,4 @@ def answer_hold(
     if call_id not in waiting:
         known = ", ".join(sorted(waiting)) or "none"
         raise UsageError(f"no call {call_id!r} waits for an answer in this session (waiting: {known})")
-    session.dispatch(HoldAnswered(call_id, approved, note, answered_by))
+    session.dispatch(HoldAnswered(call_id, approved, note, answered_by, waiting[call_id].hold_id))

@@ -5,19 +5,26 @@ Theory of operation
 A call goes through one sequence, whoever waits in the middle of it:
 
     plan     look the tool up and parse its arguments; nothing has happened yet
-    gate     a call with effects waits for its turn: one at a time per session
+    gates    a call with effects waits for its turn: one at a time per session, and one
+             at a time per workspace where sessions share one
     begin    ask policies and permissions; hold the workspace; log `ToolStarted`
              (from here a crash can be undone); stage what the session is told
     handler  sync in this thread or a worker, async in the event loop, or elsewhere
              between two hooks (a native tool)
-    end      success: write the workspace's boundary, then log everything that was
-             staged, the outbox, `ToolInvoked` and the caller's message in *one* append.
-             That append is the commit. failure: put the files back, forget what was
-             staged, log `ToolInvoked` and the message as history.
+    end      success: close the call's own resources, write the workspace's boundary,
+             then log everything that was staged, the outbox, the caller's message and
+             `ToolInvoked` in *one* append. That append is the commit.
+             failure: put the files back, forget what was staged, log the message and
+             `ToolInvoked` as history.
 
 `begin` and `end` are plain functions; `execute` and `aexecute` differ only in how they
-wait. A call without effects needs no undo, so it skips the gate and `ToolStarted`, and
+wait. A call without effects needs no undo, so it skips the gates and `ToolStarted`, and
 costs one append.
+
+An interrupt may come between any two steps, also in the middle of a rollback. Each part
+of a rollback can be repeated, so the part that was interrupted is done again and the
+interrupt raised afterwards. Should even that be cut short, the call is still open in the
+workspace and in the log, and the next call finds it there and ends it the way the log says.
 
 After a crash the log says which calls had begun and not ended. `recover` undoes them
 before anything else runs, and says of each whether it can be run again. A call that
@@ -31,18 +38,20 @@ import inspect
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import anyio
 import anyio.from_thread
-import anyio.to_thread
 
 from holdfast.clock import new_id
 from holdfast.containment.cancel import CancellationToken
+from holdfast.containment.limits import StopReason
+from holdfast.containment.threads import Handover, threadsafe
 from holdfast.errors import (
     CancelledByToken,
     DeadlineExceededError,
@@ -52,17 +61,20 @@ from holdfast.errors import (
     ToolCommitError,
     ToolError,
     ToolValidationError,
+    UsageError,
     VisibilityExpansionRequired,
+    WorkspaceError,
 )
 from holdfast.log.event import SlicePolicy
 from holdfast.state.events import AttentionNeeded
 from holdfast.state.execution import ExecutionState
-from holdfast.state.resources import Snapshotable
+from holdfast.state.resources import ResourceContext, Snapshotable, ToolScope
 from holdfast.state.session import Session, Transaction
 from holdfast.state.snapshot import CompositeSnapshot, SnapshotMetadata
-from holdfast.tools.context import CallFilesystem, CallOutbox, ToolContext, filesystem_of
+from holdfast.tools.boundaries import recover, workspace_call_id
+from holdfast.tools.context import CallFilesystem, CallOutbox, CallResources, ToolContext, filesystem_of
 from holdfast.tools.events import OutboxPut, Outcome, ToolHeld, ToolInvoked, ToolStarted
-from holdfast.tools.gate import gate_of
+from holdfast.tools.gate import Gate, Turn, Turns, gate_of, is_in_event_loop
 from holdfast.tools.outbox import Outbox
 from holdfast.tools.policies import (
     PermissionMode,
@@ -70,6 +82,7 @@ from holdfast.tools.policies import (
     Permissions,
     ToolPolicy,
     answer_of,
+    hold_of,
     register_policy_state,
 )
 from holdfast.tools.tool import Effects, Tool, ToolCall, ToolResult, as_result
@@ -77,15 +90,22 @@ from holdfast.workspace.base import Filesystem, FilesystemSnapshot, WorkspaceCal
 
 _logger = logging.getLogger("holdfast.tools")
 
+T = TypeVar("T")
+
 _KEPT_MESSAGE = 1_000
 """How much of a result's text `ToolInvoked` keeps; the model's copy is whole, in its message."""
+
+_KEPT_ARGUMENT = 2_000
+"""How much of a text in the arguments `ToolInvoked` keeps; the model's own message has it whole."""
 
 MAX_PARALLEL = 16
 """How many calls without effects run at once."""
 
 Record = Callable[[ToolResult[Any]], Sequence[object]]
-"""Makes the events that belong to a call's end, such as the tool's message; logged with it."""
+"""Makes the events that belong to a call's end, such as the tool's message; logged with it.
 
+If the commit fails it is called again, with the failed result: only what it returned last is logged.
+"""
 
 Around = Callable[[ToolCall, Callable[[], Awaitable[ToolResult[Any]]]], Awaitable[ToolResult[Any]]]
 """Is given a call and a function that runs it, and returns its result."""
@@ -93,6 +113,9 @@ Around = Callable[[ToolCall, Callable[[], Awaitable[ToolResult[Any]]]], Awaitabl
 
 def _no_record(result: ToolResult[Any]) -> Sequence[object]:
     return ()
+
+
+_FREE = Turns(())
 
 
 @dataclass(slots=True)
@@ -105,13 +128,18 @@ class _Plan:
     refusal: tuple[Outcome, str] | None
     context: ToolContext
     record: Record
+    turns: Turns = _FREE
+    gate: Gate | None = None
+    """The workspace's gate."""
+    hold_id: str = ""
+    begun: OpenCall | None = None
 
     @property
     def effects(self) -> Effects:
         return "none" if self.tool is None or self.refusal is not None else self.tool.effects
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class OpenCall:
     """A call that has begun and not ended."""
 
@@ -123,10 +151,39 @@ class OpenCall:
     started_at: float
     transaction: Transaction
     record: Record
+    turns: Turns = _FREE
+    hold_id: str = ""
+    gate: Gate | None = None
+    """The workspace's gate."""
+    head: int = 0
+    """The session's newest event when the call began."""
+    base: Filesystem | None = None
+    """The workspace itself, which the handler does not get to see."""
     workspace: WorkspaceCall | None = None
     filesystem: CallFilesystem | None = None
+    outbox: CallOutbox | None = None
+    token: CancellationToken | None = None
+    scope: AbstractContextManager[ToolScope] | None = None
     saved: Mapping[type, tuple[Snapshotable[object], object]] = field(default_factory=dict)
     pre: CompositeSnapshot | None = None
+    messages: tuple[OutboxPut, ...] = ()
+    is_committing: bool = False
+    is_over: bool = False
+
+
+_inside: ContextVar[tuple[OpenCall, ...]] = ContextVar("holdfast_inside_calls", default=())
+"""The calls whose handlers the running code is part of."""
+
+
+@contextmanager
+def _running(begun: OpenCall) -> Iterator[None]:
+    """Let what happens in the block be part of the call."""
+    token = _inside.set((*_inside.get(), begun))
+    try:
+        with begun.transaction.active():
+            yield
+    finally:
+        _inside.reset(token)
 
 
 @dataclass(slots=True)
@@ -165,48 +222,68 @@ class ToolRunner:
         Whatever goes wrong in the tool is a failed result. Raised are only what the loop must act
         on: `VisibilityExpansionRequired`, `PromptEvaluationError` (a passed deadline is one, with
         `phase="tool"`), `HoldRequired`, cancellation and `KeyboardInterrupt`; always after the
-        rollback.
+        rollback. And what is wrong with the caller or the store: `UsageError` for a call from inside
+        another, `RestoreFailedError`, and the log's own error if it can record nothing any more.
         """
-        plan = self._plan(tool_call, context or ToolContext(self.execution_state), record)
-        gate = self._gate() if plan.effects != "none" else None
-        if gate is not None:
-            gate.acquire()
+        plan = self._plan(tool_call, context, record)
+        if plan.tool is not None and plan.tool.is_async and is_in_event_loop():
+            raise UsageError(
+                f"{plan.tool.name} has an async handler, and execute would block the event loop that it "
+                "needs; use `await runner.aexecute(...)` here"
+            )
         try:
+            self._take_turns(plan)
             begun = self._begin(plan)
             if isinstance(begun, ToolResult):
                 return begun
             try:
-                with begun.transaction.active():
-                    outcome = begun.tool.call(begun.params, begun.context)
-                    if inspect.isawaitable(outcome):
-                        outcome = _drive(outcome)
+                with _running(begun):
+                    outcome = self._call_handler(begun)
             except BaseException as error:  # noqa: BLE001  # classified, and raised again where it must be
                 return self._fail(begun, error)
-            return self._end(begun, outcome)
+            result = self._end(begun, outcome)
+            self._deliver(begun)
+            return result
+        except BaseException:
+            self._leave_nothing(plan)
+            raise
         finally:
-            if gate is not None:
-                gate.release()
+            plan.turns.give_back()
+
+    def _call_handler(self, begun: OpenCall) -> Any:
+        """Run the handler in this thread; one that is async, in an event loop."""
+        if begun.tool.is_async:
+            return _drive(partial(self._await_handler, begun))
+        outcome = begun.tool.call(begun.params, begun.context)
+        if inspect.isawaitable(outcome):
+            return _drive(partial(_awaited, outcome))
+        return outcome
 
     async def aexecute(
         self, tool_call: ToolCall, *, context: ToolContext | None = None, record: Record = _no_record
     ) -> ToolResult[Any]:
         """Run a call to its end. A sync handler runs in a worker thread; a deadline really cancels."""
-        plan = self._plan(tool_call, context or ToolContext(self.execution_state), record)
-        gate = self._gate() if plan.effects != "none" else None
-        if gate is not None:
-            await gate.acquire_async()
+        plan = self._plan(tool_call, context, record)
         try:
-            begun = self._begin(plan)
+            await self._take_turns_async(plan)
+            slow = plan.tool is not None and (plan.tool.foreign or self.permissions.approver is not None)
+            begun = await _off_loop(slow, partial(self._begin, plan))
             if isinstance(begun, ToolResult):
                 return begun
+            slow = begun.tool.foreign
             try:
-                outcome = await self._await_handler(begun)
+                with _running(begun):
+                    outcome = await self._await_handler(begun)
             except BaseException as error:  # noqa: BLE001  # classified, and raised again where it must be
-                return self._fail(begun, error)
-            return self._end(begun, outcome)
+                return await _off_loop(slow, partial(self._fail, begun, error))
+            result = await _off_loop(slow, partial(self._end, begun, outcome))
+            await _off_loop(bool(begun.messages), partial(self._deliver, begun))
+            return result
+        except BaseException:
+            self._leave_nothing(plan)
+            raise
         finally:
-            if gate is not None:
-                gate.release()
+            plan.turns.give_back()
 
     async def aexecute_all(
         self,
@@ -218,9 +295,11 @@ class ToolRunner:
     ) -> Sequence[ToolResult[Any]]:
         """Run several calls of one answer: those without effects side by side, the others in order.
 
-        `around` is put around each call, such as a containment that must allow it first.
+        `around` is put around each call, such as a containment that must allow it first. If a call
+        raises, those beside it still come to their end, and those after it are not run.
         """
         results: dict[int, ToolResult[Any]] = {}
+        errors: dict[int, Exception] = {}
         limit = anyio.CapacityLimiter(MAX_PARALLEL)
 
         async def one(index: int, call: ToolCall) -> None:
@@ -228,68 +307,81 @@ class ToolRunner:
                 return await self.aexecute(call, context=context, record=record(call))
 
             async with limit:
-                results[index] = await (execute() if around is None else around(call, execute))
+                try:
+                    results[index] = await (execute() if around is None else around(call, execute))
+                except Exception as error:  # noqa: BLE001  # raised when those beside it are done
+                    errors[index] = error
 
         index = 0
-        while index < len(tool_calls):
-            run = index
-            while run < len(tool_calls) and self._is_free(tool_calls[run]):
-                run += 1
-            if run == index:
+        while index < len(tool_calls) and not errors:
+            run = index + 1
+            if self._is_free(tool_calls[index]):
+                while run < len(tool_calls) and self._is_free(tool_calls[run]):
+                    run += 1
+            if run == index + 1:
                 await one(index, tool_calls[index])
-                index += 1
-                continue
-            try:
+            else:
                 async with anyio.create_task_group() as group:
                     for position in range(index, run):
                         group.start_soon(one, position, tool_calls[position])
-            except BaseExceptionGroup as errors:
-                if len(errors.exceptions) == 1:
-                    raise errors.exceptions[0] from None
-                raise
             index = run
+        if errors:
+            raise errors[min(errors)]
         return [results[position] for position in range(len(tool_calls))]
 
     def execute_all(
-        self, tool_calls: Sequence[ToolCall], *, context: ToolContext | None = None
+        self,
+        tool_calls: Sequence[ToolCall],
+        *,
+        context: ToolContext | None = None,
+        record: Callable[[ToolCall], Record] = lambda call: _no_record,
     ) -> Sequence[ToolResult[Any]]:
         """Run several calls of one answer, blocking."""
-
-        async def run() -> Sequence[ToolResult[Any]]:
-            return await self.aexecute_all(tool_calls, context=context)
-
-        return cast("Sequence[ToolResult[Any]]", _drive(run()))
+        return _drive(partial(self.aexecute_all, tool_calls, context=context, record=record))
 
     def _is_free(self, call: ToolCall) -> bool:
         tool = self.tool_registry.get(call.name)
         return tool is None or tool.effects == "none"
 
-    def _gate(self) -> Any:
-        return gate_of(self.execution_state.session.session_id)
-
     async def _await_handler(self, begun: OpenCall) -> Any:
-        deadline = begun.context.deadline
+        """Run the handler; the deadline and the token cut it off."""
+        token, deadline = begun.context.cancellation, begun.context.deadline
         seconds = None if deadline is None else max(deadline.remaining().total_seconds(), 0)
-        with anyio.move_on_after(seconds) as scope, begun.transaction.active():
-            unlink = _cancel_on(begun.context.cancellation, scope)
+        with anyio.move_on_after(seconds) as scope:
+            forget = token.on_cancel(threadsafe(scope.cancel))
             try:
                 if begun.tool.is_async:
                     outcome = await begun.tool.call(begun.params, begun.context)
                 else:
-                    # The thread may be left behind: its handles refuse once the call is over.
-                    outcome = await anyio.to_thread.run_sync(
-                        begun.tool.call, begun.params, begun.context, abandon_on_cancel=True
-                    )
+                    outcome = await self._in_worker(begun)
                     if inspect.isawaitable(outcome):
                         outcome = await outcome
             finally:
-                unlink()
+                forget()
         if scope.cancelled_caught:
-            if begun.context.cancellation.is_cancelled:
-                begun.context.cancellation.raise_if_cancelled()
-            begun.context.cancellation.cancel("timeout", detail="the deadline passed")
+            token.raise_if_cancelled()
             raise DeadlineExceededError(f"the deadline passed while {begun.tool.name} was running")
         return outcome
+
+    async def _in_worker(self, begun: OpenCall) -> Any:
+        """Run a sync handler on a worker thread.
+
+        When it is cut off, its token says so. A thread that goes on all the same is left behind: its
+        handles refuse once the call is over. One that works on the tree past them (`foreign`) is
+        waited for, because the tree cannot be put back while it does.
+        """
+        done = anyio.Event()
+        handover = Handover(threadsafe(done.set))
+        handover.submit(partial(begun.tool.call, begun.params, begun.context))
+        try:
+            await done.wait()
+        except BaseException:
+            begun.context.cancellation.cancel(StopReason.ABORTED, detail="the call was cut off")
+            if begun.tool.foreign:
+                with anyio.CancelScope(shield=True):
+                    await done.wait()
+            raise
+        return handover.result()
 
     # .. native tools: the body runs elsewhere, between two hooks ..
 
@@ -306,67 +398,136 @@ class ToolRunner:
         Returns the open call, or the result if it may not run at all. The session's turn is taken
         until then.
         """
-        plan = self._plan(tool_call, context or ToolContext(self.execution_state), record, native=tool)
-        gate = self._gate() if plan.effects != "none" else None
-        if gate is not None:
-            gate.acquire()
+        plan = self._plan(tool_call, context, record, native=tool)
         try:
+            self._take_turns(plan)
             begun = self._begin(plan)
         except BaseException:
-            if gate is not None:
-                gate.release()
+            self._leave_nothing(plan)
+            plan.turns.give_back()
             raise
-        if isinstance(begun, ToolResult) and gate is not None:
-            gate.release()
+        if isinstance(begun, ToolResult):
+            plan.turns.give_back()
+        return begun
+
+    async def abegin(
+        self,
+        tool_call: ToolCall,
+        *,
+        tool: Tool[Any, Any] | None = None,
+        context: ToolContext | None = None,
+        record: Record = _no_record,
+    ) -> OpenCall | ToolResult[Any]:
+        """Begin a call whose body runs elsewhere, waiting for its turn without blocking the event loop."""
+        plan = self._plan(tool_call, context, record, native=tool)
+        try:
+            await self._take_turns_async(plan)
+            begun = await _off_loop(plan.tool is not None and plan.tool.foreign, partial(self._begin, plan))
+        except BaseException:
+            self._leave_nothing(plan)
+            plan.turns.give_back()
+            raise
+        if isinstance(begun, ToolResult):
+            plan.turns.give_back()
         return begun
 
     def end(self, begun: OpenCall, outcome: Any) -> ToolResult[Any]:
         """End a call that was begun with `begin`."""
+        _check_open(begun)
         try:
-            return self._end(begun, outcome)
+            result = self._end(begun, outcome)
+            self._deliver(begun)
+            return result
         finally:
-            if begun.tool.effects != "none":
-                self._gate().release()
+            begun.turns.give_back()
 
     def abort(self, begun: OpenCall, error: BaseException) -> ToolResult[Any]:
         """Undo a call that was begun with `begin`. Raises what `execute` would raise."""
+        _check_open(begun)
         try:
             return self._fail(begun, error)
         finally:
-            if begun.tool.effects != "none":
-                self._gate().release()
+            begun.turns.give_back()
 
     # .. plan ..
 
     def _plan(
-        self, call: ToolCall, context: ToolContext, record: Record, native: Tool[Any, Any] | None = None
+        self,
+        call: ToolCall,
+        context: ToolContext | None,
+        record: Record,
+        native: Tool[Any, Any] | None = None,
     ) -> _Plan:
+        if context is None:
+            context = ToolContext(self.execution_state)
+        elif context.state.session != self.execution_state.session:
+            raise UsageError(
+                f"the context of the call {call.id} belongs to another session than this runner; "
+                "make it of the runner's own state: ToolContext(runner.execution_state)"
+            )
         tool = native or self.tool_registry.get(call.name)
         if tool is None:
             known = ", ".join(sorted(self.tool_registry)) or "none"
             message = f"There is no tool {call.name!r}. There are: {known}."
-            return _Plan(call, None, None, ("invalid", message), context, record)
-        if native is not None and native.params_type is None:
-            return _Plan(call, tool, None, None, context, record)
+            plan = _Plan(call, None, None, ("invalid", message), context, record)
+        elif native is not None and native.params_type is None:
+            plan = _Plan(call, tool, None, None, context, record)
+        else:
+            try:
+                plan = _Plan(call, tool, tool.parse(call.arguments), None, context, record)
+            except ToolValidationError as error:
+                plan = _Plan(call, tool, None, ("invalid", str(error)), context, record)
+        self._set_gates(plan)
+        return plan
+
+    def _set_gates(self, plan: _Plan) -> None:
+        """Say which gates the call goes through. Raises `UsageError` if it would wait for itself."""
+        session = self.execution_state.session
+        filesystem = filesystem_of(self.execution_state)
+        with_effects = plan.effects != "none"
+        for outer in _inside.get():
+            if outer.is_over:
+                continue
+            if outer.transaction.session == session:
+                raise UsageError(
+                    f"{plan.call.name} was called from inside the call {outer.call.id} of {outer.tool.name}: "
+                    "one call is one transaction. Call the tool's function directly, and let the model make "
+                    "the other call"
+                )
+            if with_effects and outer.workspace is not None and outer.base is filesystem:
+                raise UsageError(
+                    f"{plan.call.name} would wait for the workspace that the call {outer.call.id} of "
+                    f"{outer.tool.name} holds while it runs; give the inner session a workspace of its own, "
+                    'or let the outer tool have effects="none"'
+                )
+        if filesystem is not None and not filesystem.read_only:
+            plan.gate = gate_of(("workspace", id(filesystem)), "the workspace")
+        if with_effects:
+            gates = [gate_of(session.session_id, "the session")]
+            if plan.gate is not None:
+                gates.append(plan.gate)
+            plan.turns = Turns(gates)
+
+    def _take_turns(self, plan: _Plan) -> None:
         try:
-            params = tool.parse(call.arguments)
-        except ToolValidationError as error:
-            return _Plan(call, tool, None, ("invalid", str(error)), context, record)
-        return _Plan(call, tool, params, None, context, record)
+            plan.turns.take(plan.context.cancellation, plan.context.deadline)
+        except DeadlineExceededError as error:
+            raise self._too_late(plan, str(error)) from error
+
+    async def _take_turns_async(self, plan: _Plan) -> None:
+        try:
+            await plan.turns.take_async(plan.context.cancellation, plan.context.deadline)
+        except DeadlineExceededError as error:
+            raise self._too_late(plan, str(error)) from error
 
     # .. begin ..
 
     def _begin(self, plan: _Plan) -> OpenCall | ToolResult[Any]:
-        session = self.execution_state.session
-        outbox = CallOutbox(session.session_id, plan.call.id)
-        plan.context = replace(plan.context, session=session, call_id=plan.call.id, outbox=outbox)
         if plan.tool is None or plan.refusal is not None:
             return self._refuse(plan, *(plan.refusal or ("invalid", "")))
         deadline = plan.context.deadline
         if deadline is not None and deadline.passed():
-            message = f"the deadline had passed before {plan.tool.name} began"
-            self._refuse(plan, "timed_out", message)
-            raise PromptEvaluationError(message, prompt_name=self.prompt_name, phase="tool")
+            raise self._too_late(plan, f"the deadline had passed before {plan.tool.name} began")
         plan.context.cancellation.raise_if_cancelled()
         denial = (
             self._unknown(plan, plan.tool)
@@ -377,9 +538,27 @@ class ToolRunner:
             return self._refuse(plan, *denial)
         return self._open(plan, plan.tool)
 
+    def _too_late(self, plan: _Plan, message: str) -> PromptEvaluationError:
+        self._refuse(plan, "timed_out", message)
+        return PromptEvaluationError(message, prompt_name=self.prompt_name, phase="tool")
+
     def _denied(self, plan: _Plan, tool: Tool[Any, Any]) -> tuple[Outcome, str] | None:
-        for policy in self._policies_for(tool.name):
-            decision = policy.check(tool, plan.params, context=plan.context)
+        policies = self._policies_for(tool.name)
+        if not policies:
+            return None
+        filesystem = filesystem_of(self.execution_state)
+        context = replace(
+            plan.context,
+            session=self.execution_state.session,
+            call_id=plan.call.id,
+            held_filesystem=None if filesystem is None else filesystem.read_only_view(),
+        )
+        for policy in policies:
+            try:
+                decision = policy.check(tool, plan.params, context=context)
+            except Exception as error:  # a policy that cannot decide has not allowed it
+                _logger.warning("the policy %s failed", policy.name, exc_info=error)
+                return "denied", f"The policy {policy.name} could not decide about it: {_describe(error)}"
             if not decision.allowed:
                 return (
                     "denied",
@@ -401,44 +580,74 @@ class ToolRunner:
             return "denied", f"This run is read-only: {tool.name} would change something. Go on without it."
         return self._ask(plan, tool, "the operator wants to be asked before this tool runs")
 
-    def _ask(self, plan: _Plan, tool: Tool[Any, Any], reason: str) -> tuple[Outcome, str] | None:
+    def _ask(
+        self, plan: _Plan, tool: Tool[Any, Any], reason: str, *, attempt_id: str = ""
+    ) -> tuple[Outcome, str] | None:
         session, call = self.execution_state.session, plan.call
-        answer = answer_of(session, call.id)
-        if answer is not None:
+        held = hold_of(session, call.id, attempt_id=attempt_id)
+        if held is not None and not self._is_about(held, call):
+            held = None
+        answer = None if held is None else answer_of(session, held)
+        if held is not None and answer is not None:
             if answer.approved:
+                plan.hold_id = held.hold_id
                 return None
             return "denied", f"A person refused this call of {tool.name}." + (
                 f" {answer.note}" if answer.note else ""
             )
-        if self.permissions.approver is not None:
-            said = self.permissions.approver(
-                PermissionRequest(call.id, tool.name, call.arguments_json, tool.effects)
-            )
-            if said is not None:
-                return None if said else ("denied", f"A person refused this call of {tool.name}.")
-        if all(held.call_id != call.id for held in session[ToolHeld].all()):
+        said = self._approver_says(PermissionRequest(call.id, tool.name, call.arguments_json, tool.effects))
+        if said is not None:
+            return None if said else ("denied", f"A person refused this call of {tool.name}.")
+        if held is None:
             now = self.execution_state.clock.now()
-            session.dispatch(ToolHeld(call.id, tool.name, call.arguments_json, reason, now))
+            session.dispatch(ToolHeld(call.id, tool.name, call.arguments_json, reason, now, attempt_id))
         raise HoldRequired(call.id, tool.name, reason=reason)
+
+    def _approver_says(self, request: PermissionRequest) -> bool | None:
+        if self.permissions.approver is None:
+            return None
+        try:
+            return self.permissions.approver(request)
+        except Exception as error:  # nobody said yes, and nobody said no: the call waits
+            _logger.warning("the approver failed on %s; the call is held", request.call_id, exc_info=error)
+            return None
+
+    def _is_about(self, held: ToolHeld, call: ToolCall) -> bool:
+        """Say whether a hold is about this very call. Some providers use an id again for another one."""
+        if (held.tool_name, held.arguments) != (call.name, call.arguments_json):
+            return False
+        last = _last_end(self.execution_state.session, call.id)
+        return last is None or last.hold_id != held.hold_id or last.outcome == "interrupted"
 
     def _unknown(self, plan: _Plan, tool: Tool[Any, Any]) -> tuple[Outcome, str] | None:
         """A call that acted outside and was cut off is not run again unless that does no harm."""
-        if not plan.context.is_resume or tool.effects != "external" or tool.idempotent:
+        if tool.effects != "external" or tool.idempotent:
             return None
-        last = _last_attempt(self.execution_state.session, plan.call.id)
-        if last is None or last.outcome != "unknown":
+        session = self.execution_state.session
+        last, start = _last_end(session, plan.call.id), _last_start(session, plan.call.id)
+        if last is None or last.outcome != "unknown" or start is None:
             return None
+        if start.attempt_id != last.attempt_id:
+            return None  # The model was told already, so this is another call with the same id.
         if tool.on_unknown == "hold":
             return self._ask(
-                plan, tool, "a crash cut this call off; nobody knows whether it took effect outside"
+                plan,
+                tool,
+                "a crash cut this call off; nobody knows whether it took effect outside",
+                attempt_id=last.attempt_id,
             )
         return "unknown", last.result.message
 
     def _refuse(self, plan: _Plan, outcome: Outcome, message: str) -> ToolResult[Any]:
         """End a call that did not begin: nothing to undo, one append."""
         result: ToolResult[Any] = ToolResult.error(message)
-        invoked = self._invoked(plan.call, plan.context, result, outcome, attempt_id=new_id().hex)
-        self.execution_state.session.dispatch_all([invoked, *plan.record(result)])
+        recorded, problem = _recorded(plan.record, result)
+        invoked = self._invoked(
+            plan.call, plan.context, result, outcome, attempt_id=new_id().hex, batch_events=len(recorded)
+        )
+        self.execution_state.session.dispatch_all([*recorded, invoked])
+        if problem is not None:
+            raise problem
         return result
 
     def _open(self, plan: _Plan, tool: Tool[Any, Any]) -> OpenCall | ToolResult[Any]:
@@ -452,51 +661,67 @@ class ToolRunner:
             started_at=state.clock.monotonic(),
             transaction=session.begin(),
             record=plan.record,
+            turns=plan.turns,
+            hold_id=plan.hold_id,
+            gate=plan.gate,
+            head=session.head,
+            base=filesystem_of(state),
         )
-        begun.context = replace(plan.context, session=begun.transaction.session)
-        filesystem = filesystem_of(state)
+        plan.begun = begun
         try:
             # Every participant is captured before the first change: whoever cannot be captured fails here.
+            filesystem = begun.base
             if filesystem is not None:
-                begun.filesystem = self._hold(begun, filesystem)
-                begun.context = replace(begun.context, held_filesystem=cast(Filesystem, begun.filesystem))
+                self._hold(begun, filesystem)
             if tool.effects != "none":
                 begun.saved = self._save_others(filesystem)
             if state.checkpoints is not None:
                 begun.pre = self._boundary(
                     begun, "pre_tool", None if begun.workspace is None else begun.workspace.base
                 )
+            begun.context = self._context_for(begun)
         except Exception as error:  # noqa: BLE001  # whatever it is, the call cannot begin
-            self._let_go(begun)
-            return self._refuse(
-                plan, "failed", f"{tool.name} could not begin: {type(error).__name__}: {error}"
-            )
-        if tool.effects != "none":
-            try:
-                session.dispatch(
-                    ToolStarted(
-                        call_id=plan.call.id,
-                        attempt_id=begun.attempt_id,
-                        tool_name=tool.name,
-                        effects=tool.effects,
-                        foreign=tool.foreign,
-                        idempotent=tool.idempotent,
-                        on_unknown=tool.on_unknown,
-                        workspace=None if begun.workspace is None else begun.workspace.base,
-                    )
+            message = f"{tool.name} could not begin: {_describe(error)}"
+            return self._roll_back(begun, ToolResult.error(message), "failed")
+        except BaseException as error:  # noqa: BLE001  # raised again when nothing is left of the call
+            return self._fail(begun, error)
+        if tool.effects == "none":
+            return begun
+        try:
+            session.dispatch(
+                ToolStarted(
+                    call_id=plan.call.id,
+                    attempt_id=begun.attempt_id,
+                    tool_name=tool.name,
+                    effects=tool.effects,
+                    foreign=tool.foreign,
+                    idempotent=tool.idempotent,
+                    on_unknown=tool.on_unknown,
+                    workspace=None if begun.workspace is None else begun.workspace.base,
                 )
-            except BaseException:
-                self._let_go(begun)
-                raise
+            )
+        except BaseException as error:
+            self._fail(begun, error)
+            raise
         return begun
 
-    def _hold(self, begun: OpenCall, filesystem: Filesystem) -> CallFilesystem:
-        if begun.tool.effects == "none":
-            return CallFilesystem(filesystem.read_only_view(), begun.call.id)
-        begun.workspace = filesystem.begin(
-            begun.call.id, tool_name=begun.tool.name, foreign=begun.tool.foreign
-        )
-        return CallFilesystem(filesystem, begun.call.id)
+    def _hold(self, begun: OpenCall, filesystem: Filesystem) -> None:
+        if begun.tool.effects == "none" or filesystem.read_only:
+            begun.filesystem = CallFilesystem(filesystem.read_only_view(), begun.call.id)
+            return
+        name = workspace_call_id(self.execution_state.session.session_id, begun.call.id)
+        hold = partial(filesystem.begin, name, tool_name=begun.tool.name, foreign=begun.tool.foreign)
+        try:
+            begun.workspace = hold()
+        except WorkspaceError:
+            # This call has the gate, so whatever holds the workspace is no longer at work. If it is a call of
+            # this session that an interrupt or a crash cut off, the log says how it ended.
+            if not recover(self.execution_state):
+                raise
+            begun.workspace = hold()
+        if begun.gate is not None:
+            begun.gate.boundary = begun.workspace.base
+        begun.filesystem = CallFilesystem(filesystem, begun.call.id)
 
     def _save_others(self, filesystem: Filesystem | None) -> dict[type, tuple[Snapshotable[object], object]]:
         """Capture the resources that are not the workspace and that a failed call must not change."""
@@ -507,29 +732,78 @@ class ToolRunner:
             if cast(object, resource) is not filesystem and resources.policy_of(each) is not SlicePolicy.LOG
         }
 
-    def _let_go(self, begun: OpenCall) -> None:
-        if begun.filesystem is not None:
-            begun.filesystem.end()
-        if begun.workspace is not None:
-            begun.workspace.rollback()
-        begun.transaction.rollback()
+    def _context_for(self, begun: OpenCall) -> ToolContext:
+        """Make the handler's context: everything in it ends with the call."""
+        state, call, context = self.execution_state, begun.call, begun.context
+        scope: ToolScope | None = None
+        if isinstance(state.resources, ResourceContext):
+            begun.scope = state.resources.tool_scope()
+            scope = begun.scope.__enter__()
+        handle = cast("Filesystem | None", begun.filesystem)
+        session = begun.transaction.session
+        begun.token = CancellationToken(context.cancellation)
+        begun.outbox = CallOutbox(
+            session.session_id,
+            call.id,
+            earlier=partial(_times_sent, state.session, call.id),
+        )
+        resources = CallResources(state.resources, scope, begun.base, handle)
+        return ToolContext(
+            # The whole state as this call may use it: through its own session handle and its own filesystem.
+            state=ExecutionState(
+                session, cast(ResourceContext, resources), state.clock, state.rng, state.checkpoints
+            ),
+            session=session,
+            call_id=call.id,
+            is_resume=context.is_resume,
+            deadline=context.deadline,
+            budget_tracker=context.budget_tracker,
+            cancellation=begun.token,
+            run_context=context.run_context,
+            outbox=begun.outbox,
+            prompt=context.prompt,
+            rendered_prompt=context.rendered_prompt,
+            adapter=context.adapter,
+            heartbeat=context.heartbeat,
+            held_filesystem=handle,
+        )
 
     def _boundary(
         self, begun: OpenCall, phase: Literal["pre_tool", "post_tool"], workspace: FilesystemSnapshot | None
     ) -> CompositeSnapshot:
-        known: dict[type, object] = {}
-        if workspace is not None:
-            known[cast("type[Any]", Filesystem)] = workspace
-        return self.execution_state.snapshot(
-            tag=f"{phase.removesuffix('_tool')}:{begun.call.id}",
+        """Capture everything at one side of a call, for the checkpoints."""
+        state = self.execution_state
+        tag = f"{phase.removesuffix('_tool')}:{begun.call.id}"
+        workspace = workspace or self._quiet_workspace(begun, tag)
+        taken: dict[type, object] = {}
+        for each, resource in state.resources.snapshotable_resources().items():
+            if cast(object, resource) is not begun.base:
+                taken[each] = resource.snapshot(tag=tag)
+            elif workspace is not None:
+                taken[each] = workspace
+        return CompositeSnapshot(
+            snapshot_id=new_id(),
+            created_at=state.clock.now(),
+            session=state.session.snapshot(),
+            resources=taken,
             metadata=SnapshotMetadata(
-                tag=f"{phase.removesuffix('_tool')}:{begun.call.id}",
-                tool_call_id=begun.call.id,
-                tool_name=begun.tool.name,
-                phase=phase,
+                tag=tag, tool_call_id=begun.call.id, tool_name=begun.tool.name, phase=phase
             ),
-            known=known,
         )
+
+    def _quiet_workspace(self, begun: OpenCall, tag: str) -> FilesystemSnapshot | None:
+        """Return where the workspace is, for a call that does not hold it.
+
+        If another call is at work on it, that is where it was before: what the other one does is not a
+        fact yet.
+        """
+        if begun.base is None or begun.gate is None:
+            return None
+        turn = Turn(begun.gate)
+        try:
+            return begun.base.snapshot(tag=tag) if turn.take_nowait() else begun.gate.boundary
+        finally:
+            turn.give_back()
 
     # .. end ..
 
@@ -541,32 +815,34 @@ class ToolRunner:
             if begun.context.deadline is not None:
                 begun.context.deadline.raise_if_passed(f"the tool call {begun.call.id}")
             if result.success:
-                with begun.transaction.active():
-                    for policy in self._policies_for(begun.tool.name):
-                        policy.on_result(begun.tool, begun.params, result, context=begun.context)
-                    for value in _typed_values(result):
-                        begun.transaction.session.dispatch(value)
+                with _running(begun):
+                    self._learn(begun, result)
+                    _close_scope(begun)
         except BaseException as error:  # noqa: BLE001  # classified and raised again where it must be
             return self._fail(begun, error)
         if not result.success:
             return self._roll_back(begun, result, "failed")
         try:
-            messages = self._commit(begun, result)
-        except BaseException as error:
-            if not self._was_committed(begun):
-                return self._fail(begun, _as_commit_error(begun, error))
-            # The log has it: the call stands, whatever came after. Only the undo information is left over.
-            self._finish(begun)
-            raise
+            workspace = self._commit(begun, result)
+        except BaseException as error:  # noqa: BLE001  # classified and raised again where it must be
+            return self._after_commit_failed(begun, result, error)
         self._finish(begun)
-        self._deliver(messages)
+        self._note_checkpoint(begun, result, workspace)
         return result
 
-    def _commit(self, begun: OpenCall, result: ToolResult[Any]) -> tuple[OutboxPut, ...]:
+    def _learn(self, begun: OpenCall, result: ToolResult[Any]) -> None:
+        """Stage what follows from a success: what policies remember, and the typed result."""
+        for policy in self._policies_for(begun.tool.name):
+            policy.on_result(begun.tool, begun.params, result, context=begun.context)
+        for value in _typed_values(result):
+            begun.transaction.session.dispatch(value)
+
+    def _commit(self, begun: OpenCall, result: ToolResult[Any]) -> FilesystemSnapshot | None:
         if begun.filesystem is not None:
             begun.filesystem.end()
         workspace = None if begun.workspace is None else begun.workspace.prepare()
-        messages = begun.context.outbox.close()
+        messages = () if begun.outbox is None else begun.outbox.close()
+        recorded = tuple(begun.record(result))
         invoked = self._invoked(
             begun.call,
             begun.context,
@@ -575,34 +851,86 @@ class ToolRunner:
             attempt_id=begun.attempt_id,
             elapsed=self._elapsed(begun),
             workspace=workspace,
+            hold_id=begun.hold_id,
+            batch_events=len(begun.transaction.staged) + len(messages) + len(recorded),
         )
-        begun.transaction.commit(*messages, invoked, *begun.record(result))
-        if self.execution_state.checkpoints is not None and begun.pre is not None:
-            post = self._boundary(begun, "post_tool", workspace)
-            self.execution_state.checkpoints.record(
-                begun.call.id, pre=begun.pre, post=post, result=result, elapsed=self._elapsed(begun)
-            )
-        return messages
+        begun.is_committing = True
+        begun.transaction.commit(*messages, *recorded, invoked)
+        begun.messages = messages
+        return workspace
+
+    def _after_commit_failed(
+        self, begun: OpenCall, result: ToolResult[Any], error: BaseException
+    ) -> ToolResult[Any]:
+        """Ask the log whether the call's end is in it: an interrupt may come just after the append."""
+        committed = self._is_committed(begun)
+        if committed is False:
+            return self._fail(begun, _as_commit_error(begun, error))
+        if committed is None:
+            # Neither kept nor undone: the workspace keeps the undo information until the log can be asked.
+            begun.is_over = True
+            raise ToolCommitError(
+                f"{begun.tool.name} ran, but the log failed ({_describe(error)}) and cannot be read: nobody "
+                f"knows whether the call {begun.call.id} was committed. recover() settles it when the log is "
+                "back"
+            ) from error
+        # The log has it: the call stands, whatever came after.
+        self._finish(begun)
+        if not isinstance(error, Exception):
+            raise error
+        _logger.warning("the call %s was committed, and then: %s", begun.call.id, error, exc_info=error)
+        return result
+
+    def _is_committed(self, begun: OpenCall) -> bool | None:
+        if not begun.is_committing:
+            return False
+        if begun.transaction.is_committed:
+            return True
+        try:
+            return self._is_logged(begun)
+        except Exception as error:  # then nobody knows, and that is said
+            _logger.warning("the log cannot be read: %s", error, exc_info=error)
+            return None
+
+    def _is_logged(self, begun: OpenCall) -> bool:
+        return any(
+            isinstance(value, ToolInvoked) and value.attempt_id == begun.attempt_id
+            for _, value in self.execution_state.session.events(after=begun.head)
+        )
 
     def _finish(self, begun: OpenCall) -> None:
+        """Let go of a call that is in the log. What cannot be cleared up now is left for a recovery."""
+        begun.is_over = True
+        if begun.token is not None:
+            begun.token.unlink()
         if begun.workspace is None:
             return
         try:
             begun.workspace.finish()
-        except Exception as error:  # noqa: BLE001  # left for the next recovery, which knows that it is committed
+        except Exception as error:  # noqa: BLE001  # the call stands; its undo information is only left over
             _logger.warning("undo information of call %s could not be removed yet: %s", begun.call.id, error)
 
-    def _deliver(self, messages: tuple[OutboxPut, ...]) -> None:
-        if messages and self.outbox.handlers:
-            self.outbox.flush(self.execution_state.session, messages)
+    def _note_checkpoint(
+        self, begun: OpenCall, result: ToolResult[Any], workspace: FilesystemSnapshot | None = None
+    ) -> None:
+        checkpoints = self.execution_state.checkpoints
+        if checkpoints is None or begun.pre is None:
+            return
+        try:
+            post = self._boundary(begun, "post_tool", workspace) if result.success else None
+            checkpoints.record(
+                begun.call.id, pre=begun.pre, post=post, result=result, elapsed=self._elapsed(begun)
+            )
+        except Exception as error:  # a convenience: the call has ended whatever becomes of it
+            _logger.warning("no checkpoint was recorded for %s: %s", begun.call.id, error, exc_info=error)
 
-    def _was_committed(self, begun: OpenCall) -> bool:
-        """Ask the log whether the call's end is in it: an interrupt may come just after the append."""
-        session = self.execution_state.session
-        for _, value in session.events(after=max(0, session.head - 64)):
-            if isinstance(value, ToolInvoked) and value.attempt_id == begun.attempt_id:
-                return True
-        return False
+    def _deliver(self, begun: OpenCall) -> None:
+        if not begun.messages or not self.outbox.handlers:
+            return
+        try:
+            self.outbox.flush(self.execution_state.session)
+        except Exception as error:  # the call stands, and what was not delivered waits
+            _logger.warning("delivering for %s stopped: %s", begun.call.id, error, exc_info=error)
 
     def _fail(self, begun: OpenCall, error: BaseException) -> ToolResult[Any]:
         """Roll back, and return the failed result or raise what the loop must act on."""
@@ -617,26 +945,39 @@ class ToolRunner:
             self._roll_back(begun, ToolResult.error(f"{name} failed: {error}"), "failed")
             raise error
         if isinstance(error, CancelledByToken) or not isinstance(error, Exception):
-            message = f"{name} was interrupted; everything it had changed was rolled back"
-            self._roll_back(begun, ToolResult.error(message), "interrupted")
+            self._roll_back(begun, _interrupted(name), "interrupted")
             raise error
         if isinstance(error, ToolError):
             return self._roll_back(begun, ToolResult.error(str(error)), "failed")
         _logger.info("the tool %s failed", name, exc_info=error)
         return self._roll_back(begun, ToolResult.error(f"{name} failed: {_describe(error)}"), "failed")
 
+    def _leave_nothing(self, plan: _Plan) -> None:
+        """End a call that an interrupt left between two steps."""
+        begun = plan.begun
+        if begun is None or begun.is_over:
+            return
+        if self._is_committed(begun):
+            self._finish(begun)
+        else:
+            self._roll_back(begun, _interrupted(begun.tool.name), "interrupted")
+
     def _roll_back(
         self, begun: OpenCall, result: ToolResult[Any], outcome: Outcome, *, tell: bool = True
     ) -> ToolResult[Any]:
-        begun.context.outbox.close()
-        problems: list[str] = []
-        conflicts: tuple[str, ...] = ()
+        undo = _Undoing()
+        if begun.outbox is not None:
+            undo.part("the outbox", begun.outbox.close)
+        if begun.token is not None:
+            undo.part("the cancellation token", begun.token.unlink)
         if begun.filesystem is not None:
-            _attempt(problems, "the workspace handle", begun.filesystem.end)
+            undo.part("the workspace handle", begun.filesystem.end)
+        undo.part("the resources of the call", partial(_close_scope, begun))
         for each, (resource, saved) in reversed(tuple(begun.saved.items())):
-            _attempt(problems, each.__qualname__, partial(resource.restore, saved))
+            undo.part(each.__qualname__, partial(resource.restore, saved))
+        conflicts: tuple[str, ...] = ()
         if begun.workspace is not None:
-            report = _attempt(problems, "the workspace", begun.workspace.rollback)
+            report = undo.part("the workspace", begun.workspace.rollback)
             conflicts = report.conflicts if report is not None else ()
         if conflicts:
             shown = ", ".join(conflicts[:10])
@@ -644,7 +985,17 @@ class ToolRunner:
                 result, message=f"{result.message} (left as somebody else changed them: {shown})"
             )
         result = replace(result, value=None)
-        events: list[object] = [
+        recorded, record_problem = _recorded(begun.record, result) if tell else ((), None)
+        events: list[object] = list(recorded)
+        if undo.problems:
+            events.append(
+                AttentionNeeded(
+                    reason=f"the call {begun.call.id} of {begun.tool.name} could not be rolled back whole",
+                    details=tuple(undo.problems),
+                    next_actions=("compare the workspace with its last boundary", "roll back by hand"),
+                )
+            )
+        events.append(
             self._invoked(
                 begun.call,
                 begun.context,
@@ -653,31 +1004,31 @@ class ToolRunner:
                 attempt_id=begun.attempt_id,
                 elapsed=self._elapsed(begun),
                 conflicts=conflicts,
+                hold_id=begun.hold_id,
+                batch_events=len(events),
             )
-        ]
-        if problems:
-            events.append(
-                AttentionNeeded(
-                    reason=f"the call {begun.call.id} of {begun.tool.name} could not be rolled back whole",
-                    details=tuple(problems),
-                    next_actions=("compare the workspace with its last boundary", "roll back by hand"),
-                )
-            )
-        if tell:
-            events.extend(begun.record(result))
-        begun.transaction.rollback(*events)
-        if self.execution_state.checkpoints is not None and begun.pre is not None:
-            self.execution_state.checkpoints.record(
-                begun.call.id, pre=begun.pre, result=result, elapsed=self._elapsed(begun)
-            )
-        if problems:
+        )
+        begun.is_over = True
+        undo.log(partial(self._log_rollback, begun, events))
+        self._note_checkpoint(begun, result)
+        if undo.interrupt is not None:
+            raise undo.interrupt
+        if undo.problems:
             raise RestoreFailedError(
                 f"the call {begun.call.id} of {begun.tool.name} failed and could not be rolled back whole: "
-                f"{'; '.join(problems)}. The session needs attention.",
-                failed=problems,
+                f"{'; '.join(undo.problems)}. The session needs attention.",
+                failed=undo.problems,
                 undone=False,
             )
+        if record_problem is not None:
+            raise record_problem
         return result
+
+    def _log_rollback(self, begun: OpenCall, events: Sequence[object]) -> None:
+        if begun.transaction.is_open:
+            begun.transaction.rollback(*events)
+        elif not self._is_logged(begun):
+            self.execution_state.session.dispatch_all(events)
 
     def _elapsed(self, begun: OpenCall) -> timedelta:
         return timedelta(seconds=max(0.0, self.execution_state.clock.monotonic() - begun.started_at))
@@ -693,12 +1044,14 @@ class ToolRunner:
         elapsed: timedelta = timedelta(0),
         workspace: FilesystemSnapshot | None = None,
         conflicts: tuple[str, ...] = (),
+        hold_id: str = "",
+        batch_events: int = 0,
     ) -> ToolInvoked:
         return ToolInvoked(
             prompt_name=self.prompt_name,
             adapter=self.adapter,
             name=call.name,
-            params=_as_object(call),
+            params=_kept_arguments(call),
             result=ToolResult(result.render()[:_KEPT_MESSAGE], success=result.success),
             session_id=self.execution_state.session.session_id,
             created_at=self.execution_state.clock.now(),
@@ -709,7 +1062,43 @@ class ToolRunner:
             elapsed_ms=round(elapsed.total_seconds() * 1000, 3),
             workspace=workspace,
             conflicts=conflicts,
+            hold_id=hold_id,
+            batch_events=batch_events,
         )
+
+
+class _Undoing:
+    """A rollback under way: each part is tried, whatever becomes of the others, and an interrupt waits."""
+
+    __slots__ = ("interrupt", "problems")
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.interrupt: BaseException | None = None
+
+    def part(self, what: str, action: Callable[[], T]) -> T | None:
+        """Do one part. One that is interrupted is done again: each can be repeated."""
+        try:
+            try:
+                return action()
+            except Exception as error:  # noqa: BLE001  # the other parts are tried all the same
+                self.problems.append(f"{what}: {_describe(error)}")
+            except BaseException as error:  # noqa: BLE001  # raised when everything is put back
+                self.interrupt = self.interrupt or error
+                return action()
+        except Exception as error:  # noqa: BLE001  # the second try failed
+            self.problems.append(f"{what}: {_describe(error)}")
+        return None
+
+    def log(self, action: Callable[[], None]) -> None:
+        """Do the part that tells the log. If the log refuses, that is what is raised."""
+        try:
+            action()
+        except Exception:
+            raise
+        except BaseException as error:  # noqa: BLE001  # raised when everything is put back
+            self.interrupt = self.interrupt or error
+            action()
 
 
 # --- the seed's context manager, and hooks ---------------------------------------------------------
@@ -726,19 +1115,20 @@ def tool_execution(
     """Run a block as the body of a tool call: kept if it sets a successful result, else rolled back.
 
     The block sets `outcome.result`, or raises. An exception becomes a failed `outcome.result`,
-    except for those that the loop must act on (see `ToolRunner.execute`).
+    except for those that the loop must act on (see `ToolRunner.execute`). A call that cannot begin
+    raises `ToolValidationError` or `ToolError`, recorded like any other end, and the block is not run.
     """
     runner = ToolRunner(execution_state, {})
     body = tool or Tool(name=_tool_name(tool_call.name), description="A call whose body is a block of code.")
     begun = runner.begin(tool_call, tool=body, context=context)
-    outcome = ToolExecutionOutcome(tool=body)
     if isinstance(begun, ToolResult):
-        outcome.result = begun
-        yield outcome
-        return
-    outcome.params, outcome.context = begun.params, begun.context
+        last = _last_end(execution_state.session, tool_call.id)
+        if last is not None and last.outcome == "invalid":
+            raise ToolValidationError(begun.message)
+        raise ToolError(begun.message)
+    outcome = ToolExecutionOutcome(tool=body, params=begun.params, context=begun.context)
     try:
-        with begun.transaction.active():
+        with _running(begun):
             yield outcome
     except BaseException as error:  # noqa: BLE001  # abort raises it again where it must be
         outcome.result = runner.abort(begun, error)
@@ -759,21 +1149,50 @@ class PendingToolTracker:
         self._foreign = foreign
         self._open: dict[str, OpenCall] = {}
 
-    def begin(
-        self, call_id: str, name: str, *, arguments: str | Mapping[str, Any] = "{}"
-    ) -> ToolResult[Any] | None:
-        """A native tool is about to run. Returns a result if it must not."""
-        body: Tool[Any, Any] = Tool(
+    def _body(self, name: str, effects: Effects | None) -> Tool[Any, Any]:
+        effects = effects or self._effects
+        return Tool(
             name=_tool_name(name),
             description="A tool that runs elsewhere.",
-            effects=self._effects,
-            foreign=self._foreign,
+            effects=effects,
+            foreign=self._foreign and effects != "none",
         )
-        begun = self._runner.begin(ToolCall(call_id, name, arguments), tool=body)
+
+    def _note(self, call_id: str, begun: OpenCall | ToolResult[Any]) -> ToolResult[Any] | None:
         if isinstance(begun, ToolResult):
             return begun
         self._open[call_id] = begun
         return None
+
+    def begin(
+        self,
+        call_id: str,
+        name: str,
+        *,
+        arguments: str | Mapping[str, Any] = "{}",
+        effects: Effects | None = None,
+        record: Record = _no_record,
+    ) -> ToolResult[Any] | None:
+        """A native tool is about to run. Returns a result if it must not.
+
+        `effects` says what this tool does, if it is not what the tracker was made for.
+        """
+        call = ToolCall(call_id, name, arguments)
+        return self._note(call_id, self._runner.begin(call, tool=self._body(name, effects), record=record))
+
+    async def abegin(
+        self,
+        call_id: str,
+        name: str,
+        *,
+        arguments: str | Mapping[str, Any] = "{}",
+        effects: Effects | None = None,
+        record: Record = _no_record,
+    ) -> ToolResult[Any] | None:
+        """As `begin`, waiting for its turn without blocking the event loop."""
+        call = ToolCall(call_id, name, arguments)
+        begun = await self._runner.abegin(call, tool=self._body(name, effects), record=record)
+        return self._note(call_id, begun)
 
     def end(self, call_id: str, success: bool, message: str = "") -> bool:
         """A native tool has ended. Says whether its changes were rolled back."""
@@ -800,40 +1219,63 @@ class PendingToolTracker:
 # --- small things ----------------------------------------------------------------------------------
 
 
-def _attempt(problems: list[str], what: str, action: Callable[[], Any]) -> Any:
-    """Do one part of a rollback; if it fails, go on with the others and say so."""
+def _check_open(begun: OpenCall) -> None:
+    if begun.is_over:
+        raise UsageError(f"the call {begun.call.id} of {begun.tool.name} has ended already")
+
+
+def _close_scope(begun: OpenCall) -> None:
+    """Close the resources that live as long as the call."""
+    scope, begun.scope = begun.scope, None
+    if scope is not None:
+        scope.__exit__(None, None, None)
+
+
+def _interrupted(name: str) -> ToolResult[Any]:
+    return ToolResult.error(f"{name} was interrupted; everything it had changed was rolled back")
+
+
+def _recorded(record: Record, result: ToolResult[Any]) -> tuple[tuple[object, ...], Exception | None]:
+    """Make the caller's events for a call's end. If that fails the call ends without them."""
     try:
-        return action()
-    except Exception as error:  # noqa: BLE001  # each part is tried, whatever the others do
-        problems.append(f"{what}: {type(error).__name__}: {error}")
-        return None
+        return tuple(record(result)), None
+    except Exception as error:  # noqa: BLE001  # raised when the call's end is in the log
+        return (), error
 
 
-def _cancel_on(token: CancellationToken, scope: anyio.CancelScope) -> Callable[[], None]:
-    """Let a token, set from any thread, cancel a scope of this event loop."""
-    loop = anyio.lowlevel.current_token()
-
-    def cancel() -> None:
-        try:
-            anyio.from_thread.run_sync(scope.cancel, token=loop)
-        except RuntimeError:
-            # Set from the event loop's own thread, where no hand-over is needed.
-            scope.cancel()
-
-    return token.on_cancel(cancel)
+async def _off_loop(slow: bool, work: Callable[[], T]) -> T:
+    """Do something that may take long without stopping the event loop. It is not cut off."""
+    if not slow:
+        return work()
+    done = anyio.Event()
+    handover = Handover(threadsafe(done.set))
+    handover.submit(work)
+    with anyio.CancelScope(shield=True):
+        await done.wait()
+    return cast(T, handover.result())
 
 
-def _drive(awaitable: Awaitable[Any]) -> Any:
-    """Run an async handler from sync code."""
+async def _awaited(outcome: Awaitable[T]) -> T:
+    return await outcome
 
-    async def run() -> Any:
-        return await awaitable
+
+def _drive(start: Callable[[], Awaitable[T]]) -> T:
+    """Run something async from sync code."""
+    if is_in_event_loop():
+        raise UsageError("this would block the event loop that it needs; use the async face here")
+    started = False
+
+    async def run() -> T:
+        nonlocal started
+        started = True
+        return await start()
 
     try:
         return anyio.from_thread.run(run)
     except RuntimeError:
-        pass  # Not in a worker thread of an event loop: start one.
-    return anyio.run(run)
+        if started:
+            raise
+    return anyio.run(run)  # Not in a worker thread of an event loop: start one.
 
 
 def _typed_values(result: ToolResult[Any]) -> Sequence[object]:
@@ -851,12 +1293,26 @@ def _is_record(value: object) -> bool:
     return hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__pydantic_fields__")
 
 
-def _as_object(call: ToolCall) -> Mapping[str, object]:
+def _kept_arguments(call: ToolCall) -> Mapping[str, object]:
     try:
         data = json.loads(call.arguments_json or "{}")
     except (ValueError, RecursionError):
         return {}
-    return data if isinstance(data, dict) else {}
+    if not isinstance(data, dict):
+        return {}
+    if len(call.arguments_json) > _KEPT_ARGUMENT:
+        return cast("Mapping[str, object]", _shortened(data))
+    return data
+
+
+def _shortened(value: object) -> object:
+    if isinstance(value, str) and len(value) > _KEPT_ARGUMENT:
+        return f"{value[:_KEPT_ARGUMENT]}[{len(value) - _KEPT_ARGUMENT} more characters]"
+    if isinstance(value, dict):
+        return {key: _shortened(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_shortened(each) for each in value]
+    return value
 
 
 def _describe(error: BaseException) -> str:
@@ -864,11 +1320,38 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _last_attempt(session: Session, call_id: str) -> ToolInvoked | None:
-    for each in reversed(session[ToolInvoked].all()):
-        if each.call_id == call_id:
-            return each
-    return None
+def _ended_call(end: ToolInvoked) -> object:
+    return end.call_id
+
+
+def _last_end(session: Session, call_id: str) -> ToolInvoked | None:
+    ends = session[ToolInvoked].view()
+    position = ends.find(_ended_call, call_id)
+    return None if position is None else ends[position]
+
+
+def _started_call(start: ToolStarted) -> object:
+    return start.call_id
+
+
+def _last_start(session: Session, call_id: str) -> ToolStarted | None:
+    starts = session[ToolStarted].view()
+    position = starts.find(_started_call, call_id)
+    return None if position is None else starts[position]
+
+
+def _sending_call(message: OutboxPut) -> object:
+    return message.call_id
+
+
+def _times_sent(session: Session, call_id: str) -> int:
+    """Say how many committed calls with this id have put something into the outbox."""
+    messages = session[OutboxPut].view()
+    position = messages.find(_sending_call, call_id)
+    if position is None:
+        return 0
+    rest = messages[position].key.removeprefix(f"{session.session_id}:{call_id}")
+    return int(rest[1:].partition(":")[0]) if rest.startswith("#") else 1
 
 
 def _as_commit_error(begun: OpenCall, error: BaseException) -> BaseException:
