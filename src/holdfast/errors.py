@@ -38,8 +38,12 @@ HoldfastError
 │   ├── ToolDefinitionError           a tool cannot be built from that function
 │   ├── ToolCommitError               the call ran, but could not be committed; it was rolled back
 │   └── HoldRequired                  the call waits for a person
+├── PromptError                       a prompt is wrong in itself (also a ValueError)
+│   ├── PromptValidationError         found when it was built or bound; names section and placeholder
+│   └── PromptRenderError             found when it was rendered; names section and placeholder
 ├── PromptEvaluationError             an evaluation failed; carries prompt name and phase
 │   ├── ConversationNotFound          nothing to resume (also a ValueError)
+│   ├── OutputParseError              the model's answer does not fit the output type (also a ValueError)
 │   ├── PromptMismatch                the session belongs to another prompt (also a ValueError)
 │   └── ThrottleError                 the provider said "slow down"
 ├── VisibilityExpansionRequired       a section must be opened before the call can go on
@@ -259,6 +263,29 @@ class HoldRequired(ToolError):
         )
 
 
+# --- prompts ---------------------------------------------------------------------------------------
+
+
+class PromptError(HoldfastError, ValueError):
+    """A prompt is wrong in itself. `section_path` and `placeholder` say where, if it has a place."""
+
+    def __init__(
+        self, message: str, *, section_path: Sequence[str] = (), placeholder: str | None = None
+    ) -> None:
+        self.section_path = tuple(section_path)
+        self.placeholder = placeholder
+        where = f"section {'.'.join(self.section_path)!r}: " if self.section_path else ""
+        super().__init__(where + message)
+
+
+class PromptValidationError(PromptError):
+    """A prompt cannot be built, or cannot take what was bound to it; nothing was changed."""
+
+
+class PromptRenderError(PromptError):
+    """A prompt cannot be rendered with what is bound to it."""
+
+
 # --- evaluation ------------------------------------------------------------------------------------
 
 Phase = Literal["request", "response", "tool", "budget"]
@@ -284,6 +311,22 @@ class PromptEvaluationError(HoldfastError):
 
 class ConversationNotFound(PromptEvaluationError, ValueError):
     """There is no conversation to resume in this session."""
+
+
+class OutputParseError(PromptEvaluationError, ValueError):
+    """The model's answer does not fit the output type. The text can be shown to the model as it is."""
+
+    def __init__(
+        self,
+        message: str,
+        dataclass_type: type | None = None,
+        *,
+        prompt_name: str = "",
+        raw_text: str = "",
+    ) -> None:
+        self.dataclass_type = dataclass_type
+        self.raw_text = raw_text
+        super().__init__(message, prompt_name=prompt_name, phase="response")
 
 
 class PromptMismatch(PromptEvaluationError, ValueError):
