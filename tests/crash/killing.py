@@ -1,0 +1,380 @@
+"""Kill a process at every moment at which that can make a difference.
+
+Theory of operation
+-------------------
+The process that is to die is a fork of this one: quick, and everything is imported already. While it works,
+a profiling hook sees each call of a C function, in every thread. Files, databases and processes can be
+reached only through C functions, so the hook sees each operation on them, whoever wrote the code and
+whenever; no operation is listed here. What is listed (`COMPUTING`) are the modules that only compute.
+
+A `Moment` is a place in that sequence: before or after the n-th call of a function from a line of code.
+Counting per line, and not over all, keeps moments apart from whatever an event loop does in between.
+
+First the work is done once by a process that lives, and its moments are written down, together with whether
+anything on disk has changed since the moment before. Two kills that leave the same bytes on disk are the
+same crash, because all that a later process can see of a dead one is its files. So one of them is done, and
+the others are not: the moment right before a call is, if nothing changed, the moment after the call before
+it. Each SQL statement counts as a change: SQLite's files are not looked at, because closing a file that
+SQLite has open would drop its locks.
+
+A kill may also come while bytes are being written. So wherever a call made one file longer, there is a
+third moment, `within`: the file is cut in the middle of what was added.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import stat
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from types import FrameType
+from typing import Any, Literal, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+COMPUTING = frozenset(
+    {
+        "_abc", "_asyncio", "_bisect", "_blake2", "_codecs", "_collections", "_contextvars", "_ctypes",
+        "_datetime", "_functools", "_hashlib", "_heapq", "_json", "_operator", "_queue", "_random", "_sha1",
+        "_signal", "_socket", "_sre", "_stat", "_string", "_struct", "_thread", "_tracemalloc", "_uuid",
+        "_warnings", "_weakref", "asyncio", "binascii", "builtins", "collections", "datetime", "errno",
+        "functools", "gc", "itertools", "marshal", "math", "pydantic_core._pydantic_core", "re", "select",
+        "socket", "sys", "time", "types", "unicodedata", "uuid", "weakref", "zlib",
+    }
+)  # fmt: skip
+"""Modules whose C functions change nothing that outlives the process. All others count."""
+
+UNSEEN = frozenset({"sqlite3"})
+"""Modules whose files are not looked at: each of their calls is taken for a change, unless it only reads."""
+
+READING = ("fetchone", "fetchmany", "fetchall")
+"""What of those modules only reads."""
+
+SETTLED_NS = 100_000_000
+"""A file whose last change is older than this when it is read cannot change without its times moving."""
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Where a process is killed."""
+
+    when: Literal["before", "within", "after"]
+    function: str
+    site: str
+    occurrence: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.when} call {self.occurrence} of {self.function} at {'/'.join(self.site.split('/')[-2:])}"
+        )
+
+
+END = Moment("after", "the work", "its end:0", 1)
+"""The work is done, and the process ends without closing anything."""
+
+Watch = Callable[[], AbstractContextManager[None]]
+"""What the work is handed: everything inside `with watch():` is where it may be killed."""
+
+Entry = tuple[int, int, int, int, bytes]
+"""Inode, mode, size, time of the last write, and content (or what a link points to)."""
+
+
+@dataclass(slots=True)
+class Disk:
+    """Everything below some directories, as a later process would find it."""
+
+    directories: Sequence[Path]
+    unread: Sequence[str] = ()
+    """Beginnings of paths that are never opened."""
+    _known: dict[str, tuple[tuple[int, int, int], bytes]] = field(default_factory=dict)
+
+    def look(self) -> dict[str, Entry]:
+        """Return what is there now."""
+        found: dict[str, Entry] = {}
+        for directory in self.directories:
+            for path, status in _walk(os.fspath(directory)):
+                content, size, written = b"", 0, 0
+                if not stat.S_ISDIR(status.st_mode):
+                    content, size, written = self._content(path, status), status.st_size, status.st_mtime_ns
+                found[path] = (status.st_ino, status.st_mode, size, written, content)
+        return found
+
+    def _content(self, path: str, status: os.stat_result) -> bytes:
+        if path.startswith(tuple(self.unread)):
+            return b""
+        if stat.S_ISLNK(status.st_mode):
+            return os.fsencode(os.readlink(path))
+        times = (status.st_ino, status.st_size, status.st_ctime_ns)
+        known = self._known.get(path)
+        if known is not None and known[0] == times:
+            return known[1]
+        now = time.time_ns()
+        if status.st_size == 0:
+            return b""
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            content = os.read(descriptor, status.st_size)
+        finally:
+            os.close(descriptor)
+        if now - status.st_ctime_ns > SETTLED_NS:
+            self._known[path] = (times, content)
+        return content
+
+
+def _walk(directory: str) -> Iterator[tuple[str, os.stat_result]]:
+    with os.scandir(directory) as listing:
+        for entry in listing:
+            status = entry.stat(follow_symlinks=False)
+            yield entry.path, status
+            if stat.S_ISDIR(status.st_mode):
+                yield from _walk(entry.path)
+
+
+def _grown(before: dict[str, Entry], after: dict[str, Entry]) -> tuple[str, int] | None:
+    """Return the one file that has become longer, and where to cut it; None if there is not just one."""
+    found = []
+    for path, (inode, _, size, _, _) in after.items():
+        old = before.get(path)
+        if old is not None and old[0] == inode and size > old[2] + 1:
+            found.append((path, (old[2] + size) // 2))
+    return found[0] if len(found) == 1 else None
+
+
+Hook = Callable[[FrameType, str, Any], None]
+
+
+@contextmanager
+def _hooked(hook: Hook) -> Iterator[None]:
+    """Let a hook see everything that is called in the block, in this thread and in those it starts."""
+    threading.setprofile(hook)
+    sys.setprofile(hook)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def _module(function: Any) -> str:
+    module = function.__module__
+    if module is None:
+        owner = function.__self__
+        module = (owner if isinstance(owner, type) else type(owner)).__module__
+    return str(module)
+
+
+def _site(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+class _Recorder:
+    """Writes down the moments that matter."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._seen: dict[str, Entry] = {}
+        self._calls: Counter[tuple[str, str]] = Counter()
+        self._returns: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+        self.passed = 0
+        self.moments: list[Moment] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        self._seen = self._disk.look()
+        with _hooked(self._see):
+            yield
+        self.moments.append(END)
+
+    def _see(self, frame: FrameType, event: str, function: Any) -> None:
+        if event[1] != "_" or frame.f_code.co_filename == __file__:
+            return
+        module = _module(function)
+        if module in COMPUTING:
+            return
+        name, site = f"{module}.{function.__qualname__}", _site(frame)
+        with self._lock:
+            counts = self._calls if event == "c_call" else self._returns
+            counts[name, site] += 1
+            moment = Moment("before" if event == "c_call" else "after", name, site, counts[name, site])
+            self._reach(moment, module in UNSEEN and not name.endswith(READING))
+
+    def _reach(self, moment: Moment, unseen: bool) -> None:
+        self.passed += 1
+        now = self._disk.look()
+        if now != self._seen or not self.moments or (unseen and moment.when == "after"):
+            if moment.when == "after" and not unseen and _grown(self._seen, now) is not None:
+                self.moments.append(replace(moment, when="within"))
+            self.moments.append(moment)
+        self._seen = now
+
+
+class _Killer:
+    """Ends the process when a moment is reached."""
+
+    def __init__(self, moment: Moment, disk: Disk) -> None:
+        self._moment = moment
+        self._disk = disk
+        self._calls = self._returns = 0
+        self._seen: dict[str, Entry] = {}
+        self._name = moment.function.rpartition(".")[2]
+        self._file, _, line = moment.site.rpartition(":")
+        self._line = int(line)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        with _hooked(self._see):
+            yield
+        if self._moment == END:
+            _die()
+
+    def _see(self, frame: FrameType, event: str, function: Any) -> None:
+        # Nearly every call is somebody else's: what is cheap to ask is asked first.
+        if event[1] != "_" or frame.f_lineno != self._line or function.__name__ != self._name:
+            return
+        moment = self._moment
+        if frame.f_code.co_filename != self._file:
+            return
+        if f"{_module(function)}.{function.__qualname__}" != moment.function:
+            return
+        if event == "c_call":
+            self._calls += 1
+            if self._calls == moment.occurrence:
+                if moment.when == "before":
+                    _die()
+                if moment.when == "within":
+                    self._seen = self._disk.look()
+            return
+        self._returns += 1
+        if self._returns == moment.occurrence and moment.when != "before":
+            if moment.when == "within":
+                grown = _grown(self._seen, self._disk.look())
+                if grown is not None:
+                    os.truncate(*grown)
+            _die()
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def moments(work: Callable[[Watch], object], disk: Disk) -> tuple[list[Moment], int]:
+    """Do the work in a process that lives.
+
+    Returns the moments to kill it at, in order, and how many moments there were before those with the
+    same disk were taken together.
+    """
+
+    def record() -> tuple[list[Moment], int]:
+        recorder = _Recorder(disk)
+        work(recorder.watching)
+        return recorder.moments, recorder.passed
+
+    return in_child(record)
+
+
+def sample(found: Sequence[Moment], count: int, *, seed: int = 1) -> list[Moment]:
+    """Choose moments, in order: of each place in the code the first and the last, and others by chance.
+
+    There may be more than `count` if there are more places than that.
+    """
+    if len(found) <= count:
+        return list(found)
+    first: dict[tuple[str, str, str], int] = {}
+    last: dict[tuple[str, str, str], int] = {}
+    for position, moment in enumerate(found):
+        place = (moment.when, moment.function, moment.site)
+        first.setdefault(place, position)
+        last[place] = position
+    chosen = {*first.values(), *last.values()}
+    others = [position for position in range(len(found)) if position not in chosen]
+    chosen.update(Random(seed).sample(others, max(0, min(len(others), count - len(chosen)))))
+    return [found[position] for position in sorted(chosen)]
+
+
+def killed(work: Callable[[Watch], object], moment: Moment, disk: Disk, *, orphans: bool = False) -> bool:
+    """Do the work in a process that is killed at a moment. False if it ended before the moment came.
+
+    With `orphans` it is also waited for what the process had started.
+    """
+    try:
+        in_child(lambda: work(_Killer(moment, disk).watching), orphans=orphans)
+    except ProcessKilled:
+        return True
+    return False
+
+
+class ProcessKilled(Exception):
+    """A child was ended by a signal."""
+
+
+def in_child(work: Callable[[], T], *, orphans: bool = False) -> T:
+    """Do something in a fork of this process, and return its result.
+
+    With `orphans`, return only when nothing is left of what the fork had started.
+    """
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        # A test runner's own threads are none of the child's business: it runs only what is given to it.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        os.close(read)
+        if orphans:
+            _guard(work, write)
+        _answer(work, write)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        if os.WTERMSIG(status) == signal.SIGKILL:
+            raise ProcessKilled
+        raise AssertionError(f"the child was ended by signal {os.WTERMSIG(status)}")
+    failed, value = pickle.loads(answer)
+    if failed:
+        raise AssertionError(f"the child failed:\n{value}")
+    return value  # type: ignore[no-any-return]
+
+
+def _answer(work: Callable[[], object], write: int) -> NoReturn:
+    try:
+        answer = (False, work())
+    except BaseException:  # noqa: BLE001  # whatever it is, the parent is told
+        answer = (True, traceback.format_exc())
+    with os.fdopen(write, "wb") as pipe:
+        pickle.dump(answer, pipe)
+    os._exit(0)
+
+
+def _guard(work: Callable[[], object], write: int) -> NoReturn:
+    """Do the work in a further process, wait for it and for all that it leaves behind, and end as it did."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    worker = os.fork()
+    if worker == 0:
+        _answer(work, write)
+    ended_by = 0
+    while True:
+        try:
+            pid, status = os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+        if pid == worker and os.WIFSIGNALED(status):
+            ended_by = os.WTERMSIG(status)
+    if ended_by:
+        os.kill(os.getpid(), ended_by)
+    os._exit(0)
