@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from state_kit import SLICES, Add, Box, Last, Note, Peeked, Said, Seen, Tally, Total, equip, opened_log
 
 from holdfast.codec import type_registry

@@ -616,7 +616,7 @@ def test_a_session_knows_its_id_its_time_and_its_tags(log: Log) -> None:
     assert session.created_at == moment
     assert session.tags == {"team": "a", "session_id": str(session_id)}
     with pytest.raises(UsageError, match="time zone"):
-        Session(created_at=datetime(2026, 1, 1))  # noqa: DTZ001  # that is the mistake
+        Session(created_at=datetime(2026, 1, 1))  # that is the mistake
     assert Session(clock=FixedClock(moment)).created_at == moment
     assert isinstance(Session().session_id, UUID)
 
@@ -773,7 +773,7 @@ def test_a_reader_never_sees_half_of_a_batch() -> None:
 
     def read() -> None:
         while not stop.is_set():
-            seen.add(session[Note].latest() is not None and len(session[Note]) % 2)
+            seen.add(len(session[Note]) % 2)
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -781,7 +781,7 @@ def test_a_reader_never_sees_half_of_a_batch() -> None:
         session.dispatch_all([Note("a"), Note("b")])
     stop.set()
     reader.join()
-    assert seen <= {0, False}
+    assert seen == {0}
 
 
 def test_replaced_fields_make_new_items() -> None:

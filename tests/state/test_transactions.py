@@ -160,10 +160,15 @@ def test_the_context_manager_commits_or_rolls_back_whatever_is_raised(log: Log) 
     with session.transaction() as inside:
         inside.dispatch(Note("kept"))
         session.dispatch(Note("kept too"))
-    for error in (ValueError("no"), KeyboardInterrupt()):
-        with pytest.raises(type(error)), session.transaction() as inside:
+
+    def fail(error: BaseException) -> None:
+        with session.transaction() as inside:
             inside.dispatch(Note("dropped"))
             raise error
+
+    for error in (ValueError("no"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            fail(error)
     assert session[Note].all() == (Note("kept"), Note("kept too"))
 
 

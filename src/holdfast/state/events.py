@@ -22,6 +22,8 @@ class EventSpec:
     """What a rollback does with the slice of this type."""
     captured: bool = False
     """Whether the slice is part of every snapshot, whatever policies were asked for."""
+    name: str | None = None
+    """The stable name that it was declared with."""
 
 
 _DEFAULT = EventSpec()
@@ -44,7 +46,7 @@ def event(
 
     def declare(cls: type[T]) -> type[T]:
         register_type(cls, name=name, aliases=aliases)
-        _SPECS[cls] = EventSpec(channel, policy, captured)
+        _SPECS[cls] = EventSpec(channel, policy, captured, name)
         return cls
 
     return declare

@@ -282,7 +282,18 @@ class Core:
         self.reducing: int | None = None
         """The thread in which a reducer runs."""
 
+        for each in SYSTEM_EVENTS:
+            self.name_of(each)
+
     # .. knowing types ..
+
+    def name_of(self, cls: type) -> str:
+        """Return a type's stable name, registering it under the one that it was declared with."""
+        registry = self.codec.registry
+        declared = spec_of(cls).name
+        if declared is not None and not registry.knows(declared):
+            registry.register(cls, name=declared)
+        return registry.name_of(cls)
 
     def know(self, slice_type: type) -> None:
         """Note that this session uses a slice, and make its type loadable."""
@@ -290,7 +301,7 @@ class Core:
             return
         if not isinstance(slice_type, type):
             raise UsageError(f"{slice_type!r} is not a class; a slice is named by the class of its items")
-        self.codec.registry.name_of(slice_type)
+        self.name_of(slice_type)
         self.known[slice_type] = None
 
     def folding(self) -> Folding:
@@ -320,7 +331,7 @@ class Core:
         with self.lock:
             self.check_not_reducing()
             self.know(slice_type)
-            self.codec.registry.name_of(event_type)
+            self.name_of(event_type)
             registrations = self.reducers.setdefault(event_type, [])
             is_new = not any(
                 each.slice_type is slice_type and each.reducer == reducer for each in registrations

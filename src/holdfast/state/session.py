@@ -443,7 +443,7 @@ class Session:
         payload = core.codec.encode(event)
         return Staged(
             event,
-            core.codec.registry.name_of(kind),
+            core.name_of(kind),
             payload,
             to_microseconds(core.clock.now()),
             _stamp.get(),

@@ -125,13 +125,20 @@ def _import_slices(
         for entry in each["e"]:
             if isinstance(entry, dict):
                 value: Any = codec.record_from_data(codec.registry.resolve(entry["t"]), entry["v"])
-                entries.append((sealed(codec, value, codec.encode(value)), entry["o"]))
+                origin = entry["o"]
+                if type(origin) is not int or origin > 0:
+                    raise DecodeError(f"the stored state has an item from nowhere: {origin!r}")
+                entries.append((sealed(codec, value, codec.encode(value)), origin))
                 continue
             for seq in _references((entry,)):
                 if seq not in events:
                     raise DecodeError(f"the stored state refers to event {seq}, which is not there")
                 entries.append((events[seq], seq))
-        slices[codec.registry.resolve(each["t"])] = Slice.of(entries)
+        slice_type = codec.registry.resolve(each["t"])
+        for kept, _ in entries:
+            if not issubclass(kept.cls if type(kept) is Kept else type(kept), slice_type):
+                raise DecodeError(f"the stored state has a stranger in the slice {each['t']!r}")
+        slices[slice_type] = Slice.of(entries)
     return slices
 
 
