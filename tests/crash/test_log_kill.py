@@ -15,7 +15,7 @@ import pytest
 from holdfast.log.lease import this_process_owner
 from holdfast.log.sqlite import SqliteLog
 
-KILLS = 40
+KILLS = 36
 SESSION = UUID(int=7)
 
 # Each event's payload says which append of which life it belongs to, its place in it and how many there are.

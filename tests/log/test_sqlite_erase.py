@@ -49,7 +49,7 @@ def more(log: SqliteLog, lease: Lease, number: int, random: Random, *, events: i
         log.append(lease, [Draft(text, payload, 1, text, text, text)], expected_seq=seq - 1)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_nothing_of_an_erased_or_pruned_session_is_left(
     seed: int, tmp_path_factory: pytest.TempPathFactory

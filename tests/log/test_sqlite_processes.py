@@ -136,7 +136,8 @@ def test_a_locked_file_is_waited_for_and_then_reported(tmp_path: Path) -> None:
         other.execute("BEGIN IMMEDIATE")
         writer = threading.Thread(target=lambda: log.append(lease, event(), expected_seq=1))
         writer.start()
-        assert len(list(SqliteLog(path, read_only=True).read(SESSION))) == 1
+        with SqliteLog(path, read_only=True) as reader:
+            assert len(list(reader.read(SESSION))) == 1
         other.execute("COMMIT")
         writer.join()
         other.close()

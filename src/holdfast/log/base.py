@@ -15,7 +15,7 @@ session, at most a few **stored snapshots** of the folded state, which are an
 optimisation and never the truth. `prune` forgets old events once a stored
 snapshot covers them; `erase` forgets a session with everything that is in it.
 
-Every method may be called from any thread. `holdfast.testing.LogConformance`
+Every method may be called from any thread. `holdfast.testing.log.LogConformance`
 checks an implementation against these promises.
 """
 

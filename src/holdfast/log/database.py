@@ -75,8 +75,11 @@ def _code(error: BaseException) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-class StillInUse(Exception):
-    """Somebody else still needs what is to be changed: like SQLITE_BUSY, try again. Never seen outside."""
+def still_in_use(message: str) -> sqlite3.OperationalError:
+    """Make the error with which SQLite says that it must be tried again, for what it says in other ways."""
+    error = sqlite3.OperationalError(message)
+    error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    return error
 
 
 def size_of(path: Path) -> int | None:
@@ -148,10 +151,9 @@ class Database:
                     # SQLite quotes damaged text in its messages, and Python then fails to read them.
                     self._settle()
                     raise self.damaged(f"could not {doing} (unreadable text in the file)") from error
-                except (sqlite3.Error, StillInUse) as error:
+                except sqlite3.Error as error:
                     self._settle()
-                    busy = isinstance(error, StillInUse) or _code(error) in _BUSY
-                    if not busy:
+                    if _code(error) not in _BUSY:
                         raise self._translated(doing, error) from error
                     if _REAL_TIME.monotonic() >= deadline:
                         raise LogBusyError(

@@ -48,7 +48,7 @@ from holdfast.errors import (
 )
 from holdfast.log import rules
 from holdfast.log.base import DEFAULT_LEASE_SECONDS, Finding, Lease, LogReport, StoredSnapshot
-from holdfast.log.database import Database, StillInUse, refuse_if_open_here, size_of
+from holdfast.log.database import Database, refuse_if_open_here, size_of, still_in_use
 from holdfast.log.event import (
     GENESIS,
     Draft,
@@ -119,8 +119,8 @@ CHECKSUM_AT = "SELECT position, checksum FROM events WHERE session_key = ? AND s
 ROWS_OF_SESSION = "SELECT count(*) FROM events NOT INDEXED WHERE session_key = ?"
 PUT_SNAPSHOT = "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)"
 FORGET_SNAPSHOTS = """
-DELETE FROM snapshots WHERE session_key = ?1 AND seq NOT IN
-    (SELECT seq FROM snapshots WHERE session_key = ?1 ORDER BY seq DESC LIMIT ?2)
+DELETE FROM snapshots WHERE session_key = ? AND seq NOT IN
+    (SELECT seq FROM snapshots WHERE session_key = ? ORDER BY seq DESC LIMIT ?)
 """
 SNAPSHOT_SEQS = "SELECT seq FROM snapshots WHERE session_key = ? ORDER BY seq DESC"
 SNAPSHOT_AT = "SELECT checksum, payload FROM snapshots WHERE session_key = ? AND seq = ?"
@@ -644,7 +644,7 @@ class SqliteLog:
             head = self._index_head(connection, row)
             rules.check_snapshot(lease.session_id, seq, first=row.first_seq, head=head, payload=payload)
             connection.execute(PUT_SNAPSHOT, (row.key, seq, checksum, payload))
-            connection.execute(FORGET_SNAPSHOTS, (row.key, rules.SNAPSHOTS_KEPT))
+            connection.execute(FORGET_SNAPSHOTS, (row.key, row.key, rules.SNAPSHOTS_KEPT))
             self._store_lease(connection, row, row.lease)
 
         self._database.write(f"store a snapshot of session {lease.session_id}", work)
@@ -809,7 +809,7 @@ class SqliteLog:
     def _empty_wal(self, connection: sqlite3.Connection) -> None:
         busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy or size_of(self._database.wal_path):
-            raise StillInUse
+            raise still_in_use("a reader still needs what is in the WAL")
 
     # --- checking ------------------------------------------------------------------------------------
 

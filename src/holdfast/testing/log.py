@@ -666,7 +666,7 @@ class LogConformance:
         run_state_machine_as_test(
             Machine,
             settings=settings(
-                max_examples=25,
+                max_examples=15,
                 stateful_step_count=30,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
