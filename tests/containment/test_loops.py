@@ -52,6 +52,18 @@ def test_a_cycle_is_reported_once_wherever_it_is_entered(config: Config) -> None
     assert reports(ctx) == ["tool read -> tool write -> tool test, 3 times in a row"]
 
 
+def test_a_call_that_comes_up_all_the_time_is_reported(config: Config) -> None:
+    """Five of the newest eight tool calls are the same: reported once, and never refused."""
+    ctx = ExecutionContext(config(), loops=LoopPolicy(tool_repeats=9, halt_repeats=99))
+    every_other = [name for number in range(10) for name in ("search", f"other-{number}")]
+    for name in every_other:
+        assert ctx.wrap_tool_call(lambda: None, WrapOptions(name)) is Decision.ALLOW
+    assert reports(ctx) == []
+    for _ in range(3):
+        assert ctx.wrap_tool_call(lambda: None, WrapOptions("search")) is Decision.ALLOW
+    assert reports(ctx) == ["tool search, 5 times of late"]
+
+
 def test_different_arguments_are_different_calls(config: Config) -> None:
     """The fingerprint tells calls of one tool apart."""
     ctx = ExecutionContext(config(), loops=LoopPolicy(halt_repeats=3))

@@ -61,6 +61,7 @@ from holdfast.containment.pricing import (
     estimate_tokens,
     usage_of,
 )
+from holdfast.containment.rates import RatePolicy, RateWatch
 from holdfast.containment.records import (
     CallOutcome,
     ChainMetadata,
@@ -135,6 +136,8 @@ __all__ = [
     "PreDispatchHook",
     "Price",
     "PriceTable",
+    "RatePolicy",
+    "RateWatch",
     "Reserved",
     "RetryBoundaryHook",
     "RetryTaken",

@@ -76,6 +76,7 @@ from holdfast.containment.pricing import (
     PriceTable,
     estimate_usage,
 )
+from holdfast.containment.rates import RatePolicy, RateWatch
 from holdfast.containment.records import (
     NO_OPTIONS,
     CallOutcome,
@@ -144,6 +145,7 @@ class ExecutionContext:
         prices: PriceTable | None = None,
         journal: Journal | None = None,
         loops: LoopPolicy | None = None,
+        rates: RatePolicy | None = None,
         memory_governor: Policy | None = None,
         metrics: Metrics | None = None,
         stoppable: bool | None = None,
@@ -190,6 +192,9 @@ class ExecutionContext:
         self._policies: tuple[Policy, ...] = (parent._policies if parent else ()) + _some(memory_governor)
         self._detectors: tuple[LoopDetector, ...] = (parent._detectors if parent else ()) + (
             () if loops is None else (LoopDetector(loops),)
+        )
+        self._watches: tuple[RateWatch, ...] = (parent._watches if parent else ()) + (
+            () if rates is None else (RateWatch(rates, self.clock),)
         )
         capped = [context.config for context in self._ancestry if context.config.max_cost_usd is not None]
         self._costing: Costing = Costing(
@@ -243,6 +248,7 @@ class ExecutionContext:
         prices: PriceTable | None = None,
         journal: Journal | None = None,
         loops: LoopPolicy | None = None,
+        rates: RatePolicy | None = None,
         memory_governor: Policy | None = None,
         metrics: Metrics | None = None,
         stoppable: bool | None = None,
@@ -266,6 +272,7 @@ class ExecutionContext:
             clock=clock,
             prices=prices,
             loops=loops,
+            rates=rates,
             memory_governor=memory_governor,
             metrics=metrics,
             stoppable=stoppable,
@@ -280,6 +287,7 @@ class ExecutionContext:
         pipeline: ShieldPipeline | None = None,
         circuit_breaker: CircuitBreaker | CircuitBreakers | None = None,
         loops: LoopPolicy | None = None,
+        rates: RatePolicy | None = None,
         memory_governor: Policy | None = None,
         ends_parent: bool = False,
     ) -> ExecutionContext:
@@ -307,6 +315,7 @@ class ExecutionContext:
             parent=self,
             circuit_breaker=circuit_breaker,
             loops=loops,
+            rates=rates,
             memory_governor=memory_governor,
             ends_parent=ends_parent,
         )
@@ -955,8 +964,8 @@ class ExecutionContext:
         call.is_open = False
         reserved = call.reserved
         # Most calls carry nothing to read a cost from.
-        is_plain = call.reported is None and not self._names_model and not self._pipelines
-        if is_plain and call.options.model is None and call.options.cost_of is None:
+        is_plain = not (call.reported or self._names_model or self._pipelines or self._watches)
+        if is_plain and call.reported is None and call.options.model is None and call.options.cost_of is None:
             cost = call.settled = reserved
         else:
             cost = call.settled = self._costing.real(call, value)
@@ -977,6 +986,10 @@ class ExecutionContext:
                 callback(to_usd(reserved), to_usd(cost))
             except Exception:  # noqa: BLE001 - logged; the cost is booked already
                 logger.exception("a reconciliation callback failed")
+        for watch in self._watches:
+            tokens = call.usage.input_tokens + call.usage.output_tokens if call.usage else 0
+            for event_type, reason in watch.observe(to_usd(cost), tokens):
+                self._note(self._event(event_type, Decision.ALLOW, reason, hook="RateWatch"))
         if self._pipelines:
             self._tell_shield(call, value, cost, status)
 
