@@ -447,7 +447,7 @@ class ExecutionContext:
         return Decision.ALLOW
 
     def record_event(self, event: SafetyEvent) -> None:
-        """Add an event of your own to the chain's."""
+        """Add an event of your own; beyond `MAX_EVENTS` only the chain's own stops are kept."""
         self._note(event)
 
     def abort(self, reason: str) -> None:
