@@ -210,7 +210,11 @@ class ToolRunner:
     outbox: Outbox = field(default_factory=Outbox)
 
     def __post_init__(self) -> None:
-        register_policy_state(self.execution_state.session)
+        session = self.execution_state.session
+        register_policy_state(session)
+        for prepare in dict.fromkeys(each.prepare for each in self.tool_registry.values()):
+            if prepare is not None:
+                prepare(session)
 
     # .. the two faces ..
 

@@ -105,6 +105,7 @@ ProviderToolCall = ToolCall
 """The name that adapters use for it."""
 
 Handler = Callable[..., Any]
+"""The function behind a tool, sync or async."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,8 @@ class Tool(Generic[P, R]):
     on_unknown: Literal["tell", "hold"] = "tell"
     """After a crash in the middle of an external call: tell the model, or wait for a person."""
     accepts_overrides: bool = True
+    prepare: Callable[[Any], object] | None = field(default=None, repr=False)
+    """Called with the session when a runner is made: registers the reducers that the tool's events need."""
     params_type: Any = field(default=None, repr=False)
     result_type: Any = field(default=None, repr=False)
     spread: bool = field(default=False, repr=False)
@@ -189,6 +192,7 @@ class Tool(Generic[P, R]):
         foreign: bool = False,
         idempotent: bool = False,
         on_unknown: Literal["tell", "hold"] = "tell",
+        prepare: Callable[[Any], object] | None = None,
     ) -> Tool[Any, Any]:
         """Make a tool of a function: name, description and parameters from what it says of itself.
 
@@ -221,6 +225,7 @@ class Tool(Generic[P, R]):
             foreign=foreign,
             idempotent=idempotent,
             on_unknown=on_unknown,
+            prepare=prepare,
             params_type=params_type,
             result_type=result,
             spread=not single,
@@ -253,8 +258,8 @@ class Tool(Generic[P, R]):
     def parse(self, arguments: str | Mapping[str, Any]) -> Any:
         """Parse a call's arguments strictly. Raises `ToolValidationError`, written for the model."""
         text = arguments if isinstance(arguments, str) else json.dumps(to_jsonable_python(dict(arguments)))
-        data = _parse_object(self.name, text)
         if self._adapter is None:
+            data = _parse_object(self.name, text)
             if data:
                 raise ToolValidationError(
                     f"The tool {self.name} takes no arguments, but got: {', '.join(sorted(data))}. "
@@ -263,8 +268,9 @@ class Tool(Generic[P, R]):
             return None
         try:
             # JSON mode: ISO dates, UUIDs, enum values and arrays are written as text and lists there.
-            return self._adapter.validate_json(json.dumps(data), strict=True, extra="forbid")
+            return self._adapter.validate_json(text if text.strip() else "{}", strict=True, extra="forbid")
         except ValidationError as error:
+            _parse_object(self.name, text)  # What is no JSON object at all has an explanation of its own.
             raise ToolValidationError(_explain(self.name, error)) from None
 
     def call(self, params: Any, context: Any) -> Any:
@@ -328,6 +334,7 @@ def tool(
     foreign: bool = False,
     idempotent: bool = False,
     on_unknown: Literal["tell", "hold"] = "tell",
+    prepare: Callable[[Any], object] | None = None,
 ) -> Callable[[Handler], Tool[Any, Any]]: ...
 def tool(
     function: Handler | None = None,
@@ -340,6 +347,7 @@ def tool(
     foreign: bool = False,
     idempotent: bool = False,
     on_unknown: Literal["tell", "hold"] = "tell",
+    prepare: Callable[[Any], object] | None = None,
 ) -> Tool[Any, Any] | Callable[[Handler], Tool[Any, Any]]:
     """Turn a function into a tool: `@tool` or `@tool(effects="none")`."""
 
@@ -353,6 +361,7 @@ def tool(
             foreign=foreign,
             idempotent=idempotent,
             on_unknown=on_unknown,
+            prepare=prepare,
         )
 
     return make if function is None else make(function)
