@@ -442,6 +442,7 @@ class Scan:
         self._repair = repair
         self._first = store is not None and not manifest.directories
         self._pack: PackWriter | None = None
+        self._walk = self._directory
         self._files = 0
         self._bytes = 0
         self._racy_from = 0
@@ -455,8 +456,9 @@ class Scan:
         self.root_mode = stat.S_IMODE(os.fstat(root).st_mode)
         if self._first and self._store is not None:
             self._pack = self._store.bulk()
+            self._walk = self._first_directory
         try:
-            self._directory(root, "", 0)
+            self._walk(root, "", 0)
         except BaseException as error:
             if self._pack is not None:
                 self._pack.__exit__(type(error), error, None)
@@ -469,103 +471,127 @@ class Scan:
     def _directory(self, descriptor: int, path: str, depth: int) -> None:
         known = self._known.get(path)
         entries: dict[str, Entry] = known if known is not None else {}
-        prefix = path + "/" if path else ""
-        private = self._private.get(path, frozenset())
-        exclusions = self._exclusions
-        names: list[str] = []
-        children: list[str] = []
-        # In a first scan nothing is known, and the entries of a directory are put together in place.
-        fresh: dict[str, Entry] | None = None
-        if known is None:
-            fresh = entries if self._first else {}
         lookup = entries.get
-        complete = True
-        first = self._first
+        children: list[str] = []
+        unusual: list[tuple[str, os.stat_result, Entry | None]] = []
+        seen = 0
         with os.scandir(descriptor) as listing:
             for item in listing:
-                name = item.name
-                if first and item.is_file(follow_symlinks=False):
-                    # The same as below for a file, without asking for what opening it tells anyway.
-                    if name in private or (name.startswith(".holdfast-") and is_temporary(name)):
-                        continue
-                    if exclusions and exclusions.match(prefix + name, name, directory=False):
-                        continue
-                    if self._over is None and self._files >= self._limits.max_files:
-                        self._stop(f"the limit of {self._limits.max_files} files was reached")
-                    if self._over is not None:
-                        complete = False
-                        continue
-                    self._files += 1
-                    captured = self._capture(descriptor, prefix, name)
-                    if captured is not None:
-                        entries[name] = captured
-                        names.append(name)
-                    continue
                 try:
                     status = item.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
+                name = item.name
                 old = lookup(name)
-                mode = status.st_mode
-                if old is not None:
-                    names.append(name)
-                    if (
-                        old[4] == status.st_ctime_ns
-                        and old[1] == status.st_ino
-                        and old[0] == mode
-                        and old[2] == status.st_size
-                        and old[3] == status.st_mtime_ns
-                        and mode & 0o170000 != 0o040000
-                    ):
-                        continue
-                    if (
-                        old[0] == mode
-                        and mode & 0o170000 == 0o040000
-                        and old[5] == status.st_uid
-                        and old[6] == status.st_gid
-                    ):
+                if old is None:
+                    unusual.append((name, status, None))
+                elif (
+                    # With inode and ctime the same, so are type, bits and owner: only the kernel sets ctime.
+                    old[4] == status.st_ctime_ns
+                    and old[1] == status.st_ino
+                    and old[3] == status.st_mtime_ns
+                    and old[2] == status.st_size
+                ):
+                    seen += 1
+                else:
+                    seen += 1
+                    mode = status.st_mode
+                    if mode & 0o170000 == 0o040000:
                         children.append(name)
-                        continue
-                elif name in private:
+                        if old[0] == mode and old[5] == status.st_uid and old[6] == status.st_gid:
+                            continue
+                    unusual.append((name, status, old))
+        self._files += seen
+        if unusual or known is None or seen != len(entries):
+            self._differing(descriptor, path, known, unusual, children, seen)
+        if self._over is None and time.monotonic() > self._deadline:
+            self._stop(f"the limit of {self._limits.max_seconds:g} seconds was reached")
+        prefix = path + "/" if path else ""
+        for name in children:
+            self._child(descriptor, prefix + name, name, depth)
+
+    def _differing(
+        self,
+        descriptor: int,
+        path: str,
+        known: dict[str, Entry] | None,
+        unusual: list[tuple[str, os.stat_result, Entry | None]],
+        children: list[str],
+        seen: int,
+    ) -> None:
+        """Look closer at a directory where something is new, gone, or not as it was."""
+        prefix = path + "/" if path else ""
+        fresh = {} if known is None else known.copy()
+        for name, status, old in unusual:
+            if old is None:
+                if not self._is_wanted(path, prefix + name, name, status):
                     continue
-                elif name.startswith(".holdfast-") and is_temporary(name):
-                    self.temporaries.append(prefix + name)
+                self._files += 1
+                if stat.S_ISDIR(status.st_mode):
+                    children.append(name)
+            new = self._look(descriptor, prefix + name, name, old, status)
+            if new is None:
+                fresh.pop(name, None)
+            else:
+                fresh[name] = new
+        if known is not None and seen != len(known):
+            for name in known.keys() - set(os.listdir(descriptor)):
+                self._gone(prefix + name, fresh.pop(name))
+        if fresh != known:
+            self.updates[path] = fresh
+
+    def _is_wanted(self, directory: str, path: str, name: str, status: os.stat_result) -> bool:
+        """Say whether something that is not known is to be looked at."""
+        if name in self._private.get(directory, ()):
+            return False
+        if is_temporary(name):
+            self.temporaries.append(path)
+            return False
+        if self._exclusions and self._exclusions.match(path, name, directory=stat.S_ISDIR(status.st_mode)):
+            return False
+        if self._over is None and self._files >= self._limits.max_files:
+            self._stop(f"the limit of {self._limits.max_files} files was reached")
+        if self._over is not None:
+            self._uncover(directory, self._over)
+            return False
+        return True
+
+    def _first_directory(self, descriptor: int, path: str, depth: int) -> None:
+        """Do the same for a tree of which nothing is known: everything is read, nothing is compared."""
+        prefix = path + "/" if path else ""
+        private = self._private.get(path, frozenset())
+        exclusions = self._exclusions
+        max_files = self._limits.max_files
+        children: list[str] = []
+        entries: dict[str, Entry] = {}
+        with os.scandir(descriptor) as listing:
+            for item in listing:
+                name = item.name
+                is_file = item.is_file(follow_symlinks=False)
+                if name in private or (name.startswith(".holdfast-") and is_temporary(name)):
                     continue
-                elif exclusions and exclusions.match(
-                    prefix + name, name, directory=mode & _TYPE_MASK == _DIRECTORY
+                if exclusions and exclusions.match(
+                    prefix + name, name, directory=item.is_dir(follow_symlinks=False)
                 ):
                     continue
-                if self._over is None and self._files + len(names) >= self._limits.max_files:
-                    self._stop(f"the limit of {self._limits.max_files} files was reached")
-                if self._over is not None and old is None:
-                    complete = False
+                if self._over is None and self._files >= max_files:
+                    self._stop(f"the limit of {max_files} files was reached")
+                if self._over is not None:
+                    self._uncover(path, self._over)
                     continue
-                if old is None:
-                    self._files += 1
-                new = self._look(descriptor, prefix + name, name, old, status)
-                if mode & _TYPE_MASK == _DIRECTORY:
-                    children.append(name)
-                if new != old:
-                    if fresh is None:
-                        fresh = entries.copy()
-                    if first and new is not None:
-                        names.append(name)
-                    if new is None:
-                        fresh.pop(name, None)
-                    else:
-                        fresh[name] = new
-        if not first:
-            self._files += len(names)
-        if not complete:
-            self._uncover(path, self._over or "")
-        if len(names) != len(entries):
-            for name in entries.keys() - set(names):
-                if fresh is None:
-                    fresh = entries.copy()
-                self._gone(prefix + name, fresh.pop(name))
-        if fresh is not None:
-            self.updates[path] = fresh
-        if self._over is None and time.monotonic() > self._deadline and self._store is not None:
+                self._files += 1
+                if is_file:
+                    # Opening it tells what `lstat` would.
+                    entry = self._capture(descriptor, prefix, name)
+                else:
+                    status = item.stat(follow_symlinks=False)
+                    entry = self._look(descriptor, prefix + name, name, None, status)
+                    if stat.S_ISDIR(status.st_mode):
+                        children.append(name)
+                if entry is not None:
+                    entries[name] = entry
+        self.updates[path] = entries
+        if self._over is None and time.monotonic() > self._deadline:
             self._stop(f"the limit of {self._limits.max_seconds:g} seconds was reached")
         for name in children:
             self._child(descriptor, prefix + name, name, depth)
@@ -589,7 +615,7 @@ class Scan:
             self._uncover(path, "it changed while it was being read")
             return
         try:
-            self._directory(descriptor, path, depth + 1)
+            self._walk(descriptor, path, depth + 1)
         finally:
             os.close(descriptor)
 

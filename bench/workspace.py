@@ -1,0 +1,239 @@
+"""What a boundary of a workspace on disk costs, beside what it cannot cost less than, and beside git.
+
+Every figure is in milliseconds and the best of several tries, taken in turns with its floor or peer, so that
+whatever else the machine does meanwhile disturbs both alike. Trees are removed only at the very end: making
+files is slow for a while after many were removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from holdfast.workspace.base import WorkspaceCall
+from holdfast.workspace.host import HostFilesystem
+
+Row = tuple[str, float, float, float, float | None]
+"""What was measured, our milliseconds, the floor's or peer's, their ratio, and the ratio to stay under."""
+
+FILES_PER_DIRECTORY = 20
+DIRECTORIES_PER_PARENT = 25
+MAX_API_MS = 3.0
+"""A boundary, three changes through the filesystem and the way back, whatever the size of the tree."""
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Measure trees of several sizes."""
+    base = tempfile.mkdtemp(prefix="holdfast-bench-")
+    try:
+        sizes = (1_000,) if quick else (1_000, 10_000, 50_000)
+        trees = [(size, _tree(os.path.join(base, str(size)), size)) for size in sizes]
+        # What was just written is as new as the scan, and would be read twice.
+        time.sleep(0.3)
+        smallest: float | None = None
+        for size, tree in trees:
+            store = os.path.join(base, f"store-{size}")
+            yield _first_capture(size, tree, store)
+            ours = []
+            for row in _through_api(size, tree, store, base):
+                ours.append(row[1])
+                yield row
+            if smallest is None:
+                smallest = ours[0]
+            else:
+                yield (
+                    f"the same, beside a tree of {sizes[0]:,} files",
+                    ours[0],
+                    smallest,
+                    ours[0] / smallest,
+                    1.5,
+                )
+            yield from _foreign(size, tree, store)
+    finally:
+        shutil.rmtree(base)
+
+
+def _tree(root: str, files: int) -> str:
+    generator = random.Random(files)
+    for number in range(files):
+        directory = number // FILES_PER_DIRECTORY
+        path = f"{root}/p{directory // DIRECTORIES_PER_PARENT}/d{directory % DIRECTORIES_PER_PARENT}"
+        if number % FILES_PER_DIRECTORY == 0:
+            os.makedirs(path)
+        with open(f"{path}/f{number % FILES_PER_DIRECTORY}.py", "wb") as file:
+            file.write(generator.randbytes(generator.randint(200, 4_000)))
+    return root
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return (time.perf_counter() - began) * 1_000
+
+
+# --- the first look at a tree ----------------------------------------------------------------------
+
+
+def _first_capture(size: int, tree: str, store: str) -> Row:
+    tries = 3 if size <= 10_000 else 2
+    floors, ours = [], []
+    for number in range(tries):
+        floors.append(_timed(lambda: _read_and_hash(tree)))
+        target = store if number == 0 else f"{store}-{number}"
+        with HostFilesystem(tree, store=target) as fs:
+            ours.append(_timed(lambda: fs.snapshot(scan=True)))
+    name = f"first snapshot of {size:,} files / reading and hashing each once"
+    return name, min(ours), min(floors), min(ours) / min(floors), 1.5
+
+
+def _read_and_hash(path: str) -> None:
+    with os.scandir(path) as listing:
+        for entry in listing:
+            if entry.is_dir(follow_symlinks=False):
+                _read_and_hash(entry.path)
+            else:
+                with open(entry.path, "rb") as file:
+                    hashlib.sha1(file.read(), usedforsecurity=False).digest()
+
+
+# --- changes through the filesystem ----------------------------------------------------------------
+
+
+def _changed_paths(round_: int) -> list[str]:
+    return [f"p{(round_ + number) % 2}/d{number * 7}/f{(round_ + number) % 20}.py" for number in range(3)]
+
+
+def _through_api(size: int, tree: str, store: str, base: str) -> Iterator[Row]:
+    ours, raw, peer = [], [], []
+    git = _Git(tree, os.path.join(base, f"git-{size}"))
+    git.snapshot()
+    with HostFilesystem(tree, store=store) as fs:
+        for number in range(15):
+            paths = _changed_paths(number)
+            ours.append(_timed(partial(_api_cycle, fs, paths)))
+            raw.append(_timed(partial(_replace_raw, tree, paths * 2)))
+            if number < 3:
+                peer.append(_timed(partial(_git_cycle, git, tree, paths)))
+    best = min(ours)
+    name = f"snapshot + 3 writes + restore, {size:,} files"
+    yield f"{name} / {MAX_API_MS:g} ms", best, MAX_API_MS, best / MAX_API_MS, 1.0
+    yield f"{name} / replacing 6 files with nothing kept", best, min(raw), best / min(raw), None
+    yield f"{name} / git add -A, write-tree, checkout", best, min(peer), best / min(peer), _against_git(size)
+
+
+def _against_git(size: int) -> float | None:
+    return 1 / 50 if size >= 50_000 else None
+
+
+def _api_cycle(fs: HostFilesystem, paths: list[str]) -> None:
+    snapshot = fs.snapshot()
+    for path in paths:
+        fs.write(path, "changed by a tool\n")
+    fs.restore(snapshot)
+
+
+def _replace_raw(tree: str, paths: list[str]) -> None:
+    """Replace files, each in one step: what is left of the work when nothing is kept."""
+    for path in paths:
+        full = os.path.join(tree, path)
+        with open(full, "rb") as file:
+            content = file.read()
+        descriptor = os.open(f"{full}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        os.write(descriptor, content)
+        os.close(descriptor)
+        os.rename(f"{full}.new", full)
+
+
+class _Git:
+    """What one would do with git alone, on a repository beside the tree."""
+
+    def __init__(self, tree: str, directory: str) -> None:
+        self._environment = {
+            **os.environ,
+            "GIT_DIR": directory,
+            "GIT_WORK_TREE": tree,
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": os.devnull,
+        }
+        self._tree = tree
+        self.run("init", "-q")
+
+    def run(self, *arguments: str) -> str:
+        result = subprocess.run(
+            ["git", *arguments],
+            env=self._environment,
+            cwd=self._tree,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return result.stdout.strip()
+
+    def snapshot(self) -> str:
+        self.run("add", "-A")
+        return self.run("write-tree")
+
+    def restore(self, tree: str) -> None:
+        self.run("read-tree", tree)
+        self.run("checkout-index", "-f", "-a")
+
+
+def _git_cycle(git: _Git, tree: str, paths: list[str]) -> None:
+    before = git.snapshot()
+    saved = {}
+    for path in paths:
+        with open(os.path.join(tree, path), "r+b") as file:
+            saved[path] = file.read()
+            file.write(b"changed")
+    git.snapshot()
+    git.restore(before)
+
+
+# --- around a shell command ------------------------------------------------------------------------
+
+
+def _foreign(size: int, tree: str, store: str) -> Iterator[Row]:
+    walks, begins, commits, rollbacks, raw = [], [], [], [], []
+    with HostFilesystem(tree, store=store) as fs:
+        fs.snapshot(scan=True)
+        for number in range(10):
+            walks.append(_timed(lambda: _walk(tree)))
+            began = time.perf_counter()
+            call = fs.begin(f"call-{number}", tool_name="shell", foreign=True)
+            begins.append((time.perf_counter() - began) * 1_000)
+            for path in _changed_paths(number):
+                with open(os.path.join(tree, path), "wb") as file:
+                    file.write(b"changed by a command %d\n" % number)
+            raw.append(_timed(partial(_replace_raw, tree, _changed_paths(number))))
+            if number % 2:
+                rollbacks.append(_timed(call.rollback))
+            else:
+                commits.append(_timed(partial(_commit, call)))
+            walks.append(_timed(lambda: _walk(tree)))
+    walk, replaced = min(walks), min(walks) + min(raw)
+    for name, taken, floor_name, floor in (
+        ("before a shell command", begins, "scandir + stat walk", walk),
+        ("committing 3 files after it", commits, "scandir + stat walk", walk),
+        ("rolling 3 files back after it", rollbacks, "walk and replacing 3 files", replaced),
+    ):
+        yield f"{name}, {size:,} files / {floor_name}", min(taken), floor, min(taken) / floor, 1.3
+
+
+def _commit(call: WorkspaceCall) -> None:
+    call.prepare()
+    call.finish()
+
+
+def _walk(path: str) -> None:
+    with os.scandir(path) as listing:
+        for entry in listing:
+            entry.stat(follow_symlinks=False)
+            if entry.is_dir(follow_symlinks=False):
+                _walk(entry.path)
