@@ -161,7 +161,7 @@ def test_a_stored_snapshot_of_another_shape_is_passed_over(slices: Any) -> None:
     session = Session(log=log)
     session.dispatch_all([Note("a"), Said("b")])
     assert session._core.lease is not None
-    payload = json.dumps({"v": 1, "reducers": [], "policies": [], "slices": slices}).encode()
+    payload = json.dumps({"v": 1, "reducers": [], "policies": [], "pruned": 0, "slices": slices}).encode()
     log.put_snapshot(session._core.lease, 2, payload)
     session.close()
     again = Session.open(log, session.session_id)
@@ -225,6 +225,31 @@ def test_a_pruned_session_goes_on_for_long_and_opens_again(log: Log) -> None:
     assert again.prune(keep_last=3) == 27
     again.dispatch(Note("new"))
     assert reopened(again)[Note].all() == (Note("old"), Note("new"))
+
+
+def test_a_prune_that_was_cut_off_is_finished_by_whoever_opens_the_session_next(log: Log) -> None:
+    class CutOff(Exception):
+        pass
+
+    session = equip(Session(log=log))
+    session.dispatch_all([Note("old"), Said("old"), Add(1)])
+    session.dispatch(Said("new"))
+    with pytest.MonkeyPatch.context() as patch:
+
+        def cut_off(*arguments: Any, **named: Any) -> int:
+            raise CutOff
+
+        patch.setattr(type(log), "prune", cut_off)
+        with pytest.raises(CutOff):
+            session.prune(upto=3)
+    assert session[Said].all() == (Said("old"), Said("new")), "it did not happen"
+    assert log.info(session.session_id).first == 1
+    again = reopened(session)
+    assert again[Said].all() == (Said("new"),)
+    assert again[Total].all() == (Total(1),)
+    assert log.info(session.session_id).first == 4
+    again.dispatch(Add(1))
+    assert reopened(again)[Total].all() == (Total(2),)
 
 
 def test_prune_counts_from_either_end_and_refuses_nonsense(log: Log) -> None:

@@ -377,7 +377,7 @@ class Core:
         """Fold the log: the newest stored snapshot that fits, and the events after it."""
         info = self.log.info(self.session_id)
         notes = _Notes()
-        slices, start = self._import_snapshot(info.first, notes)
+        slices, start, pruned = self._import_snapshot(info.first, notes)
         if start + 1 < info.first:
             raise LogDamagedError(
                 f"session {self.session_id}: events up to {info.first - 1} were pruned and no stored "
@@ -398,7 +398,7 @@ class Core:
             damage = str(error)
         self.head = head
         self.stored_seq = start
-        self.pruned_upto = info.first - 1
+        self.pruned_upto = max(pruned, info.first - 1)
         self.unknown = notes.unknown
         self.report = OpenReport(events, start, dict(notes.unknown), tuple(notes.problems), damage)
         self.known.update(dict.fromkeys(slices))
@@ -406,20 +406,23 @@ class Core:
         self.slices = slices
         self.generation += 1
         self.loaded = True
+        if pruned >= info.first and self.lease is not None:
+            # Whoever pruned was cut off after it had stored what stays: finish it.
+            self.log.prune(self.lease, upto=pruned)
 
-    def _import_snapshot(self, first: int, notes: _Notes) -> tuple[dict[type, Slice[Any]], int]:
-        """Return the stored slices and their place in the log, or nothing and 0."""
+    def _import_snapshot(self, first: int, notes: _Notes) -> tuple[dict[type, Slice[Any]], int, int]:
+        """Return the stored slices, their place in the log, and up to where they need no events."""
         self.missing = []
         stored = self.log.latest_snapshot(self.session_id)
         if stored is None or (self.upto is not None and stored.seq > self.upto):
-            return {}, 0
+            return {}, 0, 0
         unknown: dict[str, int] = {}
         try:
             state = StoredState(stored.payload)
             mine = self.folding()
             self.missing = mine.lacks(state.folding)
             if state.folding != mine and first == 1:
-                return {}, 0
+                return {}, 0, 0
             slices = state.slices(self.codec, self._read, unknown)
         except (CodecError, LogDamagedError) as error:
             if first > 1:
@@ -432,9 +435,9 @@ class Core:
             notes.problems.append(
                 Problem(stored.seq, "stored snapshot", f"{error}; folded from the events instead")
             )
-            return {}, 0
+            return {}, 0, 0
         notes.unknown.update(unknown)
-        return slices, stored.seq
+        return slices, stored.seq, state.pruned_upto
 
     def _read(self, after: int, upto: int) -> Iterable[Envelope]:
         return self.log.read(self.session_id, after=after, upto=upto)
@@ -710,12 +713,12 @@ class Core:
     def try_to_store(self) -> None:
         """Store a snapshot if that works: an optimisation, and the log has everything."""
         try:
-            self.store_snapshot(self.pruned_upto)
+            self.store_snapshot()
         except (HoldfastError, OSError) as error:
             _logger.warning("no snapshot was stored for session %s: %s", self.session_id, error)
         self.stored_seq = self.head  # Also after a failure, or each dispatch would try again.
 
-    def store_snapshot(self, inline_upto: int) -> None:
+    def store_snapshot(self) -> None:
         """Write the folded state beside the log, so that the next opening need not fold it all.
 
         Nothing is stored while events wait for a type or for reducers that this process does not
@@ -723,7 +726,7 @@ class Core:
         """
         if self.unknown or self.missing or self.lease is None:
             return
-        payload = export_state(self.codec, self.slices, self.folding(), inline_upto=inline_upto)
+        payload = export_state(self.codec, self.slices, self.folding(), pruned_upto=self.pruned_upto)
         self.log.put_snapshot(self.lease, self.head, payload)
         self.stored_seq = self.head
 
@@ -748,9 +751,7 @@ class Core:
                     if len(left) != len(kept):
                         slices[slice_type] = Slice.of(left)
             assert self.lease is not None
-            payload = export_state(
-                self.codec, {**self.slices, **slices}, self.folding(), inline_upto=max(upto, self.pruned_upto)
-            )
+            payload = export_state(self.codec, {**self.slices, **slices}, self.folding(), pruned_upto=upto)
             self.log.put_snapshot(self.lease, self.head, payload)
             self.stored_seq = self.head
             count = self.log.prune(self.lease, upto=upto)

@@ -50,6 +50,8 @@ class StoredState:
                 tuple((str(event), str(target), str(by)) for event, target, by in data["reducers"]),
                 tuple((str(target), str(policy)) for target, policy in data["policies"]),
             )
+            self.pruned_upto = int(data["pruned"])
+            """Events up to here were to be forgotten when it was stored."""
             self._slices: list[Any] = data["slices"]
         except (KeyError, TypeError, ValueError) as error:
             raise DecodeError(f"the stored state has another shape: {error!r}") from error
@@ -69,9 +71,9 @@ class StoredState:
 
 
 def export_state(
-    codec: Codec, slices: Mapping[type, Slice[Any]], folding: Folding, *, inline_upto: int = 0
+    codec: Codec, slices: Mapping[type, Slice[Any]], folding: Folding, *, pruned_upto: int = 0
 ) -> bytes:
-    """Write down the slices. Items from events up to `inline_upto`, which are gone, as values."""
+    """Write down the slices. Items from events up to `pruned_upto`, which are gone, as values."""
     name_of = codec.registry.name_of
     out = []
     for slice_type, kept in slices.items():
@@ -79,7 +81,7 @@ def export_state(
             continue
         entries: list[Any] = []
         for item, origin in entries_of(kept):
-            if origin > inline_upto:
+            if origin > pruned_upto:
                 _add_reference(entries, origin)
             else:
                 is_kept = type(item) is Kept
@@ -91,6 +93,7 @@ def export_state(
         "v": _VERSION,
         "reducers": folding.reducers,
         "policies": folding.policies,
+        "pruned": pruned_upto,
         "slices": out,
     }
     return json.dumps(data, separators=(",", ":")).encode()
