@@ -294,12 +294,11 @@ def sample(found: Sequence[Moment], count: int, *, seed: int = 1) -> list[Moment
     """
     if len(found) <= count:
         return list(found)
-    first: dict[tuple[str, str, str], int] = {}
-    last: dict[tuple[str, str, str], int] = {}
+    first: dict[tuple[str, str], int] = {}
+    last: dict[tuple[str, str], int] = {}
     for position, moment in enumerate(found):
-        place = (moment.when, moment.function, moment.site)
-        first.setdefault(place, position)
-        last[place] = position
+        first.setdefault((moment.function, moment.site), position)
+        last[moment.function, moment.site] = position
     chosen = {*first.values(), *last.values()}
     others = [position for position in range(len(found)) if position not in chosen]
     chosen.update(Random(seed).sample(others, max(0, min(len(others), count - len(chosen)))))
@@ -349,6 +348,46 @@ def in_child(work: Callable[[], T], *, orphans: bool = False) -> T:
     if failed:
         raise AssertionError(f"the child failed:\n{value}")
     return value  # type: ignore[no-any-return]
+
+
+def orphaned(work: Callable[[], object]) -> Callable[[], None]:
+    """Do something in a process that dies of it, and return at once: what it had started is still running.
+
+    The function that is returned waits until nothing of that is left.
+    """
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        guardian = os.fork()
+    if guardian == 0:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        worker = os.fork()
+        if worker == 0:
+            os.close(write)
+            work()
+            os._exit(0)
+        os.waitpid(worker, 0)
+        os.write(write, b".")
+        _wait_for_all()
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read(1) == b"."
+    return lambda: assert_ended_well(guardian)
+
+
+def assert_ended_well(child: int) -> None:
+    """Wait for a child that has nothing left to do but to end."""
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+
+
+def _wait_for_all() -> None:
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
 
 
 def _answer(work: Callable[[], object], write: int) -> NoReturn:

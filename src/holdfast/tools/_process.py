@@ -198,6 +198,46 @@ async def run_command_async(
     return results[0]
 
 
+def wait_for_orphans(directory: Path) -> None:
+    """Return when nothing is left of commands that processes which are dead now had started in a directory.
+
+    Their supervisors stop them as soon as they notice; on a busy machine that takes a while. Raises
+    `ToolError` if something is still at work after that.
+    """
+    give_up_at = time.monotonic() + 2 * _GIVE_UP_AFTER_S
+    for pid in _processes():
+        if not _is_orphan(pid, directory):
+            continue
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            continue  # it has ended meanwhile
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(descriptor, selectors.EVENT_READ)
+                if not selector.select(max(0.0, give_up_at - time.monotonic())):
+                    raise ToolError(
+                        f"a command that an earlier process started in {directory} is still running, below "
+                        f"process {pid}; end it before the workspace is used again"
+                    )
+        finally:
+            os.close(descriptor)
+
+
+def _is_orphan(pid: int, directory: Path) -> bool:
+    """Say whether a process is a supervisor of a command in a directory, and whoever started it is dead."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]
+    except (OSError, IndexError):
+        return False  # it has ended meanwhile
+    if os.fsencode(_SUPERVISOR) not in words or len(words) < 5:
+        return False
+    # The last word is followed by a zero, too.
+    starter, place = words[-3], Path(os.fsdecode(words[-2]))
+    return parent != starter and place.is_relative_to(directory.resolve())
+
+
 def _check(argv: Sequence[str], timeout_s: float | None, max_output_bytes: int) -> None:
     if not argv or not argv[0]:
         raise UsageError("there is no command to run; pass a shell command or a program with its arguments")
@@ -346,6 +386,9 @@ class _Run:
                     str(_SUPERVISOR),
                     str(control_read),
                     str(status_write),
+                    # For `wait_for_orphans`, in whatever process comes after this one.
+                    str(os.getpid()),
+                    str(self._cwd.resolve()),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

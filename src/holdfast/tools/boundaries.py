@@ -19,6 +19,7 @@ from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import Binding, ResourceContext, ResourceRegistry, Snapshotable
 from holdfast.state.session import Session
 from holdfast.state.snapshot import CompositeSnapshot, SnapshotMetadata
+from holdfast.tools._process import wait_for_orphans
 from holdfast.tools.context import filesystem_of
 from holdfast.tools.events import ToolInvoked, ToolStarted
 from holdfast.tools.tool import ToolResult
@@ -63,6 +64,11 @@ def recover(state: ExecutionState) -> tuple[RecoveredCall, ...]:
         attempt = newest.get(call_id)
         end = None if attempt is None else ended.get(attempt.attempt_id)
         committed = end is not None and end.success
+        if attempt is not None and attempt.foreign and not committed:
+            # What the dead process let loose on the tree may not have noticed yet that it is to stop.
+            root = cast(Filesystem, filesystem_of(state)).host_root
+            if root is not None:
+                wait_for_orphans(root)
         report = cast(Filesystem, filesystem_of(state)).recover(workspace_id, committed=committed)
         name = "" if attempt is None else attempt.tool_name
         recovered[call_id] = RecoveredCall(
