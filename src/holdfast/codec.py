@@ -1525,7 +1525,7 @@ def _decode_timedelta(data: Json) -> timedelta:
 def _encode_windows_path(value: PureWindowsPath) -> Json:
     text = str(value)
     if PureWindowsPath(text) != value:
-        raise _Refused(f"the path {text!r} reads as another one when it is loaded; write it without './'")
+        raise _Refused(f"the path {text!r} reads as another one when it is loaded; spell it otherwise")
     return text
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import sys
+import zoneinfo
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Flag, auto
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import codec_zoo
@@ -20,6 +22,7 @@ from pydantic import BaseModel, field_validator, model_validator
 from holdfast.codec import Codec, TypeRegistry, parse_json
 from holdfast.errors import CodecError, DecodeError, UnknownTypeError
 
+zoneinfo.available_timezones()  # Imports what the standard library needs to list its own zones.
 CODEC = Codec(TypeRegistry())
 for each in vars(codec_zoo).values():
     if isinstance(each, type) and each.__module__ == "codec_zoo":
@@ -215,6 +218,24 @@ def test_a_time_zone_is_only_looked_up_among_time_zones(zone: str) -> None:
     """A stored zone name opens no other file and imports no package."""
     data = {"$": "datetime", "v": "2026-01-01T00:00:00", "zone": zone}
     assert not loads_or_is_refused(CODEC.from_data, data)
+
+
+def test_a_time_zone_names_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A zone that this machine does not have is not looked for by importing a package of its name."""
+    package = tmp_path / "tzdata" / "zoneinfo" / "Mars"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (tmp_path / "tzdata" / "zones").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [each for each in sys.modules if each.split(".")[0] == "tzdata"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(DecodeError, match="install tzdata"):
+        CODEC.from_data({"$": "datetime", "v": "2026-01-01T00:00:00", "zone": "Mars/Olympus"})
+    imported = [each for each in sys.modules if each.startswith("tzdata.zoneinfo")]
+    for name in [each for each in sys.modules if each.split(".")[0] == "tzdata"]:
+        del sys.modules[name]
+    assert imported == []
 
 
 @pytest.mark.parametrize(
