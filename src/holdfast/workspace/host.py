@@ -745,13 +745,14 @@ class HostFilesystem:
             self._position(snapshot)
             history = self._opened()
             with history.held():
+                fresh: dict[str, State] = {}
                 if self._call is not None:
                     self._inner_snapshot(self._call, None, scan=snapshot.scanned)
                 else:
-                    self._flush_ambient()
+                    fresh = self._flush_ambient()
                     if snapshot.scanned:
                         self._scan_boundary()
-                plan, current, notes = self._way_back(snapshot)
+                plan, current, notes = self._way_back(snapshot, fresh)
                 if not plan:
                     return RestoreReport(notes=tuple(notes))
                 if self._call is not None:
@@ -873,7 +874,7 @@ class HostFilesystem:
                 self._flush_ambient()
                 if snapshot.scanned:
                     self._scan_boundary()
-                plan, current, _ = self._way_back(snapshot, strict=False)
+                plan, current, _ = self._way_back(snapshot, {}, strict=False)
                 target = self._copy_into(os.path.realpath(os.fspath(into)), plan, current)
                 if shares and line is not None:
                     History(history.store_path, line, durable=self._durable).append(
@@ -1175,11 +1176,14 @@ class HostFilesystem:
     def _now(self) -> int:
         return max(0, int(self._clock.now().timestamp()))
 
-    def _flush_ambient(self) -> None:
-        """Make a boundary of what was written outside of calls since the last one."""
+    def _flush_ambient(self) -> dict[str, State]:
+        """Make a boundary of what was written outside of calls since the last one.
+
+        Returns what was found at the paths that changed.
+        """
         journal = self._ambient
         if journal is None or not journal.touched:
-            return
+            return {}
         history = self._opened()
         changes = self._changes(journal)
         if changes:
@@ -1188,6 +1192,7 @@ class HostFilesystem:
             history.append(Boundary("ambient", commit, tuple(changes), journal.id, edited))
         journal.end()
         self._ambient = None
+        return {path: after for path, _, after in changes}
 
     @staticmethod
     def _edited(journal: Journal, changes: Iterable[PathChange]) -> tuple[str, ...]:
@@ -1294,12 +1299,17 @@ class HostFilesystem:
             )
             objects.flush()
             return Boundary(
-                "scan", commit.hex(), (), baseline=True, uncovered=tuple(manifest.uncovered.items())
+                "scan",
+                commit.hex(),
+                baseline=True,
+                scanned=True,
+                uncovered=tuple(manifest.uncovered.items()),
             )
         if not changes and not seen and uncovered == manifest.uncovered:
             return None
         commit_ref = self._commit(changes, "Changed outside of tool calls", parent=parent, seen=seen)
-        return Boundary("scan", commit_ref, tuple(changes), uncovered=tuple(manifest.uncovered.items()))
+        uncovered_now = tuple(manifest.uncovered.items())
+        return Boundary("scan", commit_ref, tuple(changes), scanned=True, uncovered=uncovered_now)
 
     def _sort_out(
         self, manifest: Manifest, scan: Scan
@@ -1334,7 +1344,12 @@ class HostFilesystem:
         ]
         commit = self._call_commit(journal, changes, seen)
         boundary = Boundary(
-            "call", commit, tuple(changes), journal.id, uncovered=tuple(manifest.uncovered.items())
+            "call",
+            commit,
+            tuple(changes),
+            journal.id,
+            scanned=True,
+            uncovered=tuple(manifest.uncovered.items()),
         )
         journal.mark(boundary, prepared=prepared)
         manifest.position = len(self._boundaries())
@@ -1346,9 +1361,11 @@ class HostFilesystem:
     # --- inside: going back --------------------------------------------------------------------------
 
     def _way_back(
-        self, snapshot: FilesystemSnapshot, *, strict: bool = True
+        self, snapshot: FilesystemSnapshot, fresh: Mapping[str, State], *, strict: bool = True
     ) -> tuple[dict[str, State], dict[str, State], builtins.list[str]]:
         """Return the goal of each path that differs from a boundary, what is there now, and remarks.
+
+        `fresh` has what was found at paths a moment ago.
 
         Raises `WorkspaceConflictError` if somebody else's edits are in the way, unless it is not `strict`.
         """
@@ -1362,7 +1379,7 @@ class HostFilesystem:
                 f"commit {snapshot.commit_ref[:12]} there"
             )
         steps = fold(after, outside=snapshot.scanned)
-        uncovered = dict(boundaries[self._position(snapshot)].uncovered) if snapshot.scanned else {}
+        uncovered = self._uncovered_at(snapshot) if snapshot.scanned else {}
         plan: dict[str, State] = {}
         current: dict[str, State] = {}
         conflicts: builtins.list[str] = []
@@ -1370,7 +1387,10 @@ class HostFilesystem:
         for path, step in steps.items():
             if is_within(path, uncovered) and not self._is_known(snapshot.commit_ref, path):
                 continue
-            now = step.last if snapshot.scanned else self._look(path, history.objects)
+            if snapshot.scanned:
+                now = step.last
+            else:
+                now = fresh[path] if path in fresh else self._look(path, history.objects)
             if same(now, step.first):
                 continue
             if step.first.kind == "other":
@@ -1388,6 +1408,13 @@ class HostFilesystem:
                 paths=sorted(conflicts),
             )
         return plan, current, notes
+
+    def _uncovered_at(self, snapshot: FilesystemSnapshot) -> dict[str, str]:
+        """Return what the scan of a boundary could not keep; one that found nothing new left no boundary."""
+        for boundary in reversed(self._boundaries()[: self._position(snapshot) + 1]):
+            if boundary.scanned:
+                return dict(boundary.uncovered)
+        return {}
 
     def _is_known(self, commit: str, path: str) -> bool:
         objects = self._opened().objects

@@ -66,7 +66,10 @@ class Boundary(NamedTuple):
     """Paths that somebody else had changed again before the boundary was taken."""
     baseline: bool = False
     """Whether a scan looked at the whole tree for the first time here."""
+    scanned: bool = False
+    """Whether the whole tree was looked at for this boundary."""
     uncovered: tuple[tuple[str, str], ...] = ()
+    """What a scan could not keep, and why."""
 
 
 def _dump_state(state: State) -> list[object]:
@@ -85,6 +88,7 @@ def _dump_boundary(boundary: Boundary) -> dict[str, object]:
         "journal": boundary.journal,
         "edited": list(boundary.edited),
         "baseline": boundary.baseline,
+        "scanned": boundary.scanned,
         "uncovered": [list(pair) for pair in boundary.uncovered],
         "changes": [
             [change.path, _dump_state(change.before), _dump_state(change.after)]
@@ -106,6 +110,7 @@ def _load_boundary(raw: dict[str, object]) -> Boundary:
         journal=str(raw["journal"]),
         edited=tuple(raw["edited"]),  # type: ignore[arg-type]
         baseline=bool(raw["baseline"]),
+        scanned=bool(raw["scanned"]),
         uncovered=uncovered,
     )
 
@@ -406,6 +411,8 @@ class Line:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        if self._durable and self._end == 0:
+            sync_directory(os.path.dirname(self._path))
         self._end += len(payload)
         self._remember(boundary)
 

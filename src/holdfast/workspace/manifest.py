@@ -47,6 +47,7 @@ from holdfast.workspace.objects import (
     hash_descriptor,
     object_id,
     read_exactly,
+    sync_directory,
 )
 from holdfast.workspace.search import GlobPattern, compile_glob
 
@@ -380,6 +381,8 @@ class ManifestFile:
         finally:
             os.close(descriptor)
         os.rename(temporary, self._path)
+        if durable:
+            sync_directory(os.path.dirname(self._path))
         self._base_directories = max(1, len(manifest.directories))
         self._appended = 0
 

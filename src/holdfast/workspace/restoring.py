@@ -179,17 +179,32 @@ class _Worker:
         if goal.kind == "link":
             if same(current, goal):
                 return
-            discard(place, self._temporary)
-            put_link(place, self._temporary, self._objects.read_blob(goal.oid))
+            target = self._objects.read_blob(goal.oid)
+            self._afresh(place, lambda: put_link(place, self._temporary, target))
         elif current.kind == "file" and current.oid == goal.oid and self._redress(place, goal, current):
             if same(current, goal):
                 # Only its time was put right; to a reader nothing had changed.
                 return
         else:
-            discard(place, self._temporary)
-            content = self._objects.stream_blob(goal.oid, goal.size)
-            put_file(place, self._temporary, content, like=goal, sync=self._sync)
+            self._afresh(
+                place,
+                lambda: put_file(
+                    place,
+                    self._temporary,
+                    self._objects.stream_blob(goal.oid, goal.size),
+                    like=goal,
+                    sync=self._sync,
+                ),
+            )
         self._outcome.restored.add(place.path)
+
+    def _afresh(self, place: Place, put: Callable[[], None]) -> None:
+        """Put something in place, over a temporary file that a crash may have left."""
+        try:
+            put()
+        except FileExistsError:
+            discard(place, self._temporary)
+            put()
 
     def _redress(self, place: Place, goal: State, current: State) -> bool:
         """Correct bits, owner and time of a file in place; say whether that could be done."""
