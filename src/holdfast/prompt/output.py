@@ -34,6 +34,7 @@ import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -120,11 +121,11 @@ class StructuredOutput(Generic[OutputT]):
             try:
                 return self._fit(data.value)
             except _Unfit as unfit:
-                problems.add(str(unfit), fits_kind=unfit.fits_kind)
+                problems.add(str(unfit), _Telling.ANSWER if unfit.fits_kind else data.otherwise)
                 if data.final:
                     break
         raise OutputParseError(
-            f"{problems.first or 'There is no JSON in the answer.'} {self._advice()}",
+            f"{problems.worst or 'There is no JSON in the answer.'} {self._advice()}",
             self.output_type,
             prompt_name=prompt_name,
             raw_text=text,
@@ -262,16 +263,32 @@ class _Unfit(Exception):
         super().__init__(message)
 
 
+class _Telling(IntEnum):
+    """How much a problem says about the answer that was meant."""
+
+    NOTHING = 0
+    A_BRACKET = 1
+    """A bracket in prose that begins nothing."""
+    ANOTHER_KIND = 2
+    """A value in prose, but not of the kind that is wanted."""
+    UNREADABLE = 3
+    """What was meant as JSON and cannot be read."""
+    REPAIRED = 4
+    """A value of another kind that could be read after a repair."""
+    ANSWER = 5
+    """An answer that can be read and does not fit."""
+
+
 class _Problems:
-    """What went wrong, of which the most telling is reported: the first of the right kind, else the first."""
+    """What went wrong, of which the most telling is reported, and the first of several."""
 
     def __init__(self) -> None:
-        self.first = ""
-        self._is_telling = False
+        self.worst = ""
+        self._telling = _Telling.NOTHING
 
-    def add(self, message: str, *, fits_kind: bool = True) -> None:
-        if not self.first or (fits_kind and not self._is_telling):
-            self.first, self._is_telling = message, fits_kind
+    def add(self, message: str, telling: _Telling) -> None:
+        if telling > self._telling:
+            self.worst, self._telling = message, telling
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,13 +296,15 @@ class _Reading:
     """JSON that was found, and whether it must be the answer."""
 
     value: Any
-    final: bool
+    final: bool = False
+    otherwise: _Telling = _Telling.ANSWER
+    """How telling it is if it is of another kind than the answer."""
 
 
 def _readings(text: str, problems: _Problems) -> Iterator[_Reading]:
     whole = text.lstrip("\ufeff").strip()
     if not whole:
-        problems.add("The answer is empty.")
+        problems.add("The answer is empty.", _Telling.ANSWER)
         return
     found = _decode(whole, 0)
     if found.ok and found.end == len(whole):
@@ -304,7 +323,7 @@ def _readings(text: str, problems: _Problems) -> Iterator[_Reading]:
         if fenced.ok:
             yield _Reading(fenced.value, final=True)
             return
-        problems.add(fenced.problem)
+        problems.add(fenced.problem, fenced.telling)
 
 
 def _in_prose(text: str, read: Callable[[str, int], _Found], problems: _Problems) -> Iterator[_Reading]:
@@ -321,10 +340,11 @@ def _in_prose(text: str, read: Callable[[str, int], _Found], problems: _Problems
         found = read(text, start)
         scanned += max(0, found.end - start)
         if found.ok:
-            yield _Reading(found.value, final=False)
+            otherwise = _Telling.ANOTHER_KIND if read is _decode else _Telling.REPAIRED
+            yield _Reading(found.value, otherwise=otherwise)
             position = found.end
             continue
-        problems.add(found.problem, fits_kind=meant)
+        problems.add(found.problem, found.telling if meant else _Telling.A_BRACKET)
         position = _end_of(text, start) if meant else start + 1
 
 
@@ -345,6 +365,7 @@ class _Found:
     value: Any = None
     end: int = 0
     problem: str = ""
+    telling: _Telling = _Telling.UNREADABLE
 
     @property
     def ok(self) -> bool:
@@ -383,7 +404,7 @@ def _decode(text: str, start: int, decoder: json.JSONDecoder = _strict) -> _Foun
             end=error.pos, problem=f"The JSON cannot be read: {error.msg}, {_around(text, error.pos)}."
         )
     except _Ambiguous as error:
-        return _Found(end=len(text), problem=str(error))
+        return _Found(end=len(text), problem=str(error), telling=_Telling.ANSWER)
     except RecursionError:
         return _Found(end=len(text), problem="The JSON is nested too deeply.")
     except ValueError as error:  # an integer of thousands of digits

@@ -1,0 +1,6 @@
+"""Let the tests of prompts import what they share by its name."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
