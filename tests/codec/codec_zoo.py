@@ -204,6 +204,7 @@ class Everything:
     tags: frozenset[str] = frozenset()
     mixed: set[int | str] = field(default_factory=set)
     by_name: dict[str, date] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     by_pair: dict[tuple[int, str], Cat | Dog] = field(default_factory=dict)
     plain_dict: dict = field(default_factory=dict)  # type: ignore[type-arg]
     plain_list: list = field(default_factory=list)  # type: ignore[type-arg]
@@ -431,6 +432,7 @@ fitting: dict[str, st.SearchStrategy[Any]] = {
     "tags": st.frozensets(texts, max_size=3),
     "mixed": st.sets(integers | texts, max_size=3),
     "by_name": st.dictionaries(names, st.dates(), max_size=3),
+    "counts": st.dictionaries(names, integers, min_size=1, max_size=3),
     "by_pair": st.dictionaries(st.tuples(integers, texts), pets, max_size=2),
     "plain_dict": st.dictionaries(keys, leaves, max_size=2),
     "mapping": st.dictionaries(names, integers, max_size=2).map(types.MappingProxyType),
