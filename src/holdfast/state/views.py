@@ -42,6 +42,9 @@ _CHANGES_SESSION = frozenset(
 )
 
 
+_NO_TAGS: Mapping[str, str] = MappingProxyType({})
+
+
 class SliceReader(Generic[T]):
     """Read access to one slice: what `view[T]` returns."""
 
@@ -105,7 +108,7 @@ class SessionView:
         put(self, "_snapshot", snapshot)
         put(self, "_adopt", adopt)
         put(self, "session_id", session_id)
-        put(self, "tags", MappingProxyType(dict(tags or {})))
+        put(self, "tags", MappingProxyType(dict(tags)) if tags else _NO_TAGS)
         put(self, "clock", clock)
 
     def __getitem__(self, slice_type: type[T]) -> SliceReader[T]:
