@@ -128,6 +128,28 @@ def append_total(slice_: Any, event: Add, *, context: Any) -> Append[Total]:
     return Append(Total(event.number))
 
 
+@pytest.mark.usefixtures("eager")
+def test_an_event_that_a_reducer_changed_is_stored_as_the_reducers_making(log: Log) -> None:
+    def double(slice_: Any, event: Box, *, context: Any) -> Append[Box]:
+        event.things.extend(event.things)
+        return Append(event)
+
+    def opened() -> Session:
+        session = Session.open(log, session_id)
+        session[Box].register(Box, double)
+        return session
+
+    with Session(log=log) as made:
+        session_id = made.session_id
+    session = opened()
+    for number in range(10):
+        session.dispatch(Box([number]))
+    session.close()
+    again = opened()
+    assert again.report.snapshot_seq > 0
+    assert again[Box].all() == session[Box].all() == tuple(Box([number, number]) for number in range(10))
+
+
 @pytest.mark.parametrize("payload", [b"", b"[]", b"{}", b'{"v":1}', b'{"v":2}', b"\xff"], ids=repr)
 def test_a_stored_snapshot_that_cannot_be_read_is_passed_over_and_reported(log: Log, payload: bytes) -> None:
     session = equip(Session(log=log))

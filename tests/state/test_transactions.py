@@ -379,6 +379,18 @@ def test_an_extra_event_that_cannot_be_stored_refuses_the_whole_commit() -> None
     assert session[Note].all() == (Note("a"),)
 
 
+def test_an_extra_event_that_cannot_be_stored_does_not_stop_a_rollback() -> None:
+    session = equip(Session())
+    begun = session.begin()
+    begun.session.dispatch(Add(1))
+    with pytest.raises(EncodeError):
+        begun.rollback(Said("failed"), Odd(threading.Lock()))
+    assert not begun.is_open
+    assert session[Total].all() == ()
+    assert session[Seen].all() == (Seen(1),)
+    assert session[Said].all() == (Said("failed"),)
+
+
 def test_a_commit_after_the_lease_was_taken_over_is_refused_whole(log: Log) -> None:
     session = Session(log=log)
     begun = session.begin()

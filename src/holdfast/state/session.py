@@ -987,12 +987,19 @@ class Transaction:
     def rollback(self, *extra: object) -> Sequence[DispatchResult]:
         """Forget what was staged. History that it touched, and `extra`, are logged in one batch.
 
-        Whatever happens, nothing stays staged; rolling back what is over does nothing.
+        Whatever happens, nothing stays staged; rolling back what is over does nothing. If an event of
+        `extra` cannot be stored, that is raised after the history was logged without it.
         """
         core = self._core
+        refused: CodecError | None = None
         with core.lock:
             if not self._open:
                 return ()
+            added: list[Staged] = []
+            try:
+                added.extend(self.session._stage(each) for each in extra)
+            except CodecError as error:
+                refused = error
             history = [
                 replace(each, rolled_back=True)
                 for each in self._staged
@@ -1001,8 +1008,11 @@ class Transaction:
             self._open = False
             self._staged = []
             self._working = Working(_LiveSlices(core))
-            changes, results = core.append([*history, *(self.session._stage(each) for each in extra)])
-        return self._notify(changes, results)
+            changes, results = core.append([*history, *added])
+        told = self._notify(changes, results)
+        if refused is not None:
+            raise refused
+        return told
 
 
 def _handle(core: Core, transaction: Transaction | None = None) -> Session:
