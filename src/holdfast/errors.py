@@ -43,9 +43,10 @@ HoldfastError
 │   └── PromptRenderError             found when it was rendered; names section and placeholder
 ├── PromptEvaluationError             an evaluation failed; carries prompt name and phase
 │   ├── ConversationNotFound          nothing to resume (also a ValueError)
+│   ├── ModelCallError                one call of a model failed; carries kind, retryable and partial text
+│   │   └── ThrottleError             the provider said "slow down"
 │   ├── OutputParseError              the model's answer does not fit the output type (also a ValueError)
-│   ├── PromptMismatch                the session belongs to another prompt (also a ValueError)
-│   └── ThrottleError                 the provider said "slow down"
+│   └── PromptMismatch                the session belongs to another prompt (also a ValueError)
 ├── VisibilityExpansionRequired       a section must be opened before the call can go on
 ├── DeadlineExceededError             the time is over
 ├── BudgetExceededError               the tokens or the money are spent
@@ -313,6 +314,67 @@ class ConversationNotFound(PromptEvaluationError, ValueError):
     """There is no conversation to resume in this session."""
 
 
+class ModelCallError(PromptEvaluationError):
+    """One call of a model failed.
+
+    `kind` says how, the same for every provider: `transient`, `connection`, `context_too_long`,
+    `content_filtered`, `truncated`, `refused`, `authentication` or `bad_request` (a `ThrottleError` has
+    kinds of its own). `retryable` says whether the same call may go well later. `partial` is what the
+    model had said by then: evidence, not an answer.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        prompt_name: str = "",
+        phase: Phase = "request",
+        kind: str = "transient",
+        retryable: bool = False,
+        retry_after: timedelta | None = None,
+        status: int | None = None,
+        partial: str = "",
+        attempts: int = 1,
+    ) -> None:
+        self.kind = kind
+        self.retryable = retryable
+        self.retry_after = retry_after
+        self.status = status
+        self.partial = partial
+        self.attempts = attempts
+        super().__init__(message, prompt_name=prompt_name, phase=phase)
+
+
+class ThrottleError(ModelCallError):
+    """The provider asked us to slow down."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        prompt_name: str = "",
+        phase: Phase = "request",
+        kind: Literal["rate_limit", "quota_exhausted", "timeout", "unknown"] = "unknown",
+        retry_after: timedelta | None = None,
+        attempts: int = 1,
+        retry_safe: bool = True,
+        status: int | None = None,
+        partial: str = "",
+    ) -> None:
+        self.retry_safe = retry_safe
+        super().__init__(
+            message,
+            prompt_name=prompt_name,
+            phase=phase,
+            kind=kind,
+            retryable=retry_safe and kind != "quota_exhausted",
+            retry_after=retry_after,
+            status=status,
+            partial=partial,
+            attempts=attempts,
+        )
+
+
 class OutputParseError(PromptEvaluationError, ValueError):
     """The model's answer does not fit the output type. The text can be shown to the model as it is."""
 
@@ -331,27 +393,6 @@ class OutputParseError(PromptEvaluationError, ValueError):
 
 class PromptMismatch(PromptEvaluationError, ValueError):
     """The conversation in this session belongs to another prompt."""
-
-
-class ThrottleError(PromptEvaluationError):
-    """The provider asked us to slow down."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        prompt_name: str = "",
-        phase: Phase = "request",
-        kind: Literal["rate_limit", "quota_exhausted", "timeout", "unknown"] = "unknown",
-        retry_after: timedelta | None = None,
-        attempts: int = 1,
-        retry_safe: bool = True,
-    ) -> None:
-        self.kind = kind
-        self.retry_after = retry_after
-        self.attempts = attempts
-        self.retry_safe = retry_safe
-        super().__init__(message, prompt_name=prompt_name, phase=phase)
 
 
 class VisibilityExpansionRequired(HoldfastError):

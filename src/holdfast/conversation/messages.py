@@ -52,6 +52,10 @@ class ReasoningPart:
     """The provider's interface that wrote it, such as `anthropic.messages` or `openai.responses`."""
     payload: Mapping[str, object]
     """The block as it came: opaque."""
+    after_text: int = 0
+    """How many characters of the message's text stand before it: blocks go back in their place."""
+    after_calls: int = 0
+    """How many of the message's calls stand before it."""
 
 
 ContentPart = ImagePart | ReasoningPart

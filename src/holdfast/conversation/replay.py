@@ -302,6 +302,7 @@ def _part_key(part: ContentPart) -> object:
             part.model,
             part.dialect,
             json.dumps(dict(part.payload), sort_keys=True, default=str),
+            [part.after_text, part.after_calls],
         ]
     digest = hashlib.sha256(part.data).hexdigest() if part.data is not None else None
     return ["image", part.media_type, digest, part.url]

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from holdfast.conversation.messages import ReasoningPart
 from holdfast.conversation.replay import ReplayItem
 from holdfast.state.budget import TokenUsage
 from holdfast.tools.tool import Tool, ToolCall
@@ -45,6 +46,13 @@ class ReasoningDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningBlock:
+    """A whole block of thought, which the provider wants back unchanged with the next request."""
+
+    part: ReasoningPart
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCallRequested:
     """The model wants a tool to be run."""
 
@@ -53,10 +61,13 @@ class ToolCallRequested:
 
 @dataclass(frozen=True, slots=True)
 class UsageReported:
-    """What the call used, in the provider's own numbers."""
+    """What the call has used so far, in the provider's own numbers. The last one of a call counts."""
 
     usage: TokenUsage
     cost_usd: float | None = None
+    """What that costs by the provider's price table; None if nobody knows."""
+    cache_write_tokens: int = 0
+    """How much of the input was written to the provider's cache; it may cost more than plain input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +77,7 @@ class Stopped:
     reason: StopReason
 
 
-ModelEvent = TextDelta | ReasoningDelta | ToolCallRequested | UsageReported | Stopped
+ModelEvent = TextDelta | ReasoningDelta | ReasoningBlock | ToolCallRequested | UsageReported | Stopped
 """What a model call yields."""
 
 
@@ -76,7 +87,7 @@ class Provider(Protocol):
 
     @property
     def name(self) -> str:
-        """The provider's name, as it stands in the log."""
+        """The interface's name, as it stands in the log; blocks of thought go back to it alone."""
         ...
 
     @property
@@ -89,5 +100,9 @@ class Provider(Protocol):
         ...
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """Call the model once. Closing the iterator closes the connection."""
+        """Call the model once. Closing the iterator closes the connection.
+
+        What goes wrong is a `ModelCallError`, with what was said so far in `partial`. A call that went
+        well ends with `Stopped`.
+        """
         ...

@@ -14,11 +14,15 @@ from typing import Any
 
 import anyio.lowlevel
 
+from holdfast.conversation.messages import ReasoningPart
 from holdfast.errors import PromptEvaluationError
 from holdfast.providers.base import (
     ModelEvent,
     ModelRequest,
+    ReasoningBlock,
+    ReasoningDelta,
     Stopped,
+    StopReason,
     TextDelta,
     ToolCallRequested,
     UsageReported,
@@ -32,12 +36,29 @@ class Answer:
     """One scripted answer of the model."""
 
     text: str = ""
-    calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
-    """The tools to call: name and arguments."""
+    calls: Sequence[tuple[str, Mapping[str, Any]] | ToolCall] = ()
+    """The tools to call: name and arguments, or a call with an id and arguments of its own."""
     usage: TokenUsage = field(default_factory=lambda: TokenUsage(input_tokens=100, output_tokens=20))
     cost_usd: float | None = None
     error: Exception | None = None
     """Raised after the text, like a connection that breaks."""
+    thoughts: Sequence[str] = ()
+    """What the model thinks before it answers: each is a block that it wants back."""
+    stop: StopReason | None = None
+    """Why the model stops; None for what the calls say."""
+    cache_write_tokens: int = 0
+
+    def tool_calls(self, turn: int) -> list[ToolCall]:
+        """Return the calls with their ids, which say whose they are: the answer's number and their place."""
+        return [
+            call if isinstance(call, ToolCall) else ToolCall(f"call_{turn}_{place}", call[0], call[1])
+            for place, call in enumerate(self.calls, start=1)
+        ]
+
+    @property
+    def stop_reason(self) -> StopReason:
+        """Why the model stops."""
+        return self.stop or ("tools" if self.calls else "end")
 
 
 Scripted = Answer | str | Callable[[ModelRequest], "Answer | str"]
@@ -72,16 +93,18 @@ class ScriptedProvider:
         """Yield the answer that comes next in this conversation."""
         await anyio.lowlevel.checkpoint()
         answer = self._next(request)
+        for thought in answer.thoughts:
+            yield ReasoningDelta(thought)
+            yield ReasoningBlock(ReasoningPart(self._model, self.name, {"thought": thought}))
         for line in answer.text.splitlines(keepends=True):
             yield TextDelta(line)
             await anyio.lowlevel.checkpoint()
         if answer.error is not None:
             raise answer.error
-        turn = request.answers_so_far + 1
-        for index, (name, arguments) in enumerate(answer.calls, start=1):
-            yield ToolCallRequested(ToolCall(f"call_{turn}_{index}", name, arguments))
-        yield UsageReported(answer.usage, answer.cost_usd)
-        yield Stopped("tools" if answer.calls else "end")
+        for call in answer.tool_calls(request.answers_so_far + 1):
+            yield ToolCallRequested(call)
+        yield UsageReported(answer.usage, answer.cost_usd, answer.cache_write_tokens)
+        yield Stopped(answer.stop_reason)
 
     def _next(self, request: ModelRequest) -> Answer:
         position = request.answers_so_far

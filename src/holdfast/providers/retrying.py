@@ -1,0 +1,176 @@
+"""A provider around a provider: what fails for the moment is tried again.
+
+Theory of operation
+-------------------
+A failed attempt is followed by another one if its error is `retryable`, if nothing of the
+answer has been seen yet, and if attempts and time are left. The wait grows twofold up to a
+cap and is spread at random, so that many clients that failed together do not come back
+together; a provider's Retry-After is never undercut. A wait that would not fit into the
+total time is not begun: the error comes at once, because it would come anyway.
+
+An answer that breaks off after text, thought or a call was seen is not started over: whoever
+listens has seen the beginning, and a second beginning would contradict it. The error carries
+what was said in `partial`.
+
+Attempts that failed may have cost something. What they reported is added to what the last
+one reports, so that usage and cost are those of the whole call.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import cast
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.errors import ModelCallError, UsageError
+from holdfast.providers.base import (
+    ModelEvent,
+    ModelRequest,
+    Provider,
+    Stopped,
+    TextDelta,
+    UsageReported,
+)
+
+_LEAST_SHARE = 0.5
+"""The smallest part of a computed wait that chance may leave of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often, how long and how patiently a failed call is tried again."""
+
+    attempts: int = 5
+    """How many calls are made at most, the first one included."""
+    base_s: float = 0.5
+    """The wait after the first failure; it doubles with each one."""
+    cap_s: float = 8.0
+    """The longest wait, unless the provider asks for a longer one."""
+    total_s: float = 30.0
+    """How long all attempts and waits may take before no other attempt is begun."""
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise UsageError(f"RetryPolicy.attempts is {self.attempts}; at least one call must be made")
+        for name in ("base_s", "cap_s", "total_s"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise UsageError(f"RetryPolicy.{name} is {value}; say a number of seconds, zero or more")
+
+    def delay_s(self, failures: int, rng: random.Random) -> float:
+        """Return how long to wait after that many failures, if the provider says nothing."""
+        # The exponent is bounded so that a generous number of attempts cannot overflow a float.
+        full = min(self.cap_s, self.base_s * 2.0 ** min(failures - 1, 60))
+        return full * rng.uniform(_LEAST_SHARE, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """An attempt that failed and is going to be followed by another one."""
+
+    attempt: int
+    error: ModelCallError
+    delay_s: float
+
+
+class Retrying:
+    """A provider that tries again what fails for the moment.
+
+    `on_retry` hears of each attempt that is going to be repeated, before the wait begins.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        policy: RetryPolicy | None = None,
+        *,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        on_retry: Callable[[Retried], object] | None = None,
+    ) -> None:
+        self._provider = provider
+        self._policy = policy or RetryPolicy()
+        self._clock = clock or SystemClock()
+        self._rng = rng or random.Random()
+        self._on_retry = on_retry
+
+    def __repr__(self) -> str:
+        return f"Retrying({self._provider!r}, {self._policy!r})"
+
+    @property
+    def name(self) -> str:
+        """The name of the provider within."""
+        return self._provider.name
+
+    @property
+    def model(self) -> str:
+        """The model of the provider within."""
+        return self._provider.model
+
+    def estimate_usd(self, request: ModelRequest) -> float | None:
+        """Say what one attempt will cost at most: a failed one is seldom charged."""
+        return self._provider.estimate_usd(request)
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        """Call the model, several times if it must be."""
+        began = self._clock.monotonic()
+        spent: UsageReported | None = None
+        attempt = 0
+        while True:
+            attempt += 1
+            said: list[str] = []
+            seen = False
+            used = spent
+            error: ModelCallError
+            try:
+                # A provider's stream is an async generator; closing it is what closes the connection.
+                stream = cast("aclosing[AsyncIterator[ModelEvent]]", aclosing(self._provider.stream(request)))  # type: ignore[type-var]
+                async with stream as events:
+                    async for each in events:
+                        if isinstance(each, UsageReported):
+                            used = _sum(spent, each)
+                            yield used
+                            continue
+                        seen = seen or not isinstance(each, Stopped)
+                        if isinstance(each, TextDelta):
+                            said.append(each.text)
+                        yield each
+                return
+            except ModelCallError as raised:
+                error = raised
+            error.attempts = attempt
+            if seen:
+                error.partial = error.partial or "".join(said)
+                raise error
+            delay = self._delay(error, attempt, began)
+            if delay is None:
+                raise error
+            spent = used
+            if self._on_retry is not None:
+                self._on_retry(Retried(attempt, error, delay))
+            await self._clock.async_sleep(delay)
+
+    def _delay(self, error: ModelCallError, attempt: int, began: float) -> float | None:
+        """Return how long to wait before the next attempt; None if there is none."""
+        if not error.retryable or attempt >= self._policy.attempts:
+            return None
+        delay = self._policy.delay_s(attempt, self._rng)
+        if error.retry_after is not None:
+            delay = max(delay, error.retry_after.total_seconds())
+        passed = self._clock.monotonic() - began
+        return delay if passed + delay <= self._policy.total_s else None
+
+
+def _sum(spent: UsageReported | None, now: UsageReported) -> UsageReported:
+    if spent is None:
+        return now
+    # A cost that is unknown on one side is unknown in sum: a part would look like the whole.
+    known = spent.cost_usd is not None and now.cost_usd is not None
+    return UsageReported(
+        spent.usage + now.usage,
+        (spent.cost_usd or 0.0) + (now.cost_usd or 0.0) if known else None,
+        spent.cache_write_tokens + now.cache_write_tokens,
+    )
