@@ -185,7 +185,7 @@ class InnerLoop:
                 ("look at the timeline for a loop", "resume with a higher max_iterations"),
             )
         except _Halted as halt:
-            return self._stopped_by_limits(str(halt))
+            return self._stopped_by_limits(halt)
         except HoldRequired as hold:
             return self._end(
                 TurnState.HELD,
@@ -224,17 +224,21 @@ class InnerLoop:
             if self.containment is None:
                 await call()
             else:
+                estimate = self.provider.estimate_usd(request)
                 outcome = await self.containment.acall_llm(
                     call,
                     WrapOptions(
                         operation_name=self.provider.name,
-                        model=self.provider.model,
-                        cost_estimate_hint=self.provider.estimate_usd(request) or 0.0,
+                        # A provider that knows the price itself, nothing included, needs no price table.
+                        model=self.provider.model if estimate is None else None,
+                        cost_estimate_hint=estimate or 0.0,
                         cost_of=_cost_of,
                     ),
                 )
                 if not outcome.ok and outcome.node.status != "error":
-                    raise _Halted(outcome.stop_reason or outcome.detail)
+                    raise _Halted(
+                        outcome.stop_reason or self.containment.stop_reason or "halted", outcome.detail
+                    )
                 if outcome.error is not None:
                     raise outcome.error
         except (PromptEvaluationError, OSError) as error:
@@ -286,7 +290,7 @@ class InnerLoop:
             return outcome.value
         if outcome.error is not None and not isinstance(outcome.error, CancelledByToken):
             raise outcome.error
-        raise _Halted(outcome.stop_reason or outcome.detail)
+        raise _Halted(outcome.stop_reason or self.containment.stop_reason or "halted", outcome.detail)
 
     def _recorder(self, call: ToolCall) -> Callable[[ToolResult[Any]], Sequence[object]]:
         """Make the tool's message part of the append that ends the call."""
@@ -409,18 +413,27 @@ class InnerLoop:
         self.state.session.dispatch(PartialText(self._turn_id, answer.text))
         return self._end(TurnState.PARTIAL_FAILED, kind, details, advice)
 
-    def _stopped_by_limits(self, kind: str) -> TurnResult:
+    def _stopped_by_limits(self, halt: _Halted) -> TurnResult:
         assert self.containment is not None
         snapshot = self.containment.get_snapshot()
-        state = _LIMIT_ENDINGS.get(kind, TurnState.FAILED)
+        state = _LIMIT_ENDINGS.get(halt.kind, TurnState.FAILED)
         spent = f"{snapshot.step_count} steps, ${snapshot.cost_usd_accumulated:.4f}"
+        why = f": {halt.detail}" if halt.detail else ""
         return self._end(
-            state, kind, f"the run's limits stopped it after {spent}", ("resume with higher limits",)
+            state,
+            halt.kind,
+            f"the run's limits stopped it after {spent}{why}",
+            ("resume with higher limits",),
         )
 
 
 class _Halted(Exception):
-    """The containment refused or stopped a call; its text is the stop reason."""
+    """The containment refused or stopped a call."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        self.kind = kind
+        self.detail = detail
+        super().__init__(kind)
 
 
 def _cost_of(answer: object) -> float:
