@@ -41,7 +41,7 @@ from holdfast.state.resources import ResourceRegistry
 from holdfast.state.session import Session
 from holdfast.state.slices import Append, Replace, Slice, replace_latest
 from holdfast.tools._process import run_command_async
-from holdfast.tools.boundaries import recover, rollback_to_call
+from holdfast.tools.boundaries import diff_calls, recover, rollback_to_call
 from holdfast.tools.context import ToolContext, filesystem_of
 from holdfast.tools.events import OutboxPut, ToolInvoked, ToolStarted
 from holdfast.tools.outbox import Outbox, undelivered
@@ -611,6 +611,14 @@ class Judge:
             with opened(world) as (state, runner):
                 self._resumed(state, runner, world)
                 if go_back:
+                    changed = {
+                        str(world.workspace / each.path) for each in diff_calls(state, CALL_ID).changes
+                    }
+                    assert changed == {
+                        each
+                        for each in {*self.before.tree, *self.after.tree}
+                        if self.before.tree.get(each) != self.after.tree.get(each)
+                    }
                     rollback_to_call(state, CALL_ID)
                     assert _look(state, world)[0] == replace(self.before, outbox=self.after.outbox)
         assert _marks(world.workspace / ".git") == git, "the user's repository was touched"
