@@ -659,11 +659,16 @@ class Core:
                 )
                 results.append(DispatchResult(each.event, tuple(ran), tuple(failures)))
                 drafts.append(each.draft())
-            interrupted = self._write(drafts) if drafts else None
-            self.head = seq
-            changes = self._install(working.changes)
-            if written is not None:
-                written()
+            try:
+                interrupted = self._write(drafts) if drafts else None
+                self.head = seq
+                changes = self._install(working.changes)
+                if written is not None:
+                    written()
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    self.loaded = False  # Cut off between the log and the slices: only the log knows.
+                raise
             if interrupted is not None:
                 raise interrupted
             if seq - self.stored_seq >= max(SNAPSHOT_EVERY, seq // 2):

@@ -875,6 +875,13 @@ class Transaction:
         finally:
             _transactions.reset(token)
 
+    def enter(self) -> None:
+        """Let everything that the present context dispatches from now on be staged here.
+
+        For a context of its own (`contextvars.copy_context().run(...)`), which needs no way back.
+        """
+        _transactions.set((self, *_transactions.get()))
+
     @property
     def staged(self) -> tuple[object, ...]:
         """The events that wait for the commit."""

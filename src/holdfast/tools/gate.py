@@ -161,14 +161,7 @@ class Turns:
             await each.take_async(token, deadline)
 
     def give_back(self) -> None:
-        """Leave all gates, whatever comes in between."""
-        try:
-            self._leave()
-        except BaseException:
-            self._leave()
-            raise
-
-    def _leave(self) -> None:
+        """Leave all gates. Calling it again does nothing."""
         for each in reversed(self._turns):
             each.give_back()
 

@@ -23,8 +23,9 @@ costs one append.
 
 An interrupt may come between any two steps, also in the middle of a rollback. Each part
 of a rollback can be repeated, so the part that was interrupted is done again and the
-interrupt raised afterwards. Should even that be cut short, the call is still open in the
-workspace and in the log, and the next call finds it there and ends it the way the log says.
+interrupt raised afterwards; giving a turn back is repeated for the same reason. Should
+even that be cut short, the call is still open in the workspace and in the log, and the
+next call finds it there and ends it the way the log says.
 
 After a crash the log says which calls had begun and not ended. `recover` undoes them
 before anything else runs, and says of each whether it can be run again. A call that
@@ -39,7 +40,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -186,6 +187,17 @@ def _running(begun: OpenCall) -> Iterator[None]:
         _inside.reset(token)
 
 
+def _within(begun: OpenCall, work: Callable[[], T]) -> T:
+    """Do something as part of the call, in a context that is thrown away: an interrupt leaves none of it."""
+
+    def run() -> T:
+        _inside.set((*_inside.get(), begun))
+        begun.transaction.enter()
+        return work()
+
+    return copy_context().run(run)
+
+
 @dataclass(slots=True)
 class ToolExecutionOutcome:
     """What `tool_execution` hands to its block: set `result`, or raise."""
@@ -241,8 +253,7 @@ class ToolRunner:
             if isinstance(begun, ToolResult):
                 return begun
             try:
-                with _running(begun):
-                    outcome = self._call_handler(begun)
+                outcome = _within(begun, partial(self._call_handler, begun))
             except BaseException as error:  # noqa: BLE001  # classified, and raised again where it must be
                 return self._fail(begun, error)
             result = self._end(begun, outcome)
@@ -252,7 +263,11 @@ class ToolRunner:
             self._leave_nothing(plan)
             raise
         finally:
-            plan.turns.give_back()
+            try:
+                plan.turns.give_back()
+            except BaseException:
+                plan.turns.give_back()
+                raise
 
     def _call_handler(self, begun: OpenCall) -> Any:
         """Run the handler in this thread; one that is async, in an event loop."""
@@ -287,7 +302,11 @@ class ToolRunner:
             self._leave_nothing(plan)
             raise
         finally:
-            plan.turns.give_back()
+            try:
+                plan.turns.give_back()
+            except BaseException:
+                plan.turns.give_back()
+                raise
 
     async def aexecute_all(
         self,
@@ -406,13 +425,13 @@ class ToolRunner:
         try:
             self._take_turns(plan)
             begun = self._begin(plan)
+            if isinstance(begun, ToolResult):
+                plan.turns.give_back()
+            return begun
         except BaseException:
             self._leave_nothing(plan)
             plan.turns.give_back()
             raise
-        if isinstance(begun, ToolResult):
-            plan.turns.give_back()
-        return begun
 
     async def abegin(
         self,
@@ -427,13 +446,13 @@ class ToolRunner:
         try:
             await self._take_turns_async(plan)
             begun = await _off_loop(plan.tool is not None and plan.tool.foreign, partial(self._begin, plan))
+            if isinstance(begun, ToolResult):
+                plan.turns.give_back()
+            return begun
         except BaseException:
             self._leave_nothing(plan)
             plan.turns.give_back()
             raise
-        if isinstance(begun, ToolResult):
-            plan.turns.give_back()
-        return begun
 
     def end(self, begun: OpenCall, outcome: Any) -> ToolResult[Any]:
         """End a call that was begun with `begin`."""
@@ -443,7 +462,11 @@ class ToolRunner:
             self._deliver(begun)
             return result
         finally:
-            begun.turns.give_back()
+            try:
+                begun.turns.give_back()
+            except BaseException:
+                begun.turns.give_back()
+                raise
 
     def abort(self, begun: OpenCall, error: BaseException) -> ToolResult[Any]:
         """Undo a call that was begun with `begin`. Raises what `execute` would raise."""
@@ -451,7 +474,11 @@ class ToolRunner:
         try:
             return self._fail(begun, error)
         finally:
-            begun.turns.give_back()
+            try:
+                begun.turns.give_back()
+            except BaseException:
+                begun.turns.give_back()
+                raise
 
     # .. plan ..
 
@@ -474,7 +501,7 @@ class ToolRunner:
             known = ", ".join(sorted(self.tool_registry)) or "none"
             message = f"There is no tool {call.name!r}. There are: {known}."
             plan = _Plan(call, None, None, ("invalid", message), context, record)
-        elif native is not None and native.params_type is None:
+        elif native is not None and native.handler is None and native.params_type is None:
             plan = _Plan(call, tool, None, None, context, record)
         else:
             try:
@@ -819,9 +846,7 @@ class ToolRunner:
             if begun.context.deadline is not None:
                 begun.context.deadline.raise_if_passed(f"the tool call {begun.call.id}")
             if result.success:
-                with _running(begun):
-                    self._learn(begun, result)
-                    _close_scope(begun)
+                _within(begun, partial(self._learn, begun, result))
         except BaseException as error:  # noqa: BLE001  # classified and raised again where it must be
             return self._fail(begun, error)
         if not result.success:
@@ -835,11 +860,12 @@ class ToolRunner:
         return result
 
     def _learn(self, begun: OpenCall, result: ToolResult[Any]) -> None:
-        """Stage what follows from a success: what policies remember, and the typed result."""
+        """Stage what follows from a success: what policies remember, the typed result, what resources say."""
         for policy in self._policies_for(begun.tool.name):
             policy.on_result(begun.tool, begun.params, result, context=begun.context)
         for value in _typed_values(result):
             begun.transaction.session.dispatch(value)
+        _close_scope(begun)
 
     def _commit(self, begun: OpenCall, result: ToolResult[Any]) -> FilesystemSnapshot | None:
         if begun.filesystem is not None:
