@@ -24,6 +24,7 @@ from holdfast.errors import (
 )
 from holdfast.workspace.host import HostFilesystem, SnapshotLimits
 from holdfast.workspace.manifest import Exclusions, Scan
+from holdfast.workspace.objects import PackWriter
 from holdfast.workspace.rooted import Place
 
 
@@ -930,6 +931,41 @@ def test_damage_at_the_end_of_the_line_is_not_fatal(fs: HostFilesystem, root: Pa
         assert not (root / "a.txt").exists()
         later.restore(second)
         assert (root / "a.txt").read_text() == "one"
+
+
+@pytest.mark.parametrize("how", ["first scan", "later scan", "foreign call", "plain call"])
+def test_a_full_disk_loses_nothing(
+    fs: HostFilesystem, root: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """If a boundary cannot be written, the error says so; afterwards everything works and can be undone."""
+    (root / "a.txt").write_text("start")
+    base = fs.snapshot(scan=how != "first scan")
+    call = fs.begin("call", foreign=how == "foreign call") if how.endswith("call") else None
+    if how == "plain call":
+        fs.write("a.txt", "changed")
+    else:
+        (root / "a.txt").write_text("changed")
+
+    def full(self: PackWriter) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PackWriter, "_finish", full)
+        with pytest.raises(OSError, match="No space"):
+            call.prepare() if call is not None else fs.snapshot(scan=True)
+    if call is not None:
+        call.prepare()
+        call.finish()
+        fs.restore(base)
+        assert (root / "a.txt").read_text() == "start"
+    else:
+        changed = fs.snapshot(scan=True)
+        (root / "a.txt").write_text("changed again")
+        fs.restore(changed)
+        assert (root / "a.txt").read_text() == "changed"
+    with reopened(fs) as later:
+        assert later.snapshot(scan=True).uncovered == ()
+    assert git(fs.store_path, "fsck", "--full") == ""
 
 
 # --- forks, lines, retention -----------------------------------------------------------------------

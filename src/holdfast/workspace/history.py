@@ -121,6 +121,11 @@ class History:
                 self._manifest.baseline_missing = True
         return self._manifest
 
+    def forget_manifest(self) -> None:
+        """Drop what is in memory; the manifest on disk and the boundaries since are what counts."""
+        self._manifest = None
+        self.dirty.clear()
+
     def adopt_manifest(self, manifest: Manifest, dirty: set[str]) -> None:
         """Make a call's manifest the present one."""
         self._manifest = manifest

@@ -96,7 +96,15 @@ from holdfast.workspace.manifest import (
     tree_entry,
     write_trees,
 )
-from holdfast.workspace.objects import CHUNK_BYTES, MODE_TREE, ObjectStore, object_id, sync_directory
+from holdfast.workspace.objects import (
+    CHUNK_BYTES,
+    MODE_TREE,
+    ObjectStore,
+    PackWriter,
+    encode_commit,
+    object_id,
+    sync_directory,
+)
 from holdfast.workspace.paths import MAX_DEPTH, ROOT, join, normalize, split
 from holdfast.workspace.restoring import Outcome, apply, fold
 from holdfast.workspace.rooted import (
@@ -1223,7 +1231,16 @@ class HostFilesystem:
     # --- inside: scans -------------------------------------------------------------------------------
 
     def _scan(self, manifest: Manifest, *, keep: bool) -> Scan:
-        scan = Scan(
+        scan = self._new_scan(manifest, keep=keep)
+        descriptor = self._tree.open_for_listing()
+        try:
+            scan.run(descriptor)
+        finally:
+            os.close(descriptor)
+        return scan
+
+    def _new_scan(self, manifest: Manifest, *, keep: bool) -> Scan:
+        return Scan(
             manifest,
             store=self._opened().objects if keep else None,
             exclusions=self._exclusions,
@@ -1231,12 +1248,6 @@ class HostFilesystem:
             limits=self._limits,
             repair=not keep,
         )
-        descriptor = self._tree.open_for_listing()
-        try:
-            scan.run(descriptor)
-        finally:
-            os.close(descriptor)
-        return scan
 
     def _manifest(self) -> Manifest:
         """Return what is known about the tree at the newest boundary."""
@@ -1261,55 +1272,79 @@ class HostFilesystem:
     def _scan_boundary(self) -> Manifest:
         """Look at the whole tree and make a boundary of what somebody else changed."""
         history = self._opened()
-        head = self._head()
-        manifest = self._manifest()
-        boundary = self._found(manifest, head.commit, history.dirty)
-        if boundary is not None:
-            history.append(boundary)
-            manifest.position = len(history.line)
-        history.save_manifest(manifest)
+        head = history.line.head
+        try:
+            manifest = self._manifest()
+            boundary = self._found(manifest, None if head is None else head.commit, history.dirty)
+            if boundary is not None:
+                history.append(boundary)
+                manifest.position = len(history.line)
+            history.save_manifest(manifest)
+        except BaseException:
+            # Knowledge that did not become a boundary does not count: the disk may be full.
+            history.forget_manifest()
+            raise
         return manifest
 
     def _scan_segment(self, call: _HostCall) -> Manifest:
         """Do the same inside a plain call, where it counts only when the call does."""
-        manifest = call.working_manifest(self)
-        self._catch_up(manifest, self._boundaries(), call.dirty)
-        boundary = self._found(manifest, self._last_commit(), call.dirty)
-        if boundary is not None:
-            call.journal.mark(boundary, prepared=False)
-            manifest.position = len(self._boundaries())
+        with call.learning():
+            manifest = call.working_manifest(self)
+            self._catch_up(manifest, self._boundaries(), call.dirty)
+            boundary = self._found(manifest, self._last_commit(), call.dirty)
+            if boundary is not None:
+                call.journal.mark(boundary, prepared=False)
+                manifest.position = len(self._boundaries())
         return manifest
 
-    def _found(self, manifest: Manifest, parent: str, dirty: set[str]) -> Boundary | None:
+    def _found(self, manifest: Manifest, parent: str | None, dirty: set[str]) -> Boundary | None:
         """Scan, bring the manifest up to date, and return a boundary if anything is worth one."""
-        baseline = manifest.baseline_missing
+        if manifest.baseline_missing:
+            return self._baseline(manifest, parent, dirty)
         uncovered = manifest.uncovered
         scan = self._scan(manifest, keep=True)
-        changes, seen = ([], []) if baseline else self._sort_out(manifest, scan)
+        changes, seen = self._sort_out(manifest, scan)
         manifest.apply(scan.updates, scan.uncovered)
         manifest.root_mode = scan.root_mode
         dirty.update(scan.updates)
-        if baseline:
-            manifest.baseline_missing = False
-            objects = self._opened().objects
-            with objects.bulk() as pack:
-                tree = write_trees(manifest, pack.add)
-            commit = objects.write_commit(
-                tree, (bytes.fromhex(parent),), "The whole workspace, as found", timestamp=self._now()
-            )
-            objects.flush()
-            return Boundary(
-                "scan",
-                commit.hex(),
-                baseline=True,
-                scanned=True,
-                uncovered=tuple(manifest.uncovered.items()),
-            )
         if not changes and not seen and uncovered == manifest.uncovered:
             return None
-        commit_ref = self._commit(changes, "Changed outside of tool calls", parent=parent, seen=seen)
+        commit = self._commit(
+            changes, "Changed outside of tool calls", parent=parent or self._head().commit, seen=seen
+        )
         uncovered_now = tuple(manifest.uncovered.items())
-        return Boundary("scan", commit_ref, tuple(changes), scanned=True, uncovered=uncovered_now)
+        return Boundary("scan", commit, tuple(changes), scanned=True, uncovered=uncovered_now)
+
+    def _baseline(self, manifest: Manifest, parent: str | None, dirty: set[str]) -> Boundary:
+        """Look at a tree for the first time: content, trees and the commit go into one pack."""
+        scan = self._new_scan(manifest, keep=True)
+        commit = b""
+
+        def conclude(pack: PackWriter) -> None:
+            nonlocal commit
+            manifest.apply(scan.updates, scan.uncovered)
+            tree = write_trees(manifest, pack.add)
+            parents = () if parent is None else (bytes.fromhex(parent),)
+            content = encode_commit(
+                tree, parents, f"The whole workspace {self._tree.path}, as found", timestamp=self._now()
+            )
+            commit = pack.add("commit", content)
+
+        descriptor = self._tree.open_for_listing()
+        try:
+            scan.run(descriptor, conclude)
+        finally:
+            os.close(descriptor)
+        manifest.root_mode = scan.root_mode
+        manifest.baseline_missing = False
+        dirty.update(scan.updates)
+        return Boundary(
+            "scan",
+            commit.hex(),
+            baseline=True,
+            scanned=True,
+            uncovered=tuple(manifest.uncovered.items()),
+        )
 
     def _sort_out(
         self, manifest: Manifest, scan: Scan
@@ -1329,30 +1364,31 @@ class HostFilesystem:
     def _foreign_segment(self, call: _HostCall, *, prepared: bool) -> Manifest:
         """Make a boundary of everything that a foreign call changed since the last one."""
         journal = call.journal
-        manifest = call.working_manifest(self)
-        scan = self._scan(manifest, keep=True)
-        changes, seen = self._sort_out(manifest, scan)
-        manifest.apply(scan.updates, scan.uncovered)
-        manifest.root_mode = scan.root_mode
-        call.dirty.update(scan.updates)
-        found = {change.path for change in changes}
-        # What was written through this object where scans do not look belongs to the call as well.
-        changes += [
-            change
-            for change in self._changes(journal)
-            if change.path not in found and self._is_beyond_scans(manifest, change.path)
-        ]
-        commit = self._call_commit(journal, changes, seen)
-        boundary = Boundary(
-            "call",
-            commit,
-            tuple(changes),
-            journal.id,
-            scanned=True,
-            uncovered=tuple(manifest.uncovered.items()),
-        )
-        journal.mark(boundary, prepared=prepared)
-        manifest.position = len(self._boundaries())
+        with call.learning():
+            manifest = call.working_manifest(self)
+            scan = self._scan(manifest, keep=True)
+            changes, seen = self._sort_out(manifest, scan)
+            manifest.apply(scan.updates, scan.uncovered)
+            manifest.root_mode = scan.root_mode
+            call.dirty.update(scan.updates)
+            found = {change.path for change in changes}
+            # What was written through this object where scans do not look belongs to the call as well.
+            changes += [
+                change
+                for change in self._changes(journal)
+                if change.path not in found and self._is_beyond_scans(manifest, change.path)
+            ]
+            commit = self._call_commit(journal, changes, seen)
+            boundary = Boundary(
+                "call",
+                commit,
+                tuple(changes),
+                journal.id,
+                scanned=True,
+                uncovered=tuple(manifest.uncovered.items()),
+            )
+            journal.mark(boundary, prepared=prepared)
+            manifest.position = len(self._boundaries())
         return manifest
 
     def _is_beyond_scans(self, manifest: Manifest, path: str) -> bool:
@@ -1623,6 +1659,16 @@ class _HostCall:
         if self._working is None:
             self._working = filesystem._manifest().copy()
         return self._working
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Forget what was learned in the block if it did not become a boundary."""
+        try:
+            yield
+        except BaseException:
+            self._working = None
+            self.dirty.clear()
+            raise
 
     def prepare(self) -> FilesystemSnapshot:
         """Write the boundary after the call; the call can still be rolled back."""

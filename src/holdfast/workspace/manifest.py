@@ -452,8 +452,11 @@ class Scan:
         self._deadline = 0.0
         self._over: str | None = None
 
-    def run(self, root: int) -> None:
-        """Walk the tree below an open directory, which stays open."""
+    def run(self, root: int, conclude: Callable[[PackWriter], None] | None = None) -> None:
+        """Walk the tree below an open directory, which stays open.
+
+        A first scan puts everything into one pack; `conclude` may add to it what follows from the findings.
+        """
         self._racy_from = time.time_ns() - RACY_NS
         self._deadline = time.monotonic() + self._limits.max_seconds
         self.root_mode = stat.S_IMODE(os.fstat(root).st_mode)
@@ -462,6 +465,8 @@ class Scan:
             self._walk = self._first_directory
         try:
             self._walk(root, "", 0)
+            if self._pack is not None and conclude is not None:
+                conclude(self._pack)
         except BaseException as error:
             if self._pack is not None:
                 self._pack.__exit__(type(error), error, None)

@@ -150,6 +150,15 @@ def encode_tree(entries: dict[bytes, TreeEntry]) -> bytes:
     return b"".join(b"%o %s\0%s" % (entry.mode, name, entry.oid) for name, entry in ordered)
 
 
+def encode_commit(tree: bytes, parents: Iterable[bytes], message: str, *, timestamp: int) -> bytes:
+    """Return the content of a commit object."""
+    lines = [b"tree " + tree.hex().encode()]
+    lines += [b"parent " + parent.hex().encode() for parent in parents]
+    who = b"Holdfast <holdfast@localhost> %d +0000" % timestamp
+    lines += [b"author " + who, b"committer " + who, b"", message.encode("utf-8", "backslashreplace")]
+    return b"\n".join(lines) + b"\n"
+
+
 def decode_tree(data: bytes) -> dict[bytes, TreeEntry]:
     """Return the names of a tree object's content."""
     entries: dict[bytes, TreeEntry] = {}
@@ -374,11 +383,7 @@ class ObjectStore:
 
     def write_commit(self, tree: bytes, parents: Iterable[bytes], message: str, *, timestamp: int) -> bytes:
         """Store a commit and return its id."""
-        lines = [b"tree " + tree.hex().encode()]
-        lines += [b"parent " + parent.hex().encode() for parent in parents]
-        who = b"Holdfast <holdfast@localhost> %d +0000" % timestamp
-        lines += [b"author " + who, b"committer " + who, b"", message.encode("utf-8", "backslashreplace")]
-        oid = self.write("commit", b"\n".join(lines) + b"\n")
+        oid = self.write("commit", encode_commit(tree, parents, message, timestamp=timestamp))
         self._newest_commit = (oid, tree)
         return oid
 
