@@ -2,28 +2,38 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.ready
+PACKAGE := $(VENV)/.package
+TOOLS := $(VENV)/.tools
+
+# $(call install,what): install into the environment, with the versions that are known to work together.
+define install
+	@if command -v uv >/dev/null 2>&1; then \
+		uv venv --quiet --allow-existing --python $(PYTHON) $(VENV) && \
+		uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '$(1)'; \
+	else \
+		test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '$(1)'; \
+	fi
+	@touch $@
+endef
 
 .PHONY: demo test check bench format clean
 
-$(STAMP): pyproject.toml constraints.txt
-	@if command -v uv >/dev/null 2>&1; then \
-		uv venv --quiet --allow-existing --python $(PYTHON) $(VENV) && \
-		uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[dev]'; \
-	else \
-		$(PYTHON) -m venv $(VENV) && \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
-	fi
-	@touch $(STAMP)
+$(PACKAGE): pyproject.toml constraints.txt
+	$(call install,.)
+
+$(TOOLS): pyproject.toml constraints.txt
+	$(call install,.[dev])
+	@touch $(PACKAGE)
 
 ## demo: the main job on embedded defaults, offline, in a scratch directory
-demo: $(STAMP)
+demo: $(PACKAGE)
 	@$(BIN)/python -m holdfast demo
 
-## test: everything that must hold (lint, types, import contract, tests, snippets)
+## test: everything that must hold (format, lint, types, import contract, tests, snippets)
 test: check
 
-check: $(STAMP)
+check: $(TOOLS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -31,10 +41,10 @@ check: $(STAMP)
 	$(BIN)/pytest -n auto --dist worksteal
 
 ## bench: speed as ratios to a floor or a peer in the same run
-bench: $(STAMP)
+bench: $(TOOLS)
 	$(BIN)/python -m bench
 
-format: $(STAMP)
+format: $(TOOLS)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
