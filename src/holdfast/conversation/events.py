@@ -62,3 +62,5 @@ class ProviderUsage:
     extends_previous: bool = True
     """Whether the previous call's input is a prefix of this one: if not, the provider's cache was missed."""
     output_truncated: bool = False
+    notes: tuple[str, ...] = ()
+    """What was cut or mended in the answer before it was recorded."""

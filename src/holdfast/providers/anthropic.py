@@ -26,7 +26,7 @@ from holdfast.providers.base import (
 )
 from holdfast.providers.errors import Facts
 from holdfast.providers.translate import Wire, anthropic_tools, mark_cached, to_anthropic
-from holdfast.providers.vendor import ClosableStream, VendorProvider
+from holdfast.providers.vendor import ClosableStream, VendorProvider, tls
 from holdfast.tools.tool import ToolCall
 
 _STOPS: Mapping[str, StopReason] = {
@@ -67,7 +67,10 @@ class Anthropic(VendorProvider[anthropic.AsyncAnthropic]):
 
         def make() -> anthropic.AsyncAnthropic:
             given: dict[str, Any] = {} if timeout_s is None else {"timeout": timeout_s}
-            return anthropic.AsyncAnthropic(api_key=api_key, base_url=base_url, max_retries=0, **given)
+            http = anthropic.DefaultAsyncHttpxClient(verify=tls(), **given)
+            return anthropic.AsyncAnthropic(
+                api_key=api_key, base_url=base_url, max_retries=0, http_client=http, **given
+            )
 
         key = client.api_key if client is not None else api_key
         super().__init__(

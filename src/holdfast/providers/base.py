@@ -6,7 +6,7 @@ comes back. It decides nothing: the loop records, runs tools, retries and stops.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -99,8 +99,8 @@ class Provider(Protocol):
         """Say what the call will cost at most, if the provider knows better than the price table."""
         ...
 
-    def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """Call the model once. Closing the iterator closes the connection.
+    def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """Call the model once. Closing the generator closes the connection.
 
         What goes wrong is a `ModelCallError`, with what was said so far in `partial`. A call that went
         well ends with `Stopped`.

@@ -34,7 +34,7 @@ from holdfast.providers.translate import (
     to_openai_chat,
     to_openai_responses,
 )
-from holdfast.providers.vendor import ClosableStream, VendorProvider
+from holdfast.providers.vendor import ClosableStream, VendorProvider, tls
 from holdfast.tools.tool import ToolCall
 
 _CHAT_STOPS: Mapping[str, StopReason] = {
@@ -89,7 +89,10 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
 
         def make() -> openai.AsyncOpenAI:
             given: dict[str, Any] = {} if timeout_s is None else {"timeout": timeout_s}
-            return openai.AsyncOpenAI(api_key=key or _NO_KEY, base_url=base_url, max_retries=0, **given)
+            http = openai.DefaultAsyncHttpxClient(verify=tls(), **given)
+            return openai.AsyncOpenAI(
+                api_key=key or _NO_KEY, base_url=base_url, max_retries=0, http_client=http, **given
+            )
 
         super().__init__(
             model,

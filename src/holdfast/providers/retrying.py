@@ -19,10 +19,9 @@ one reports, so that usage and cost are those of the whole call.
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import cast
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import ModelCallError, UsageError
@@ -114,7 +113,7 @@ class Retrying:
         """Say what one attempt will cost at most: a failed one is seldom charged."""
         return self._provider.estimate_usd(request)
 
-    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Call the model, several times if it must be."""
         began = self._clock.monotonic()
         spent: UsageReported | None = None
@@ -126,9 +125,7 @@ class Retrying:
             used = spent
             error: ModelCallError
             try:
-                # A provider's stream is an async generator; closing it is what closes the connection.
-                stream = cast("aclosing[AsyncIterator[ModelEvent]]", aclosing(self._provider.stream(request)))  # type: ignore[type-var]
-                async with stream as events:
+                async with aclosing(self._provider.stream(request)) as events:
                     async for each in events:
                         if isinstance(each, UsageReported):
                             used = _sum(spent, each)

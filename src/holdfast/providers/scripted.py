@@ -8,7 +8,7 @@ memory, so that a resumed run goes on where the script was.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,7 +89,7 @@ class ScriptedProvider:
         except PromptEvaluationError:
             return 0.0
 
-    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Yield the answer that comes next in this conversation."""
         await anyio.lowlevel.checkpoint()
         answer = self._next(request)

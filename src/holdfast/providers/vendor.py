@@ -25,6 +25,8 @@ stream and yields model events. Around them this module keeps the promises of th
 
 from __future__ import annotations
 
+import functools
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -32,6 +34,7 @@ from datetime import UTC, datetime
 from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
+import httpx2
 from anyio.lowlevel import RunVar
 
 from holdfast.containment.costing import default_prices
@@ -74,6 +77,12 @@ _DRAIN_S = 0.1
 
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """What reading an event raises that is not built as the SDK expects: SDKs do not check what comes."""
+
+
+@functools.cache
+def tls() -> ssl.SSLContext:
+    """Return the TLS settings of this process: reading all certificates once per client would be slow."""
+    return httpx2.create_ssl_context()
 
 
 class LoopBound(Generic[C]):
@@ -147,8 +156,8 @@ class VendorProvider(ABC, Generic[C]):
         tokens = size + estimate_tokens(tools) + estimate_tokens(request.output_schema)
         return self._price(estimate_usage(input_tokens=tokens, max_output_tokens=self._max_output_tokens))
 
-    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """Call the model once. Closing the iterator closes the connection."""
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """Call the model once. Closing the generator closes the connection."""
         said: list[str] = []
         failed: ModelCallError
         opened: ClosableStream | None = None

@@ -8,6 +8,7 @@ and never forgets what did.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,19 +30,14 @@ from holdfast.errors import (
     CancelledByToken,
     ConversationNotFound,
     HoldRequired,
+    ModelCallError,
     PromptEvaluationError,
     PromptMismatch,
 )
-from holdfast.providers.base import (
-    ModelEvent,
-    ModelRequest,
-    Provider,
-    Stopped,
-    TextDelta,
-    ToolCallRequested,
-    UsageReported,
-)
-from holdfast.state.budget import Deadline, TokenUsage
+from holdfast.providers.base import ModelEvent, ModelRequest, Provider
+from holdfast.providers.collect import CollectedAnswer, Collector
+from holdfast.providers.errors import error_of_stop
+from holdfast.state.budget import Deadline
 from holdfast.state.execution import ExecutionState
 from holdfast.state.session import stamped
 from holdfast.tools.boundaries import recover
@@ -70,15 +66,6 @@ class TurnResult:
     error_kind: str | None = None
     details: str = ""
     next_actions: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class _Answer:
-    text: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
-    usage: TokenUsage = field(default_factory=TokenUsage)
-    cost_usd: float | None = None
-    stop: str = "end"
 
 
 @dataclass(slots=True)
@@ -207,18 +194,22 @@ class InnerLoop:
             )
             raise
 
-    async def _ask(self) -> _Answer | TurnResult:
+    async def _ask(self) -> CollectedAnswer | TurnResult:
         """Call the model once, inside the containment, and record its answer."""
         replayed = self._replayer.input()
         request = ModelRequest(
             replayed.items, tuple(self.tools.values()), answers_so_far=self._answers_so_far
         )
-        answer = _Answer()
+        collector = Collector()
 
-        async def call() -> _Answer:
-            async for each in self.provider.stream(request):
-                self._take(answer, each)
-            return answer
+        async def call() -> CollectedAnswer:
+            # Closed whatever happens here: an answer that nobody reads any more is not paid for.
+            async with aclosing(self.provider.stream(request)) as events:
+                async for each in events:
+                    collector.add(each)
+                    if self.watch is not None:
+                        self.watch(each)
+            return collector.answer()
 
         try:
             if self.containment is None:
@@ -242,28 +233,22 @@ class InnerLoop:
                 if outcome.error is not None:
                     raise outcome.error
         except (PromptEvaluationError, OSError) as error:
-            return self._provider_failed(answer, error)
+            return self._provider_failed(collector.text, error)
+        answer = collector.answer()
+        self._record_usage(answer, replayed)
+        # An answer that was cut off, filtered or refused is no answer: what was said is evidence.
+        no_answer = error_of_stop(answer.stop, provider=self.provider.name, model=self.provider.model)
+        if no_answer is not None:
+            return self._provider_failed(answer.text, no_answer)
         self._turn += 1
         self._answers_so_far += 1
-        self._record_usage(answer, replayed)
         self._record(
             "assistant",
             answer.text,
             tool_calls=tuple(ToolCallRecord(c.id, c.name, c.arguments_json) for c in answer.calls),
+            parts=answer.parts,
         )
         return answer
-
-    def _take(self, answer: _Answer, seen: ModelEvent) -> None:
-        if isinstance(seen, TextDelta):
-            answer.text += seen.text
-        elif isinstance(seen, ToolCallRequested):
-            answer.calls.append(seen.call)
-        elif isinstance(seen, UsageReported):
-            answer.usage, answer.cost_usd = seen.usage, seen.cost_usd
-        elif isinstance(seen, Stopped):
-            answer.stop = seen.reason
-        if self.watch is not None:
-            self.watch(seen)
 
     async def _run_tools(self, calls: Sequence[ToolCall], *, resumed: bool = False) -> None:
         runner = ToolRunner(
@@ -366,7 +351,7 @@ class InnerLoop:
             self.state.session.dispatch(closed)
             self._replayer.add(self.state.session.head, closed)
 
-    def _record_usage(self, answer: _Answer, replayed: Replay) -> None:
+    def _record_usage(self, answer: CollectedAnswer, replayed: Replay) -> None:
         """Keep what the call used, and whether its input extended the one before: a broken cache shows."""
         extends = len(replayed.breaks) == self._breaks_seen
         self._breaks_seen = len(replayed.breaks)
@@ -374,7 +359,7 @@ class InnerLoop:
             ProviderUsage(
                 provider=self.provider.name,
                 model=self.provider.model,
-                call_index=self._answers_so_far,
+                call_index=self._answers_so_far + 1,
                 usage=answer.usage,
                 cost_usd=answer.cost_usd,
                 stop_reason=answer.stop,
@@ -382,6 +367,7 @@ class InnerLoop:
                 prefix_hash=replayed.prefix_hash(),
                 extends_previous=extends,
                 output_truncated=answer.stop == "length",
+                notes=answer.notes,
             )
         )
 
@@ -405,12 +391,14 @@ class InnerLoop:
         text = last.content if last is not None and last.role == "assistant" else ""
         return TurnResult(state, text if state is TurnState.COMPLETED else "", kind, details, next_actions)
 
-    def _provider_failed(self, answer: _Answer, error: Exception) -> TurnResult:
+    def _provider_failed(self, said: str, error: Exception) -> TurnResult:
         advice = ("resume the session to try again",)
         kind, details = "provider_error", f"{type(error).__name__}: {error}"
-        if not answer.text:
+        if isinstance(error, ModelCallError):
+            kind = error.kind
+        if not said:
             return self._end(TurnState.FAILED, kind, details, advice)
-        self.state.session.dispatch(PartialText(self._turn_id, answer.text))
+        self.state.session.dispatch(PartialText(self._turn_id, said))
         return self._end(TurnState.PARTIAL_FAILED, kind, details, advice)
 
     def _stopped_by_limits(self, halt: _Halted) -> TurnResult:
@@ -437,7 +425,7 @@ class _Halted(Exception):
 
 
 def _cost_of(answer: object) -> float:
-    return answer.cost_usd or 0.0 if isinstance(answer, _Answer) else 0.0
+    return answer.cost_usd or 0.0 if isinstance(answer, CollectedAnswer) else 0.0
 
 
 def _costs_nothing(result: object) -> float:

@@ -1,0 +1,33 @@
+"""Every provider keeps the promises of the seam: one suite, four ways, over a real socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from holdfast.providers.anthropic import Anthropic
+from holdfast.providers.base import Provider
+from holdfast.providers.openai import OpenAI
+from holdfast.testing.provider import ProviderBench, ProviderConformance, StepBench, StepProvider
+from holdfast.testing.wire import Step, WireServer
+
+
+class TestOpenAIResponses(ProviderConformance):
+    def make_provider(self, server: WireServer) -> Provider:
+        return OpenAI("a-model", base_url=server.openai_url, api_key="a-key")
+
+
+class TestOpenAIChat(ProviderConformance):
+    def make_provider(self, server: WireServer) -> Provider:
+        return OpenAI("a-model", api="chat", base_url=server.openai_url, api_key="a-key")
+
+
+class TestAnthropic(ProviderConformance):
+    def make_provider(self, server: WireServer) -> Provider:
+        return Anthropic("a-model", base_url=server.anthropic_url, api_key="a-key")
+
+
+class TestScripted(ProviderConformance):
+    @contextmanager
+    def open(self, steps: Sequence[Step]) -> Iterator[ProviderBench]:
+        yield StepBench(StepProvider(steps))
