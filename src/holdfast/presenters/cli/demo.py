@@ -149,9 +149,8 @@ def demo(console: Console, directory: Path | None = None) -> int:
     with DEMO_AGENT.run(
         "Think.", provider=_RUNAWAY, workspace=project, store=store, limits=Limits(max_cost_usd=0.50)
     ) as runaway:
-        console.print(
-            f"   the run [bold]{runaway.state.value}[/]: {runaway.result.error_kind}, {runaway.result.details}"
-        )
+        result = runaway.result
+        console.print(f"   the run [bold]{result.state.value}[/]: {result.error_kind}, {result.details}")
         ok = ok and runaway.result.error_kind == "budget_exceeded"
 
     console.print("\nLook at it yourself:")
