@@ -386,6 +386,19 @@ def test_a_slice_with_items_of_several_types_comes_back_as_it_was() -> None:
     assert [type(each) for each in again.slices[Note]] == [Note, LoudNote]
 
 
+def test_a_stranger_in_a_slice_is_refused() -> None:
+    session = Session()
+    session.dispatch(Note("a"))
+    data = json.loads(session.snapshot().to_json())
+    data["slices"][0]["item_type"] = "kit.Said"
+    with pytest.raises(SnapshotRestoreError, match=r"slices\[0\]: a Said is not a Note"):
+        Snapshot.from_json(json.dumps(data))
+    data["slices"].append(json.loads(session.snapshot().to_json())["slices"][0])
+    data["slices"][0]["item_type"] = "state_kit:Note"
+    with pytest.raises(SnapshotRestoreError, match="twice"):
+        Snapshot.from_json(json.dumps(data))
+
+
 def test_a_session_with_a_registry_of_its_own_has_snapshots_of_its_own() -> None:
     own = Codec(TypeRegistry())
     own.registry.register(Note, name="mine.Note")
