@@ -456,10 +456,10 @@ class Scenario:
 
 
 EDIT = Scenario("edit", edited_by_hand, 1_000)
-COMMAND = Scenario("command", commanded_by_hand, 50, foreign=True)
-LOOK = Scenario("look", _nothing, 25, starts=False)
-FAIL = Scenario("fail_after_editing", _nothing, 40, succeeds=False)
-FAIL_COMMAND = Scenario("fail_after_a_command", _nothing, 30, succeeds=False, foreign=True)
+COMMAND = Scenario("command", commanded_by_hand, 40, foreign=True)
+LOOK = Scenario("look", _nothing, 20, starts=False)
+FAIL = Scenario("fail_after_editing", _nothing, 30, succeeds=False)
+FAIL_COMMAND = Scenario("fail_after_a_command", _nothing, 20, succeeds=False, foreign=True)
 NOTES = 2
 """How many notes each of them writes."""
 
@@ -766,7 +766,7 @@ def test_a_recovery_that_is_killed_is_completed_by_the_next(
     crash(position).top.rename(crashed)
     steps, _ = moments(_recovery(_fresh(crashed)), _world(prepared).disk)
     outcomes = _kill_and_judge(
-        judge, crashed, _recovery, steps if EVERY_MOMENT else sample(steps, 20), resume_every=5
+        judge, crashed, _recovery, steps if EVERY_MOMENT else sample(steps, 12), resume_every=5
     )
     assert set(outcomes) == {when == "just after the commit"}
 

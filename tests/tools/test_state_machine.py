@@ -437,8 +437,21 @@ class Machine(RuleBasedStateMachine):
         before, after, theirs = self.boundaries[call_id]
         rollback_to_call(self.state, call_id, side=side)
         self.model = before if side == "before" else after
-        if theirs is not None:
-            self.theirs = dict(theirs)
+        self._bring_back(theirs)
+
+    def _bring_back(self, theirs: dict[str, str] | None) -> None:
+        """Somebody else's files went back as well, if the boundary knew them.
+
+        That was a change by Holdfast, so going to an older boundary that did not look at the whole tree would
+        give them back what they had: it undoes what Holdfast did, and nothing else. That is left to the tests
+        of the workspace, and such boundaries are forgotten here.
+        """
+        if theirs is None or theirs == self.theirs:
+            return
+        self.theirs = dict(theirs)
+        self.saved = []
+        self.boundaries = {each: kept for each, kept in self.boundaries.items() if kept[2] is not None}
+        self.checkpoints = {each: kept for each, kept in self.checkpoints.items() if each in self.boundaries}
 
     @precondition(lambda self: self.checkpoints)
     @rule(data=st.data())
@@ -448,9 +461,7 @@ class Machine(RuleBasedStateMachine):
         assert self.state.checkpoints is not None
         rollback_to_tool(self.state, self.state.checkpoints, call_id)
         self.model = self.checkpoints[call_id]
-        theirs = self.boundaries[call_id][2]
-        if theirs is not None:
-            self.theirs = dict(theirs)
+        self._bring_back(self.boundaries[call_id][2])
 
     @rule()
     def take_a_snapshot(self) -> None:
