@@ -48,7 +48,8 @@ THREE = Review(3, ["a"])
         f"My answer is {GOOD}. I hope that helps.",
         f"See [1] and {{this}}, {{}} or [x]: {GOOD}",
         f'Like {{"other": 1}}, but: {GOOD}',
-        f"I set [score to 3]. {GOOD}",
+        f"I set [score to 3], which isn't [what's meant, 2026-11-05]. {GOOD}",
+        f"At [2026-11-05, 12:00] with \\frac{{a}}{{b}} [-] [ ]: {GOOD}",
     ],
 )
 def test_the_answer_is_found_wherever_it_stands(text: str) -> None:
@@ -200,6 +201,13 @@ def test_a_part_of_a_broken_answer_is_not_the_answer() -> None:
         '{"value": 1,, "child": {"value": 2, "child": null}}',
         "{'value': 1, 'child': {\"value\": 2, \"child\": null}",
         '[1, {"value": 2, "child": null}',
+        '{value: 1, child: {"value": 2, "child": null}}',
+        '{"value": "x}", "child": {"value": 2, "child": null}',
+        "{'value': '\\x1f}', 'child': {'value': 2, 'child': None}}",
+        '{"value": "say "}" here", "child": {"value": 2, "child": null}}',
+        '{"value": "say "}, and so", "child": {"value": 2, "child": null}}',
+        'First {"value": "?"}, then {"value": 2, "child": null}',
+        '{"value" 1, "child": {"value": 2, "child": null}}',
     ):
         assert refusal(text, Tree).raw_text == text
 
@@ -281,6 +289,15 @@ def test_a_type_that_refuses_a_value_itself_is_heard() -> None:
 )
 def test_a_refusal_says_what_is_wrong(text: str, says: str) -> None:
     assert says in str(refusal(text))
+
+
+@pytest.mark.parametrize("depth", [200, 300, 480, 700, 900, 950, 980, 990, 995, 2_000])
+@pytest.mark.parametrize("kind", [Review, list[Review]])
+def test_an_answer_may_be_nested_as_deeply_as_it_likes(depth: int, kind: Any) -> None:
+    """Wherever the limits of reading, writing and checking lie, it is a refusal."""
+    assert str(refusal("[" * depth + "]" * depth, kind))
+    assert str(refusal('{"score":' * depth + "1" + "}" * depth, kind))
+    assert str(refusal("{'score':" * depth + "1,}" + "}" * depth, kind))
 
 
 def test_a_refusal_is_an_evaluation_error_with_its_place() -> None:

@@ -10,8 +10,8 @@ somewhere in a text. `StructuredOutput.parse` finds it, in this order:
 3. the first `{` or `[` from which a value can be read that fits.
 
 What stands in 1 or 2 is the answer, and it fits or is refused; only in prose, where a bracket
-may be anything, does the search go on. It never goes on *inside* something that began as JSON
-and cannot be read: a part of a broken answer is not the answer.
+may be anything, does the search go on. It ends at the first thing that may have been the answer
+and cannot be read, or does not fit: a part of a broken answer is not the answer.
 
 Where nothing can be read like that, the same places are tried once more with the repairs that
 leave no doubt about what was meant: trailing commas, Python's quotes and constants, raw line
@@ -19,8 +19,8 @@ breaks in strings. An answer that was cut off is never completed, a key that sta
 never chosen between, and no value is coerced: `"3"` is not a number. What is refused is an
 `OutputParseError` that says what to put right.
 
-Everything is bounded, since a model may write anything: how many brackets are tried, how much
-text is read in doing so, and how long a text is repaired at all.
+Everything is bounded, since a model may write anything: no text is read more than a few times,
+no more than so many brackets are tried, and a text of megabytes is not repaired.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import itertools
 import json
 import re
 import typing
@@ -63,15 +62,11 @@ _ITEMS = "items"
 _FENCE = re.compile(r"^[ \t]*```[ \t]*json[ \t]*$", re.IGNORECASE | re.MULTILINE)
 _FENCE_END = re.compile(r"\s*(```|\Z)")
 _BRACKET = re.compile(r"[{\[]")
-_MEANT = re.compile(r"""\{\s*["'}]|\[\s*(?:[{\["'\]\d-]|(?:true|false|null)\b)""")
-"""A bracket that begins JSON, or what was meant to be."""
-_STRUCTURE = re.compile(r'[{}\[\]]|"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_ASIDE = re.compile(r"[{\[](?:[^{}\[\]\"']|(?<=\w)')*[}\]]")
+"""A pair of brackets around words: nothing that could be an answer, or a part of one, is in it."""
 
-_MAX_STARTS = 512
-_MAX_SCANNED = 32_000_000
+_MAX_STARTS = 10_000
 _MAX_REPAIRED = 1_000_000
-_MAX_DEPTH = 1_000
-_MAX_TOKENS = 200_000
 _SHOWN_ERRORS = 8
 _SHOWN_INPUT = 120
 
@@ -121,8 +116,9 @@ class StructuredOutput(Generic[OutputT]):
             try:
                 return self._fit(data.value)
             except _Unfit as unfit:
-                problems.add(str(unfit), _Telling.ANSWER if unfit.fits_kind else data.otherwise)
-                if data.final:
+                was_meant = self._was_meant(data.value)
+                problems.add(str(unfit), _Telling.ANSWER if was_meant else data.otherwise)
+                if data.final or was_meant:
                     break
         raise OutputParseError(
             f"{problems.worst or 'There is no JSON in the answer.'} {self._advice()}",
@@ -139,10 +135,7 @@ class StructuredOutput(Generic[OutputT]):
         if self.container == "array":
             data = self._unwrapped(data)
         if not isinstance(data, list if self.container == "array" else dict):
-            raise _Unfit(
-                f"The answer must be an {self.container}, but is {_kind(data)}: {_shorten(data)}.",
-                fits_kind=False,
-            )
+            raise _Unfit(f"The answer must be an {self.container}, but is {_kind(data)}: {_shorten(data)}.")
         try:
             # JSON mode: dates, enum members, tuples and the like are written as text and lists there.
             made = self.adapter.validate_json(
@@ -153,6 +146,13 @@ class StructuredOutput(Generic[OutputT]):
         except Exception as error:  # the type's own checks are foreign code
             raise _Unfit(f"The answer was refused: {type(error).__name__}: {error}.") from error
         return cast(OutputT, made)
+
+    def _was_meant(self, data: Any) -> bool:
+        """Say whether data that does not fit is an attempt at the answer, and not just something in it."""
+        if self.container == "array":
+            items = self._unwrapped(data)
+            return isinstance(items, list) and any(isinstance(each, dict) for each in items)
+        return isinstance(data, dict) and not data.keys().isdisjoint(self.schema.get("properties", ()))
 
     def _unwrapped(self, data: Any) -> Any:
         is_wrapped = isinstance(data, dict) and isinstance(data.get(_ITEMS), list)
@@ -258,10 +258,6 @@ def _tidied(schema: Any, *, closed: bool, is_map: bool = False) -> Any:
 class _Unfit(Exception):
     """Data that is not the answer, and why."""
 
-    def __init__(self, message: str, *, fits_kind: bool = True) -> None:
-        self.fits_kind = fits_kind
-        super().__init__(message)
-
 
 class _Telling(IntEnum):
     """How much a problem says about the answer that was meant."""
@@ -327,37 +323,24 @@ def _readings(text: str, problems: _Problems) -> Iterator[_Reading]:
 
 
 def _in_prose(text: str, read: Callable[[str, int], _Found], problems: _Problems) -> Iterator[_Reading]:
-    scanned = position = 0
+    position = 0
     for _ in range(_MAX_STARTS):
         bracket = _BRACKET.search(text, position)
-        if bracket is None or scanned > _MAX_SCANNED:
+        if bracket is None:
             return
-        start = bracket.start()
-        meant = _MEANT.match(text, start) is not None
-        if not meant and read is _decode_repaired:
-            position = start + 1  # Repairing a bracket in prose would be making something up.
-            continue
-        found = read(text, start)
-        scanned += max(0, found.end - start)
+        found = read(text, bracket.start())
         if found.ok:
             otherwise = _Telling.ANOTHER_KIND if read is _decode else _Telling.REPAIRED
             yield _Reading(found.value, otherwise=otherwise)
             position = found.end
             continue
-        problems.add(found.problem, found.telling if meant else _Telling.A_BRACKET)
-        position = _end_of(text, start) if meant else start + 1
-
-
-def _end_of(text: str, start: int) -> int:
-    """Return where the bracket at a position is closed; the end of the text if it is not, or too far off."""
-    depth = 0
-    for token in itertools.islice(_STRUCTURE.finditer(text, start), _MAX_TOKENS):
-        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(token.group(), 0)
-        if depth == 0:
-            return token.end()
-        if depth > _MAX_DEPTH:
-            break
-    return len(text)
+        aside = _ASIDE.match(text, bracket.start())
+        if aside is None:
+            # It may have been the answer, and nobody can say where it ends: what follows may be a part of it.
+            problems.add(found.problem, found.telling)
+            return
+        problems.add(found.problem, _Telling.A_BRACKET)
+        position = aside.end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,11 +360,11 @@ class _Ambiguous(ValueError):
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise _Ambiguous(f"The key {_shorten(twice)} stands twice in one object.")
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise _Ambiguous(f"The key {_shorten(key)} stands twice in one object.")
+        made[key] = value
     return made
 
 
@@ -423,7 +406,7 @@ _WORD = re.compile(r"[A-Za-z0-9_.+\-]+")
 _SPACE = re.compile(r"\s+")
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _DOUBLE = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-_SINGLE = re.compile(r"'(?P<text>(?:[^'\\]++|\\.)*+)'(?=\s*[,:}\]])", re.DOTALL)
+_SINGLE = re.compile(r"'(?P<text>(?:[^'\\]++|\\.)*+)'", re.DOTALL)
 _CLOSES = {"{": "}", "[": "]"}
 
 
@@ -475,7 +458,8 @@ def _token(text: str, position: int, before: list[str]) -> tuple[str, int] | Non
         whole = _DOUBLE.match(text, position)
         return None if whole is None else (whole.group(), whole.end())
     if sign == "'":
-        # Only where a string may begin, and only if its first quote can be its end: an apostrophe is not.
+        # Only where a string may begin. It ends at its first quote; if that was an apostrophe, what follows
+        # is a word where none can be, and the whole is given up.
         single = _SINGLE.match(text, position)
         if single is None or not before or before[-1] not in ("{", "[", ",", ":"):
             return None
@@ -525,5 +509,8 @@ def _location(loc: tuple[int | str, ...]) -> str:
 
 
 def _shorten(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=repr)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=repr)
+    except RecursionError:
+        return "something that is nested deeply"
     return text if len(text) <= _SHOWN_INPUT else text[: _SHOWN_INPUT - 3] + "..."
