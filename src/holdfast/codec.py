@@ -1780,11 +1780,15 @@ def parse_json(payload: bytes | str) -> Json:
     except (ValueError, TypeError):
         pass  # Not JSON; or a lone surrogate, or more than 200 levels, which it does not take.
     try:
-        return _on_free_stack(_parse_slowly, payload if isinstance(payload, str) else payload.decode())
+        data = _on_free_stack(_parse_slowly, payload if isinstance(payload, str) else payload.decode())
     except ValueError as error:
         raise DecodeError(f"not valid JSON: {error}") from None
     except RecursionError:
         raise DecodeError("not valid here: nested too deeply") from None
+    # How deep the parser itself goes differs between versions of Python; ours does not.
+    if not _is_shallow(data):
+        raise DecodeError("not valid here: nested too deeply")
+    return data
 
 
 def _no_constant(name: str) -> NoReturn:
