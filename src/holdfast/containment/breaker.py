@@ -24,6 +24,7 @@ from typing import Protocol
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.containment.limits import integer, number
+from holdfast.containment.threads import logger
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,13 @@ class CircuitBreaker:
             self._close()
 
     def _counts(self, error: BaseException | None) -> bool:
-        return error is None or self._predicate is None or self._predicate(error)
+        if error is None or self._predicate is None:
+            return True
+        try:
+            return self._predicate(error)
+        except Exception:  # noqa: BLE001 - logged; the call did fail, and its probe slot must be given back
+            logger.exception("a failure predicate failed; the error counts")
+            return True
 
     def _settle(self, epoch: int, *, is_probe: bool, outcome: bool | None) -> None:
         with self._lock:

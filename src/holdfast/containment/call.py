@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from holdfast.containment.breaker import Permit
+from holdfast.containment.budgets import BudgetBackend
 from holdfast.containment.cancel import CancellationToken, PartialResultBuffer
 from holdfast.containment.limits import number, to_pico, to_usd
 from holdfast.containment.pricing import CallUsage
@@ -52,8 +53,8 @@ class Call:
     reported: int | None = None
     """What the called function said that the present attempt cost."""
     usage: CallUsage | None = None
-    pot: str | None = None
-    """The reservation in money shared with other chains."""
+    pots: tuple[tuple[BudgetBackend, str], ...] = ()
+    """The reservations in money shared with other chains."""
 
     is_open = False
     """Whether a reservation waits to be settled."""

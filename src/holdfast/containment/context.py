@@ -32,7 +32,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, TypeVar, cast, overload
 
@@ -97,7 +97,7 @@ from holdfast.containment.shield import (
     ToolCallContext,
     Verdict,
 )
-from holdfast.containment.threads import Job, call_later, logger
+from holdfast.containment.threads import Job, call_later, describe, logger
 from holdfast.errors import CancelledByToken, UsageError
 
 T = TypeVar("T")
@@ -203,7 +203,7 @@ class ExecutionContext:
             fallback_price,
             self._tell,
         )
-        self._pots = tuple(config for config in capped if config.budget_backend is not None)
+        self._pots = _pots(capped)
         # With nothing to consult, a call goes straight to the ledger.
         self._must_consult = bool(self._pipelines or self._policies or self._detectors or self._pots)
 
@@ -348,18 +348,28 @@ class ExecutionContext:
 
     def close(self) -> None:
         """Disarm the timers and stop following the parent. Ceilings still hold for calls made afterwards."""
+        self._is_closed = True
         self._disarm()
+
+    def keep_time(self) -> None:
+        """Set the timer again for a call that is made after `close()`; its deadline holds all the same."""
+        if self._is_closed and self._deadline is not None:
+            self._is_closed = False
+            self._disarm = self._arm()
 
     def _arm(self) -> Callable[[], object]:
         """Set the deadline, the timer that keeps it, and the link to the parent's token."""
         own_s = self.config.timeout_ms / 1000
         inherited = self.parent._deadline if self.parent else None
         self._deadline = inherited
+        self._is_closed = False
         undo: list[Callable[[], object]] = []
         # Timers and the parent's token outlive a finished child; they must not keep it alive.
         this = weakref.ref(self)
         if own_s and (inherited is None or self._started + own_s < inherited):
             self._deadline = self._started + own_s
+        # A child sets a timer of its own for what it inherits, too: its parent may be closed before it.
+        if self._deadline is not None:
             remaining = max(0.0, self._deadline - self.clock.monotonic())
             undo.append(call_later(self.clock, remaining, lambda: _expire(this)).cancel)
         if self.parent is not None:
@@ -495,11 +505,20 @@ class ExecutionContext:
     @property
     def stop_reason(self) -> str | None:
         """Why the chain stopped, or why its last call was refused; None while it goes on."""
+        with self._ledger.lock:
+            return self._first_stop()
+
+    def _first_stop(self) -> str | None:
+        """Read the reason for stopping; with the lock held."""
         return next(iter(self._final_stops), None) or next(iter(self._passing_stops), None)
 
     # --- one call: begin, consult, reserve --------------------------------------------------------
 
     def _begin(self, kind: Kind, fn: Callable[[], object], options: WrapOptions | None) -> Call:
+        if options is not None and not isinstance(options, WrapOptions):
+            raise UsageError(f"options must be WrapOptions, not {options!r} ({type(options).__name__})")
+        if not callable(fn):
+            raise UsageError(f"fn must be a function without arguments, not {fn!r} ({type(fn).__name__})")
         call = Call(self, kind, fn, NO_OPTIONS if options is None else options)
         parent = current.get()
         if parent is not None and parent.context._root is self._root:
@@ -584,7 +603,8 @@ class ExecutionContext:
         call.is_open = True
         call.attempts += 1
         if self._passing_stops:
-            self._passing_stops.clear()
+            with ledger.lock:
+                self._passing_stops.clear()
         if ledger.journal is not None:
             ledger.journal(
                 Reserved(
@@ -596,6 +616,7 @@ class ExecutionContext:
                     cost_usd=to_usd(estimate),
                     at=self.clock.now(),
                     elapsed_ms=self._elapsed_ms(),
+                    elapsed_above_ms=self._elapsed_above_ms(),
                 )
             )
         call.is_dispatched = True
@@ -675,9 +696,11 @@ class ExecutionContext:
         for policy in self._policies:
             try:
                 answer = policy.check(self._policy_context(call))
+                is_allowed = answer.allowed
             except Exception as error:  # noqa: BLE001 - a policy that cannot answer has not allowed the call
-                answer = PolicyDecision(allowed=False, reason=f"raised {type(error).__name__}: {error}")
-            if not answer.allowed:
+                answer = PolicyDecision(allowed=False, reason=f"raised {describe(error)}")
+                is_allowed = False
+            if not is_allowed:
                 detail = answer.reason or f"{type(policy).__name__} denied the call"
                 kind = answer.policy_type or "policy_denied"
                 self._note(self._event(kind, Decision.HALT, detail, hook=type(policy).__name__))
@@ -687,14 +710,15 @@ class ExecutionContext:
     def _shared_money_refuses(self, call: Call) -> bool:
         if not self._pots:
             return False
-        # The nearest pot only: several would need a commit across all of them.
-        ceiling = cast("float", self._pots[0].max_cost_usd)
-        call.pot = self._nearest_pot().reserve(to_usd(call.estimate), ceiling)
-        if call.pot is not None:
-            return False
-        detail = f"the money shared with other chains ({ceiling:g} USD) is spent or reserved"
-        self._passing_stop(StopReason.BUDGET_EXCEEDED, detail)
-        return self._block(call, Decision.HALT, StopReason.BUDGET_EXCEEDED, detail)
+        # Every pot on the way up, each once; what one of them refuses is given back to those asked before.
+        for pot, ceiling in self._pots:
+            pot_id = pot.reserve(to_usd(call.estimate), ceiling)
+            if pot_id is None:
+                detail = f"the money shared with other chains ({ceiling:g} USD) is spent or reserved"
+                self._passing_stop(StopReason.BUDGET_EXCEEDED, detail)
+                return self._block(call, Decision.HALT, StopReason.BUDGET_EXCEEDED, detail)
+            call.pots += ((pot, pot_id),)
+        return False
 
     def _circuit_is_open(self, call: Call) -> bool:
         entity = call.options.entity_id or (
@@ -724,25 +748,27 @@ class ExecutionContext:
 
     def _block(self, call: Call, decision: Decision, reason: StopReason | None, detail: str) -> bool:
         """End a call that is not to be made; its guards take back what they counted for it."""
-        for permit in call.permits:
-            permit.release()
-        self._drop_pot(call)
-        if call.verdicts and call.shield_ctx is not None:
-            for pipeline, verdict in call.verdicts:
-                pipeline.release(call.shield_ctx, [verdict])
+        self._take_back(call)
         call.stop_reason = reason
         call.detail = detail
         # A retry that is not let through leaves the call as it was: failed.
         self._finish(call, "error" if call.attempts else "halted", decision)
         return True
 
-    def _drop_pot(self, call: Call) -> None:
-        pot_id, call.pot = call.pot, None
-        if pot_id is not None:
-            self._nearest_pot().rollback(pot_id)
+    def _take_back(self, call: Call) -> None:
+        """Let the guards take back what they counted for an attempt that is not dispatched."""
+        for permit in call.permits:
+            permit.release()
+        self._drop_pots(call)
+        verdicts, call.verdicts = call.verdicts, None
+        if verdicts and call.shield_ctx is not None:
+            for pipeline, verdict in verdicts:
+                pipeline.release(call.shield_ctx, [verdict])
 
-    def _nearest_pot(self) -> BudgetBackend:
-        return cast("BudgetBackend", self._pots[0].budget_backend)
+    def _drop_pots(self, call: Call) -> None:
+        pots, call.pots = call.pots, ()
+        for pot, pot_id in pots:
+            pot.rollback(pot_id)
 
     # --- one call: the two ways to wait -----------------------------------------------------------
 
@@ -810,8 +836,8 @@ class ExecutionContext:
         if cost <= 0:
             return
         self._ledger.add_cost(self._accounts, cost)
-        if self._pots:
-            self._nearest_pot().add(to_usd(cost))
+        for pot, _ in self._pots:
+            pot.add(to_usd(cost))
         detail = f"{call.name} spent {to_usd(cost):.6g} USD more after it was stopped"
         self._note(self._event("late_cost", Decision.ALLOW, detail, node_id=call.node_id))
         self._journal_settled(call, call.settled + cost, call.status)
@@ -835,7 +861,6 @@ class ExecutionContext:
         """Settle a failed attempt; False if it is to be dispatched again. Raises what must pass through."""
         call.error = error
         if call.is_misused:
-            call.reported = 0
             self._settle(call, None, "error")
             self._finish(call, "error", Decision.HALT)
             call.error = None
@@ -845,10 +870,11 @@ class ExecutionContext:
             # the dispatch, such as a journal's that cannot write.
             call.stop_reason = StopReason.ABORTED if not isinstance(error, Exception) else None
             status: Status = "aborted" if not isinstance(error, Exception) else "error"
+            if not call.is_dispatched:
+                self._take_back(call)
             self._settle(call, None, status)
             for permit in call.permits:
                 permit.release()
-            self._drop_pot(call)
             self._finish(call, status, Decision.HALT)
             call.error = None
             raise error
@@ -915,6 +941,7 @@ class ExecutionContext:
                         node_id=call.node_id,
                         at=self.clock.now(),
                         elapsed_ms=self._elapsed_ms(),
+                        elapsed_above_ms=self._elapsed_above_ms(),
                     )
                 )
             if again:
@@ -925,7 +952,7 @@ class ExecutionContext:
             drained = True
         if drained:
             call.stop_reason = StopReason.PROVIDER_ERROR
-            call.detail = f"{type(error).__name__}: {error}; no retries are left"
+            call.detail = f"{describe(error)}; no retries are left"
             for context in self._ancestry:
                 account = context._account
                 if account.max_retries is not None and account.retries >= account.max_retries:
@@ -971,9 +998,9 @@ class ExecutionContext:
             cost = call.settled = self._costing.real(call, value)
         call.cost += cost
         self._ledger.settle(self._accounts, reserved, cost)
-        if call.pot is not None:
-            pot_id, call.pot = call.pot, None
-            self._nearest_pot().commit(pot_id, to_usd(cost))
+        pots, call.pots = call.pots, ()
+        for pot, pot_id in pots:
+            pot.commit(pot_id, to_usd(cost))
         if self._ledger.journal is not None:
             self._journal_settled(call, cost, status)
         if call.handover is not None:
@@ -1004,6 +1031,7 @@ class ExecutionContext:
                     cost_usd=to_usd(cost),
                     at=self.clock.now(),
                     elapsed_ms=self._elapsed_ms(),
+                    elapsed_above_ms=self._elapsed_above_ms(),
                 )
             )
 
@@ -1094,9 +1122,18 @@ class ExecutionContext:
         if reason in (StopReason.ABORTED, StopReason.TIMEOUT):
             self.cancellation_token.cancel(reason, detail=detail)
         if self._ledger.journal is not None:
-            self._ledger.journal(
-                ChainStopped(self._lineage, str(reason), detail, self.clock.now(), self._elapsed_ms())
+            stopped = ChainStopped(
+                self._lineage,
+                str(reason),
+                detail,
+                self.clock.now(),
+                self._elapsed_ms(),
+                self._elapsed_above_ms(),
             )
+            try:
+                self._ledger.journal(stopped)
+            except Exception:  # noqa: BLE001 - logged; the stop is for the record, and holds without it
+                logger.exception("the journal could not be told that the chain %s stopped", self.chain_id)
         if self._ends_parent and self.parent is not None:
             self.parent._stop(reason, f"the child chain {self.chain_id} has stopped: {detail}")
 
@@ -1141,7 +1178,7 @@ class ExecutionContext:
     def _snapshot(self) -> ContextSnapshot:
         account, metadata = self._account, self.metadata
         count = len(self._nodes)
-        stop = self.stop_reason
+        stop = self._first_stop()
         return ContextSnapshot(
             chain_id=self.chain_id,
             request_id=metadata.request_id,
@@ -1185,7 +1222,11 @@ class ExecutionContext:
         )
 
     def _elapsed_ms(self) -> float:
-        return (self.clock.monotonic() - self._started) * 1000
+        # A clock of somebody else's may be set back; no chain has run for less than no time.
+        return max(0.0, (self.clock.monotonic() - self._started) * 1000)
+
+    def _elapsed_above_ms(self) -> tuple[float, ...]:
+        return tuple(context._elapsed_ms() for context in self._ancestry[:0:-1])
 
     def _shield_context(
         self, call: Call, *, cost: int | None = None, usage: CallUsage | None = None
@@ -1224,6 +1265,16 @@ class ExecutionContext:
             chain_id=self.chain_id,
             timestamp=self.clock.monotonic(),
         )
+
+
+def _pots(configs: Sequence[ExecutionConfig]) -> tuple[tuple[BudgetBackend, float], ...]:
+    """Return each shared pot once, with the lowest ceiling that any of the chains sets on it."""
+    pots: dict[int, tuple[BudgetBackend, float]] = {}
+    for config in configs:
+        pot, ceiling = config.budget_backend, config.max_cost_usd
+        if pot is not None and ceiling is not None:
+            pots[id(pot)] = (pot, min(ceiling, pots.get(id(pot), (pot, ceiling))[1]))
+    return tuple(pots.values())
 
 
 def _some(item: T | None) -> tuple[T, ...]:

@@ -22,6 +22,7 @@ from holdfast.containment.pricing import (
     usage_of,
 )
 from holdfast.containment.shield import Decision
+from holdfast.containment.threads import describe
 from holdfast.errors import UsageError
 
 Tell = Callable[[str, Decision, str], None]
@@ -77,7 +78,7 @@ class Costing:
             if usage is not None and model is not None:
                 return self._priced(call, model, usage)
         except Exception as error:  # noqa: BLE001 - the call is over; its reservation stands in for its cost
-            reason = f"the cost of {call.name} could not be read ({type(error).__name__}: {error})"
+            reason = f"the cost of {call.name} could not be read ({describe(error)})"
             self._tell("cost_unknown", Decision.ALLOW, f"{reason}; the reservation was charged")
         return call.reserved
 

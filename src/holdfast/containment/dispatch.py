@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from types import AsyncGeneratorType, GeneratorType
 from typing import cast
 
 import anyio
@@ -25,6 +26,8 @@ from holdfast.containment.limits import StopReason
 from holdfast.containment.threads import Gate, Handover, call_later, threadsafe
 from holdfast.errors import UsageError
 
+_UNFINISHED = (GeneratorType, AsyncGeneratorType)
+
 STOPPED = object()
 """What a dispatch returns if the call's token was cancelled before the call came back."""
 
@@ -32,6 +35,8 @@ STOPPED = object()
 def dispatch(call: Call, *, stoppable: bool) -> object:
     """Make the call and block until it is over."""
     fn = cast("Callable[[], object]", call.fn)
+    if call.context.cancellation_token.reason is not None:
+        return _not_begun(call)
     if stoppable and not is_async(fn):
         value = _on_worker(call, fn)
     else:
@@ -43,7 +48,26 @@ def dispatch(call: Call, *, stoppable: bool) -> object:
     # A coroutine has not done anything yet; counting it as done would be a lie.
     if value is not None and getattr(type(value), "__await__", None) is not None:
         return _drive(call, cast("Awaitable[object]", value))
+    if type(value) in _UNFINISHED:
+        raise _refuse_generator(call, value)
     return value
+
+
+def _not_begun(call: Call) -> object:
+    """End an attempt whose chain was stopped after it was booked: its function is not even called."""
+    call.reported = 0
+    return STOPPED
+
+
+def _refuse_generator(call: Call, generator: object) -> UsageError:
+    """Refuse what yields its work bit by bit: outside of the call, none of it would be contained."""
+    if isinstance(generator, GeneratorType):
+        generator.close()
+    call.is_misused = True
+    return UsageError(
+        f"{call.name} returned a generator, whose work is still to be done and would be done outside of the "
+        f"call. Go through it within the call and return what it yields"
+    )
 
 
 async def adispatch(call: Call) -> object:
@@ -73,6 +97,7 @@ def close_token(call: Call) -> None:
 def _open_token(call: Call) -> CancellationToken:
     """Give the attempt a token of its own, and a timer if it has a time of its own."""
     close_token(call)
+    call.context.keep_time()
     token = call.token = CancellationToken(call.context.cancellation_token)
     timeout_ms = call.options.timeout_ms
     if timeout_ms is not None:
@@ -123,6 +148,7 @@ def _drive(call: Call, awaitable: Awaitable[object]) -> object:
         if close is not None:
             close()
         call.is_misused = True
+        call.reported = 0
         raise UsageError(
             f"{call.name} returned a coroutine inside a running event loop; use "
             f"`await context.acall_{call.kind}(...)` there. It was not run"
@@ -138,10 +164,14 @@ async def _in_scope(call: Call, awaitable: Awaitable[object] | None) -> object:
         with anyio.CancelScope() as scope:
             forget = token.on_cancel(threadsafe(scope.cancel))
             try:
+                if token.reason is not None and awaitable is None:
+                    return _not_begun(call)
                 if awaitable is None:
                     fn = cast("Callable[[], object]", call.fn)
                     value = fn() if is_async(fn) else await _on_worker_async(call, fn)
                     if getattr(type(value), "__await__", None) is None:
+                        if type(value) in _UNFINISHED:
+                            raise _refuse_generator(call, value)
                         return value
                     awaitable = cast("Awaitable[object]", value)
                 return await awaitable

@@ -24,7 +24,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast.containment.limits import Account, StopReason, to_pico
+from holdfast.containment.limits import Account, StopReason, number, to_pico
 from holdfast.errors import LogDamagedError, UsageError
 
 
@@ -42,6 +42,8 @@ class Reserved:
     at: datetime
     elapsed_ms: float
     """How long the chain had been running."""
+    elapsed_above_ms: tuple[float, ...] = ()
+    """How long the chains above it had been running, in the order of `lineage`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Settled:
     cost_usd: float
     at: datetime
     elapsed_ms: float
+    elapsed_above_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class RetryTaken:
     node_id: str
     at: datetime
     elapsed_ms: float
+    elapsed_above_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class ChainStopped:
     detail: str
     at: datetime
     elapsed_ms: float
+    elapsed_above_ms: tuple[float, ...] = ()
 
 
 LedgerEvent: TypeAlias = Reserved | Settled | RetryTaken | ChainStopped
@@ -116,8 +121,10 @@ def fold(events: Iterable[LedgerEvent]) -> dict[str, Spent]:
     settled: dict[str, int] = {}
     retried: dict[str, tuple[str, ...]] = {}
     for event in events:
-        for chain_id in event.lineage:
-            elapsed[chain_id] = max(elapsed.get(chain_id, 0.0), event.elapsed_ms)
+        # Each chain has its own beginning; an event of a child says how long its parents had been running.
+        above = event.elapsed_above_ms or (event.elapsed_ms,) * (len(event.lineage) - 1)
+        for chain_id, ran_ms in zip(event.lineage, (*above, event.elapsed_ms), strict=True):
+            elapsed[chain_id] = max(elapsed.get(chain_id, 0.0), ran_ms)
         if isinstance(event, Reserved):
             calls[event.reservation_id] = event.lineage
             reserved[event.reservation_id] = to_pico(event.cost_usd)
@@ -239,10 +246,36 @@ def event_from_json(line: str) -> LedgerEvent:
         fields = json.loads(line)
         event_type = _TYPES[fields.pop("type")]
         fields["at"] = datetime.fromisoformat(fields["at"])
-        fields["lineage"] = tuple(fields["lineage"])
-        return event_type(**fields)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        for name in ("lineage", "elapsed_above_ms"):
+            if not isinstance(fields.get(name, []), list):
+                raise UsageError(f"{name} is not a list")
+            fields[name] = tuple(fields.get(name, ()))
+        event = event_type(**fields)
+        _check(event)
+        return event
+    except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         raise UsageError(f"not a ledger event: {line[:80]!r} ({error})") from error
+
+
+def _check(event: LedgerEvent) -> None:
+    """Refuse an event that would give money or time back, or that nothing can be counted by."""
+    owner = type(event).__name__
+    if not event.lineage:
+        raise UsageError("lineage names no chain")
+    if event.elapsed_above_ms and len(event.elapsed_above_ms) != len(event.lineage) - 1:
+        raise UsageError("elapsed_above_ms does not fit lineage")
+    for field in dataclasses.fields(event):
+        value = getattr(event, field.name)
+        if field.name in ("cost_usd", "elapsed_ms"):
+            number(owner, field.name, value, zero_ok=True)
+        elif field.name in ("lineage", "elapsed_above_ms"):
+            for item in value:
+                if field.name == "elapsed_above_ms":
+                    number(owner, field.name, item, zero_ok=True)
+                elif not isinstance(item, str):
+                    raise UsageError(f"lineage must name chains by their ids, not {item!r}")
+        elif field.name != "at" and not isinstance(value, str):
+            raise UsageError(f"{owner}.{field.name} must be a text, not {value!r}")
 
 
 class JsonlJournal:
@@ -300,13 +333,13 @@ def read_journal(path: str | os.PathLike[str]) -> list[LedgerEvent]:
     except FileNotFoundError:
         return []
     events = []
-    for number, line in enumerate(text.split("\n")[:-1], start=1):
+    for place, line in enumerate(text.split("\n")[:-1], start=1):
         try:
             events.append(event_from_json(line))
         except UsageError as error:
             raise LogDamagedError(
-                f"line {number} of {path} is damaged: {error}; what was spent is not known, so nothing was "
+                f"line {place} of {path} is damaged: {error}; what was spent is not known, so nothing was "
                 f"resumed. Repair or remove that line to go on",
-                last_good_seq=number - 1,
+                last_good_seq=place - 1,
             ) from error
     return events

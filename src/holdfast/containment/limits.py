@@ -8,6 +8,7 @@ at the edge, as floats.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 PICO = 1_000_000_000_000
 
 OnUnknownPrice = Literal["halt", "warn", "estimate"]
+
+_POT_METHODS = ("reserve", "commit", "rollback", "add")
 
 
 class StopReason(StrEnum):
@@ -37,7 +40,15 @@ class StopReason(StrEnum):
 
 def to_pico(usd: float) -> int:
     """Return that many dollars in whole pico-dollars."""
-    return round(usd * PICO)
+    pico = usd * PICO
+    # Beyond what a float holds in pico-dollars nobody misses the cents.
+    return round(pico) if math.isfinite(pico) else int(usd) * PICO
+
+
+def to_ms(seconds: float) -> int:
+    """Return that many seconds in whole milliseconds."""
+    ms = seconds * 1000
+    return round(ms) if math.isfinite(ms) else int(sys.float_info.max)
 
 
 def to_usd(pico: int) -> float:
@@ -49,7 +60,13 @@ def number(owner: str, field: str, value: object, *, zero_ok: bool = False) -> f
     """Return `value` if it is a positive finite number; else refuse it, naming the field."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"{owner}.{field} must be a number, not {value!r} ({type(value).__name__})")
-    if not math.isfinite(value) or value < 0 or (value == 0 and not zero_ok):
+    try:
+        is_finite = math.isfinite(value)
+    except OverflowError:
+        raise UsageError(
+            f"{owner}.{field} must be at most {sys.float_info.max:g}, not a number of more than 308 digits"
+        ) from None
+    if not is_finite or value < 0 or (value == 0 and not zero_ok):
         least = "zero or more" if zero_ok else "greater than zero"
         raise UsageError(f"{owner}.{field} must be finite and {least}, not {value!r}")
     return value
@@ -98,6 +115,13 @@ class ExecutionConfig:
                 f'{owner}.on_unknown_price must be "halt", "warn" or "estimate", '
                 f"not {self.on_unknown_price!r}"
             )
+        if self.budget_backend is not None:
+            lacks = [name for name in _POT_METHODS if not callable(getattr(self.budget_backend, name, None))]
+            if lacks:
+                raise UsageError(
+                    f"{owner}.budget_backend must be a BudgetBackend, not {self.budget_backend!r}: it has no "
+                    f"{', '.join(lacks)}"
+                )
         if self.budget_backend is not None and self.max_cost_usd is None:
             raise UsageError(f"{owner}.budget_backend needs {owner}.max_cost_usd, which is its ceiling")
 
@@ -129,7 +153,7 @@ class Limits:
     def to_config(self) -> ExecutionConfig:
         """Return the same ceilings as an `ExecutionConfig`."""
         # A timeout below a millisecond is still a timeout: rounding it to 0 would lift it.
-        timeout_ms = 0 if self.timeout is None else max(1, round(self.timeout * 1000))
+        timeout_ms = 0 if self.timeout is None else max(1, to_ms(self.timeout))
         return ExecutionConfig(
             max_cost_usd=self.max_cost_usd,
             max_steps=self.max_steps,
@@ -144,7 +168,14 @@ UNLIMITED = ExecutionConfig(max_cost_usd=None, max_steps=None, max_retries_total
 
 def as_config(limits: ExecutionConfig | Limits) -> ExecutionConfig:
     """Return the ceilings in their long form, whichever form they were given in."""
-    return limits.to_config() if isinstance(limits, Limits) else limits
+    if isinstance(limits, Limits):
+        return limits.to_config()
+    if not isinstance(limits, ExecutionConfig):
+        raise UsageError(
+            f"ExecutionContext.config must be an ExecutionConfig or Limits, not {limits!r} "
+            f"({type(limits).__name__})"
+        )
+    return limits
 
 
 class Account:

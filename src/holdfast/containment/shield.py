@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.containment.threads import logger
+from holdfast.containment.threads import describe, logger
 from holdfast.errors import UsageError
 
 _NO_METADATA: Mapping[str, object] = MappingProxyType({})
@@ -313,7 +313,7 @@ class ShieldPipeline:
             except Exception as error:  # noqa: BLE001 - whatever a hook raises is answered as configured
                 closed = self._on_hook_failure == "closed"
                 decision, wanted = (Decision.HALT if closed else Decision.ALLOW), None
-                reason = f"{type(hook).__name__}.{boundary} raised {type(error).__name__}: {error}"
+                reason = f"{type(hook).__name__}.{boundary} raised {describe(error)}"
                 events.append(self._event("hook_failed", decision, reason, hook, ctx))
                 if closed:
                     return self._recorded(
@@ -341,7 +341,7 @@ class ShieldPipeline:
         """Ask the retry hooks what should follow an error."""
         if self._hooks["on_error"]:
             return self.judge("on_error", ctx, err)
-        return Verdict(self._on_error_policy, reason=f"{type(err).__name__}: {err}")
+        return Verdict(self._on_error_policy, reason=describe(err))
 
     @property
     def has_retry_hook(self) -> bool:
@@ -364,7 +364,7 @@ class ShieldPipeline:
             try:
                 getattr(hook, method)(ctx, *details)
             except Exception as error:  # noqa: BLE001 - the call is over; a hook cannot undo it
-                reason = f"{type(hook).__name__}.{method} raised {type(error).__name__}: {error}"
+                reason = f"{type(hook).__name__}.{method} raised {describe(error)}"
                 events.append(self._event("hook_failed", Decision.ALLOW, reason, hook, ctx))
         if events:
             with self._lock:

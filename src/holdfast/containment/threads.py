@@ -8,7 +8,8 @@ that must be stoppable runs on a worker thread while its caller waits for "done 
 daemons and are reused; one that is stuck in an abandoned handler is simply not idle, and does not keep the
 process alive.
 
-*Timers.* One daemon thread with a heap serves every timeout on the system clock. A clock may bring its own
+*Timers.* One daemon thread with a heap serves every timeout on the system clock, and has workers call those
+that are due, so that none waits for another's listeners. A clock may bring its own
 `call_later` (the fake clock does, so that advancing it fires timeouts); any other clock is asked to sleep on
 a thread of its own.
 """
@@ -19,6 +20,7 @@ import contextvars
 import heapq
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
@@ -28,6 +30,15 @@ import anyio.lowlevel
 from holdfast.clock import Clock, SystemClock
 
 logger = logging.getLogger("holdfast.containment")
+
+
+def describe(error: BaseException) -> str:
+    """Return an error's class and text; the class alone if its text cannot be had."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:  # noqa: BLE001 - somebody else's __str__; what it describes still has to be dealt with
+        return name
 
 
 def threadsafe(callback: Callable[[], object]) -> Callable[[], None]:
@@ -95,6 +106,11 @@ class Workers:
             worker = _Worker(self)
         worker.give(job)
         return job
+
+    def forget_all(self) -> None:
+        """Begin anew in a process that was forked: it has the list of workers, but none of their threads."""
+        self._lock = threading.Lock()
+        self._idle = []
 
     def offer(self, worker: _Worker) -> bool:
         """Take a worker back that has nothing to do; False if enough are idle already."""
@@ -287,6 +303,10 @@ class TimerHeap:
                 self._cancelled = max(0, self._cancelled - 1)
             return self._heap[0][0] if self._heap else None
 
+    def unlock(self) -> None:
+        """Make a lock of its own for a process that was forked, where whoever held it does not exist."""
+        self._lock = threading.Lock()
+
     def __len__(self) -> int:
         with self._lock:
             return sum(1 for entry in self._heap if entry[2].callback is not None)
@@ -313,19 +333,38 @@ class _TimerThread:
                 self._changed.notify()
         return timer
 
+    def start_anew(self) -> None:
+        """Serve the timers that a forked process has inherited, from its next timer on."""
+        self._heap.unlock()
+        self._changed = threading.Condition()
+        self._thread = None
+
     def _serve(self) -> None:
         while True:
             callback = self._heap.pop_due(self._clock.monotonic())
             if callback is not None:
-                fire(callback)
+                _fire_elsewhere(callback)
                 continue
             with self._changed:
                 due = self._heap.next_due()
                 self._sleeping_until = due
-                self._changed.wait(None if due is None else max(0.0, due - self._clock.monotonic()))
+                # No platform can wait for longer than some maximum; after it, look again.
+                left = None if due is None else min(max(0.0, due - self._clock.monotonic()), _LONGEST_WAIT_S)
+                self._changed.wait(left)
 
 
 _timer_thread = _TimerThread()
+
+_LONGEST_WAIT_S = 86_400.0
+
+
+def _after_fork() -> None:
+    workers.forget_all()
+    _timer_thread.start_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def fire(callback: Callable[[], None]) -> None:
@@ -334,6 +373,20 @@ def fire(callback: Callable[[], None]) -> None:
         callback()
     except Exception:
         logger.exception("a containment timer's callback failed")
+
+
+def _fire_elsewhere(callback: Callable[[], None]) -> None:
+    """Call a timer's callback on a worker: a listener or a journal that blocks holds up no other timer."""
+    try:
+        workers.submit(callback, _report_timer)
+    except RuntimeError:
+        # No thread can be started any more; late is better than never.
+        fire(callback)
+
+
+def _report_timer(job: Job) -> None:
+    if job.error is not None:
+        logger.error("a containment timer's callback failed", exc_info=job.error)
 
 
 class _SleepTimer:
