@@ -11,6 +11,7 @@ from holdfast.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
+from holdfast.providers.retrying import Retrying, RetryPolicy
 
 __all__ = [
     "ModelEvent",
@@ -18,6 +19,8 @@ __all__ = [
     "Provider",
     "ReasoningBlock",
     "ReasoningDelta",
+    "RetryPolicy",
+    "Retrying",
     "Stopped",
     "TextDelta",
     "ToolCallRequested",

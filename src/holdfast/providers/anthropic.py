@@ -35,6 +35,7 @@ _STOPS: Mapping[str, StopReason] = {
     "model_context_window_exceeded": "length",
     "refusal": "refused",
 }
+_NO_KEY = "no key was found; set ANTHROPIC_API_KEY, or pass api_key="
 
 
 class Anthropic(VendorProvider[anthropic.AsyncAnthropic]):
@@ -265,15 +266,11 @@ def facts_of(error: Exception) -> Facts | None:
     if isinstance(error, anthropic.APIConnectionError):
         return Facts(message=str(error), timed_out=isinstance(error, anthropic.APITimeoutError))
     if isinstance(error, anthropic.CredentialsError):
-        return Facts(status=401, code="authentication_error", message=str(error))
+        return Facts(status=401, code="authentication_error", message=f"{_NO_KEY} ({error})")
     if isinstance(error, anthropic.AnthropicError):
         return Facts(status=400, message=str(error))
     if isinstance(error, TypeError) and "authentication method" in str(error):
-        return Facts(
-            status=401,
-            code="authentication_error",
-            message="no key was found; set ANTHROPIC_API_KEY, or pass api_key=",
-        )
+        return Facts(status=401, code="authentication_error", message=_NO_KEY)
     # The SDK lets a transport's own errors through once the stream is open.
     if isinstance(error, httpx2.HTTPError):
         return Facts(

@@ -214,7 +214,7 @@ _SAID: Mapping[FailureKind, str] = {
 
 _SECRETS = re.compile(
     r"(?i:\b(?:bearer|basic)\s+[\w.~+/=-]{6,})"  # an authorization header's value
-    r"|\b(?:sk|pk|rk|sess|key|api|gsk|xai|hf|ghp|AIza)[-_][\w-]{6,}[\w*.…-]*"  # keys, by how they begin
+    r"|\b(?:sk|pk|rk|sess|gsk|xai|hf|ghp|AIza)[-_](?=[\w*-]*[\d*])[\w*…-]{6,}"  # keys, by how they begin
     r"|(?i:\b(?:api[-_ ]?key|x-api-key|token|secret|password)\b[\"']?\s*[:=]\s*[\"']?[\w.~+/=*-]{6,})"
     r"|(?<=://)[^/\s@]+@"  # a name and password in an address
 )

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import openai
 
-from holdfast.containment.pricing import PriceTable, usage_of
+from holdfast.containment.pricing import CallUsage, PriceTable, usage_of
 from holdfast.errors import UsageError
 from holdfast.providers.base import (
     ModelEvent,
@@ -178,7 +179,7 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
                     yield self._thought(item.to_dict(mode="json"), chars, calls)
             elif kind in ("response.completed", "response.incomplete", "response.failed"):
                 response = event.response
-                usage = usage_of(response.usage)
+                usage = _usage(response.usage)
                 if usage is not None:
                     yield self._used(usage)
                 if kind == "response.failed":
@@ -216,7 +217,7 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
         thoughts: list[str] = []
         calls = _ChatCalls()
         async for chunk in chunks:
-            usage = usage_of(chunk.usage)
+            usage = _usage(chunk.usage)
             if usage is not None:
                 yield self._used(usage)
             for choice in (chunk.choices or ())[:1]:
@@ -277,6 +278,21 @@ class _ChatCalls:
         return [
             ToolCall(each["id"], each["name"], "".join(each["arguments"]) or "{}") for each in self._calls
         ]
+
+
+def _usage(reported: Any) -> CallUsage | None:
+    """Normalise what the provider counts; None if it counts nothing."""
+    usage = usage_of(reported)
+    if usage is None:
+        return None
+    details = getattr(reported, "input_tokens_details", None) or getattr(
+        reported, "prompt_tokens_details", None
+    )
+    written = getattr(details, "cache_write_tokens", None)
+    if not isinstance(written, int) or written <= 0:
+        return usage
+    room = usage.input_tokens - usage.cached_input_tokens
+    return replace(usage, cache_write_tokens=min(written, room))
 
 
 def _error_facts(error: Any) -> Facts:

@@ -22,7 +22,6 @@ from holdfast.conversation.messages import (
     ToolCallRecord,
     enable_inner_message_recording,
     get_inner_messages,
-    get_latest_evaluation_id,
     get_pending_tool_calls,
 )
 from holdfast.conversation.replay import ORPHAN_TEXT, Replay, Replayer
@@ -129,22 +128,24 @@ class InnerLoop:
         session = self.state.session
         enable_inner_message_recording(session)
         recover(self.state)
-        evaluation_id = get_latest_evaluation_id(session)
         started = session[TurnStarted].latest()
-        if evaluation_id is None or started is None:
+        if started is None:
             raise ConversationNotFound("this session has no conversation to resume; run a task first")
         if started.agent != self.agent:
             raise PromptMismatch(
                 f"this session belongs to the agent {started.agent!r}, not to {self.agent!r}; "
                 "resume it with that one"
             )
-        self._turn_id, self._evaluation_id = started.turn_id, evaluation_id
+        self._turn_id, self._evaluation_id = started.turn_id, started.evaluation_id
         self._read_history()
-        self._messages = list(get_inner_messages(session, evaluation_id))
-        self._sequence = max(each.sequence for each in self._messages) + 1
-        self._turn = max(each.turn for each in self._messages)
-        pending = get_pending_tool_calls(session, evaluation_id)
+        self._messages = list(get_inner_messages(session, self._evaluation_id))
+        self._sequence = max((each.sequence for each in self._messages), default=-1) + 1
+        self._turn = max((each.turn for each in self._messages), default=0)
+        pending = get_pending_tool_calls(session, self._evaluation_id)
         with stamped(turn_id=self._turn_id):
+            # The process may have died before the request was recorded; the turn's start has it.
+            for role, text in (("system", self.instructions), ("user", started.task))[len(self._messages) :]:
+                self._record(role, text)
             last = self._messages[-1]
             if last.role == "assistant" and not last.tool_calls:
                 return self._end(TurnState.COMPLETED)

@@ -1,0 +1,111 @@
+"""Runs an agent against a server, killed after each message in turn, and resumes it.
+
+One process loads everything once and forks a process per attempt, because loading an SDK takes longer than a
+whole run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from holdfast import Agent, tool
+from holdfast.log.sqlite import SqliteLog
+from holdfast.providers.anthropic import Anthropic
+from holdfast.providers.base import Provider
+from holdfast.providers.openai import OpenAI
+
+KILLS_AT_MOST = 30
+
+
+@tool
+def note(line: str, *, context: Any) -> str:
+    """Add a line to the notes."""
+    filesystem = context.filesystem
+    held = filesystem.read("notes.txt").content if filesystem.exists("notes.txt") else ""
+    filesystem.write("notes.txt", f"{held}{line}\n")
+    return f"noted {line}"
+
+
+NOTER = Agent("noter", instructions="You take notes.", tools=(note,))
+
+
+class DyingLog(SqliteLog):
+    """Kills its process right after the append that holds a message, or the turn's start."""
+
+    left = 0
+
+    def append(self, lease: Any, drafts: Any, **keywords: Any) -> Any:
+        done = super().append(lease, drafts, **keywords)
+        self.left -= any(draft.type in ("holdfast.InnerMessage", "holdfast.TurnStarted") for draft in drafts)
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+
+def provider_of(api: str, url: str) -> Provider:
+    if api == "anthropic.messages":
+        return Anthropic("a-model", base_url=url, api_key="k")
+    return OpenAI("a-model", api=api.split(".")[1], base_url=f"{url}/v1", api_key="k")  # type: ignore[arg-type]
+
+
+def in_a_process_of_its_own(work: Any) -> int:
+    """Run something in a fork; return how the fork ended."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException:  # noqa: BLE001 - told on stderr, and in how the process ends
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def attempt(api: str, url: str, where: Path, die_at: int) -> bool:
+    """Run until the given message, be killed, resume; print what came of it. Return whether it was killed."""
+    root = where / "files"
+    root.mkdir(parents=True)
+    store = where / "runs.db"
+
+    def run() -> None:
+        log = DyingLog(store)
+        log.left = die_at
+        NOTER.run("Take notes", provider=provider_of(api, url), store=log, workspace=root)
+
+    def resume() -> None:
+        log = SqliteLog(store)
+        run_id = log.sessions()[0].session_id
+        ended = NOTER.resume(log, run_id, provider=provider_of(api, url), workspace=root)
+        notes = root / "notes.txt"
+        told = {
+            "api": api,
+            "die_at": die_at,
+            "state": ended.state.value,
+            "details": ended.result.details,
+            "output": ended.output,
+            "notes": notes.read_text() if notes.exists() else "",
+            "messages": [[each.role, each.content] for each in ended.messages],
+        }
+        print(json.dumps(told), flush=True)
+
+    if in_a_process_of_its_own(run) != -signal.SIGKILL:
+        return False
+    in_a_process_of_its_own(resume)
+    return True
+
+
+def main(api: str, url: str, directory: Path) -> None:
+    # The first call loads what an SDK loads late; done here, no fork has to do it again.
+    NOTER.run("Warm up", provider=provider_of(api, url))
+    for die_at in range(1, KILLS_AT_MOST):
+        if not attempt(api, url, directory / f"{api}-{die_at}", die_at):
+            return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

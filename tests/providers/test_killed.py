@@ -1,0 +1,43 @@
+"""A run that is killed between any two messages goes on where it was, on every provider."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.providers.scripted import Answer
+from holdfast.testing.wire import WireServer
+
+CHILD = Path(__file__).with_name("killed_child.py")
+
+SCRIPT = [
+    Answer("First.", [("note", {"line": "one"}), ("note", {"line": "two"})], thoughts=["Two notes first."]),
+    Answer("Noted."),
+]
+
+
+@pytest.mark.parametrize("api", ["openai.responses", "openai.chat", "anthropic.messages"])
+def test_a_run_killed_between_any_two_messages_is_resumed(api: str, tmp_path: Path) -> None:
+    """SIGKILL after each message in turn, and before the first one: each note is taken exactly once."""
+    with WireServer(SCRIPT, by_conversation=True) as server:
+        ran = subprocess.run(
+            [sys.executable, "-W", "error", str(CHILD), api, server.url, str(tmp_path)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert [each.violations for each in server.requests if each.violations] == []
+    assert ran.returncode == 0, ran.stderr
+    resumed = [json.loads(line) for line in ran.stdout.splitlines()]
+    # After the turn's start, and after each of the six messages.
+    assert [each["die_at"] for each in resumed] == list(range(1, 8)), ran.stderr
+    for each in resumed:
+        assert (each["state"], each["output"]) == ("completed", "Noted."), each
+        assert each["notes"] == "one\ntwo\n", each
+        roles = [role for role, _ in each["messages"]]
+        assert roles == ["system", "user", "assistant", "tool", "tool", "assistant"], each
