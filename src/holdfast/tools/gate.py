@@ -9,9 +9,9 @@ moment leaves nothing half taken: whoever catches it gives the turn back again.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from weakref import WeakValueDictionary
 
 import anyio
 import anyio.lowlevel
@@ -32,31 +32,50 @@ class Gate:
         self.name = name
         self.boundary: FilesystemSnapshot | None = None
         """Where the workspace behind this gate was when the call inside began."""
-        self._lock = threading.Lock()
-        self._holder: Turn | None = None
+        # Re-entrant, because a turn may be forgotten, and then leave, at any moment.
+        self._lock = threading.RLock()
+        # A weak reference: a call that was begun and forgotten does not keep the others out for ever.
+        self._holder: weakref.ref[Turn] | None = None
         self._waiting: deque[Turn] = deque()
+
+    def _inside(self) -> Turn | None:
+        return None if self._holder is None else self._holder()
 
     def _enter(self, turn: Turn, *, queue: bool) -> bool:
         """Let a turn in if the gate is free; else, if it wants to, let it queue up."""
         with self._lock:
-            if self._holder is turn:
+            # Whoever is inside cannot be forgotten while this variable holds it.
+            inside = self._inside()
+            if inside is None:
+                self._holder = weakref.ref(turn, self._forget)
                 return True
-            if self._holder is None:
-                self._holder = turn
-                return True
-            if queue:
+            if queue and inside is not turn:
                 self._waiting.append(turn)
-            return False
+            return inside is turn
+
+    def _forget(self, holder: weakref.ref[Turn]) -> None:
+        """Let the next one in after a turn that was forgotten."""
+        with self._lock:
+            if self._holder is holder:
+                self._pass_on()
+        self._wake()
 
     def _leave(self, turn: Turn) -> None:
         """Let a turn go, from inside or from the queue. Calling it again does nothing."""
         with self._lock:
-            if self._holder is turn:
-                self._holder = self._waiting.popleft() if self._waiting else None
+            if self._inside() is turn:
+                self._pass_on()
             elif turn in self._waiting:
                 self._waiting.remove(turn)
-            inside = self._holder
+        self._wake()
+
+    def _pass_on(self) -> None:
+        following = self._waiting.popleft() if self._waiting else None
+        self._holder = None if following is None else weakref.ref(following, self._forget)
+
+    def _wake(self) -> None:
         # Whoever is inside is woken each time: the one that let it in may have been interrupted right here.
+        inside = self._inside()
         if inside is not None:
             inside.wake()
 
@@ -64,7 +83,7 @@ class Gate:
 class Turn:
     """One caller's way through a gate."""
 
-    __slots__ = ("gate", "wake")
+    __slots__ = ("__weakref__", "gate", "wake")
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -73,7 +92,7 @@ class Turn:
     @property
     def is_held(self) -> bool:
         """Whether this turn is the one inside."""
-        return self.gate._holder is self
+        return self.gate._inside() is self
 
     def take_nowait(self) -> bool:
         """Go in if the gate is free. Says whether it was."""
@@ -179,7 +198,7 @@ def is_in_event_loop() -> bool:
     return True
 
 
-_gates: WeakValueDictionary[Hashable, Gate] = WeakValueDictionary()
+_gates: weakref.WeakValueDictionary[Hashable, Gate] = weakref.WeakValueDictionary()
 _gates_lock = threading.Lock()
 
 

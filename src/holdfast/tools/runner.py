@@ -168,6 +168,8 @@ class OpenCall:
     saved: Mapping[type, tuple[Snapshotable[object], object]] = field(default_factory=dict)
     pre: CompositeSnapshot | None = None
     messages: tuple[OutboxPut, ...] = ()
+    is_cut_off: bool = False
+    """Whether the handler's token was set because of a cancellation or a deadline, and not the reverse."""
     is_committing: bool = False
     is_over: bool = False
 
@@ -382,7 +384,8 @@ class ToolRunner:
             finally:
                 forget()
         if scope.cancelled_caught:
-            token.raise_if_cancelled()
+            if not begun.is_cut_off:
+                token.raise_if_cancelled()
             raise DeadlineExceededError(f"the deadline passed while {begun.tool.name} was running")
         return outcome
 
@@ -399,7 +402,9 @@ class ToolRunner:
         try:
             await done.wait()
         except BaseException:
-            begun.context.cancellation.cancel(StopReason.ABORTED, detail="the call was cut off")
+            begun.is_cut_off = begun.context.cancellation.cancel(
+                StopReason.ABORTED, detail="the call was cut off"
+            )
             if begun.tool.foreign:
                 with anyio.CancelScope(shield=True):
                     await done.wait()

@@ -497,16 +497,30 @@ def _argument_texts(doc: str) -> dict[str, str]:
 # --- schemas and errors ----------------------------------------------------------------------------
 
 
-def _described(schema: Any, params_type: Any) -> Any:
+def _described(schema: dict[str, Any], params_type: Any) -> dict[str, Any]:
     """Add the descriptions that dataclass fields carry as `metadata={"description": ...}`."""
-    if not (isinstance(params_type, type) and dataclasses.is_dataclass(params_type)):
-        return schema
-    properties = schema.get("properties", {})
-    for each in dataclasses.fields(params_type):
-        text = each.metadata.get("description")
-        if text and each.name in properties:
-            properties[each.name].setdefault("description", text)
+    found: dict[str, type] = {}
+    _collect_records(params_type, found)
+    for name, record in found.items():
+        place = schema if record is params_type else schema.get("$defs", {}).get(name, {})
+        for each in dataclasses.fields(record) if dataclasses.is_dataclass(record) else ():
+            text = each.metadata.get("description")
+            if text and each.name in place.get("properties", {}):
+                place["properties"][each.name].setdefault("description", text)
     return schema
+
+
+def _collect_records(annotation: Any, found: dict[str, type]) -> None:
+    """Find the dataclasses and models in a type, however deep."""
+    for inner in typing.get_args(annotation):
+        _collect_records(inner, found)
+    if not _is_record(annotation):
+        return
+    plain = cast(type, typing.get_origin(annotation) or annotation)
+    if plain.__name__ not in found:
+        found[plain.__name__] = plain
+        for inner in typing.get_type_hints(plain).values():
+            _collect_records(inner, found)
 
 
 def _closed(schema: Any) -> Any:

@@ -1,0 +1,353 @@
+"""What a handler is given, and that it ends with the call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+from tools_kit import Note, World, looks, mutate, succeeds
+
+from holdfast.containment.cancel import CancellationToken
+from holdfast.errors import CancelledByToken, PromptEvaluationError, UsageError
+from holdfast.state import Binding, Deadline, ExecutionState, ResourceRegistry, RunContext, Scope, Session
+from holdfast.state.budget import Budget, BudgetTracker
+from holdfast.tools import OutboxPut, ToolCall, ToolContext, ToolRunner, tool
+from holdfast.workspace import Filesystem, InMemoryFilesystem
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def test_a_handler_finds_everything_in_its_context(world: World) -> None:
+    tracker = BudgetTracker(Budget(max_total_tokens=10))
+    world.extra = {BudgetTracker: tracker}
+    seen: dict[str, Any] = {}
+
+    @tool
+    def looks_around(*, context: ToolContext) -> str:
+        """Look at every part."""
+        seen.update(
+            call_id=context.call_id,
+            session=context.session == world.session,
+            same_state=context.execution_state is context.state,
+            tracker=context.budget_tracker,
+            bound=context.resources.get(BudgetTracker),
+            contains=BudgetTracker in context.resources,  # type: ignore[operator] # every kind has it
+            unbound=context.resources.get(Session, None),
+            is_resume=context.is_resume,
+            deadline=context.deadline,
+            run=context.run_context,
+            prompt=context.prompt,
+            is_filesystem=isinstance(context.filesystem, Filesystem),
+            root=context.filesystem.root,
+            in_state=context.state.resources.get(Filesystem) is context.filesystem,  # type: ignore[type-abstract]
+        )
+        return "seen"
+
+    deadline, run = Deadline.after(timedelta(hours=1)), RunContext()
+    context = ToolContext(
+        world.state,
+        is_resume=True,
+        deadline=deadline,
+        run_context=run,
+        prompt="p",
+        cancellation=CancellationToken(),
+    )
+    assert world.runner(looks_around).execute(ToolCall("c1", "looks_around"), context=context).success
+    assert seen == {
+        "call_id": "c1",
+        "session": True,
+        "same_state": True,
+        "tracker": tracker,
+        "bound": tracker,
+        "contains": True,
+        "unbound": None,
+        "is_resume": True,
+        "deadline": deadline,
+        "run": run,
+        "prompt": "p",
+        "is_filesystem": True,
+        "root": world.filesystem.root,
+        "in_state": True,
+    }
+    assert world.ends()[-1].run_context == run
+
+
+def test_a_run_without_a_workspace_runs_tools(small_world: World) -> None:
+    @tool
+    def notes(*, context: ToolContext) -> str:
+        """Take a note, or ask for files that are not there."""
+        context.session.dispatch(Note("noted"))
+        return "noted"
+
+    @tool
+    def reads(*, context: ToolContext) -> str:
+        """Ask for files that are not there."""
+        return str(context.filesystem.root)
+
+    runner = ToolRunner(ExecutionState(small_world.session), {"notes": notes, "reads": reads})
+    assert runner.execute(ToolCall("c1", "notes")).success
+    assert small_world.notes() == ["before", "noted"]
+    assert "this run has no workspace" in runner.execute(ToolCall("c2", "reads")).message
+
+
+def test_a_context_of_another_session_is_refused(small_world: World) -> None:
+    foreign = ToolContext(ExecutionState(Session()))
+    with pytest.raises(UsageError, match="belongs to another session"):
+        small_world.runner(looks).execute(ToolCall("c1", "looks"), context=foreign)
+    assert small_world.ends() == []
+
+
+def test_a_context_with_a_bound_session_is_only_a_source_of_parts(small_world: World) -> None:
+    """A context that was made inside a call that is over can be passed on: the next call gets its own."""
+    kept: list[ToolContext] = []
+
+    @tool
+    def keeps(*, context: ToolContext) -> str:
+        """Keep the context."""
+        kept.append(context)
+        context.session.dispatch(Note(context.call_id))
+        return "kept"
+
+    runner = small_world.runner(keeps)
+    runner.execute(ToolCall("c1", "keeps"))
+    assert runner.execute(ToolCall("c2", "keeps"), context=kept[0]).success
+    assert small_world.notes() == ["before", "c1", "c2"]
+
+
+# --- too late ----------------------------------------------------------------------------------------
+
+LATE: dict[str, Callable[[ToolContext], object]] = {
+    "session": lambda context: context.session.dispatch(Note("late")),
+    "seed": lambda context: context.session[Note].seed(Note("late")),
+    "state": lambda context: context.state.session.dispatch(Note("late")),
+    "write": lambda context: context.filesystem.write("late.txt", "late"),
+    "delete": lambda context: context.filesystem.delete("file.txt"),
+    "resources": lambda context: context.resources.get(Filesystem).write("late.txt", "late"),  # type: ignore[type-abstract, union-attr]
+    "outbox": lambda context: context.outbox.put("mail", "late"),
+}
+
+
+@pytest.mark.parametrize("way", LATE)
+def test_a_thread_that_was_left_behind_can_change_nothing(world: World, way: str) -> None:
+    """The call was cancelled while its handler went on; what it tries then is refused and leaves no trace."""
+    before = world.facts()
+    running, over, tried = threading.Event(), threading.Event(), threading.Event()
+    refused: list[Exception] = []
+
+    @tool
+    def lingers(*, context: ToolContext) -> str:
+        """Go on after the call was cut off."""
+        mutate(context)
+        running.set()
+        assert over.wait(30)
+        try:
+            LATE[way](context)
+        except UsageError as error:
+            refused.append(error)
+        tried.set()
+        return "never"
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(world.runner(lingers).aexecute, ToolCall("c1", "lingers"))
+            await anyio.to_thread.run_sync(running.wait, 30)
+            group.cancel_scope.cancel()
+
+    anyio.run(main)
+    over.set()
+    assert tried.wait(30)
+    assert [("is over" in str(each)) for each in refused] == [True]
+    assert world.facts() == before
+    assert world.session[OutboxPut].all() == ()
+    assert world.reopen().facts() == before
+
+
+def test_a_thread_that_is_left_behind_hears_of_it(small_world: World) -> None:
+    """Its own token is set, and `beat` stops it; the token of the run is not."""
+    running, stopped = threading.Event(), threading.Event()
+    token = CancellationToken()
+
+    @tool
+    def works(*, context: ToolContext) -> str:
+        """Work until told to stop."""
+        running.set()
+        assert context.cancellation.wait(30)
+        with pytest.raises(CancelledByToken):
+            context.beat()
+        stopped.set()
+        return "never"
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            context = ToolContext(small_world.state, cancellation=token)
+            group.start_soon(
+                lambda: small_world.runner(works).aexecute(ToolCall("c1", "works"), context=context)
+            )
+            await anyio.to_thread.run_sync(running.wait, 30)
+            group.cancel_scope.cancel()
+
+    anyio.run(main)
+    assert stopped.wait(30)
+    assert not token.is_cancelled
+
+
+def test_a_handler_that_works_past_us_is_waited_for(world: World) -> None:
+    """A tree cannot be put back while a thread still writes to it: it is told to stop, and awaited."""
+    running = threading.Event()
+    steps: list[str] = []
+
+    @tool(foreign=True)
+    def scribbles(*, context: ToolContext) -> str:
+        """Write past the API until told to stop."""
+        running.set()
+        assert context.cancellation.wait(30)
+        root = context.filesystem.host_root
+        if root is not None:
+            (root / "scribble.txt").write_text("late")
+        steps.append("stopped")
+        return "never"
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(world.runner(scribbles).aexecute, ToolCall("c1", "scribbles"))
+            await anyio.to_thread.run_sync(running.wait, 30)
+            group.cancel_scope.cancel()
+        steps.append("over")
+
+    anyio.run(main)
+    assert steps == ["stopped", "over"]
+    assert world.files() == {"file.txt": "original"}
+    assert world.outcomes() == ["interrupted"]
+
+
+def test_a_deadline_releases_whoever_waits_for_a_sync_handler(small_world: World) -> None:
+    over = threading.Event()
+
+    @tool
+    def hangs(*, context: ToolContext) -> str:
+        """Hang until the test is over."""
+        context.filesystem.write("file.txt", "changed")
+        over.wait(30)
+        return "never"
+
+    context = ToolContext(small_world.state, deadline=Deadline.after(timedelta(milliseconds=20)))
+    with pytest.raises(PromptEvaluationError):
+        anyio.run(lambda: small_world.runner(hangs).aexecute(ToolCall("c1", "hangs"), context=context))
+    over.set()
+    assert small_world.files() == {"file.txt": "original"}
+    assert small_world.run(succeeds, "c2").success
+
+
+def test_a_stream_that_a_handler_left_open_ends_with_the_call(world: World) -> None:
+    """Its content is kept with a call that succeeds, and gone with one that fails."""
+    streams: list[Any] = []
+
+    @tool
+    def leaves_open(fail: bool, *, context: ToolContext) -> str:
+        """Open a file and forget it."""
+        stream = context.filesystem.open_write("stream.txt")
+        stream.write(b"kept")
+        streams.append(stream)
+        if fail:
+            raise ValueError("no")
+        return "done"
+
+    assert not world.run(leaves_open, "c1", fail=True).success
+    assert world.files() == {"file.txt": "original"}
+    assert world.run(leaves_open, "c2", fail=False).success
+    assert world.files()["stream.txt"] == "kept"
+    assert all(each.closed for each in streams)
+
+
+@pytest.mark.parametrize("operation", ["begin", "restore", "recover", "unfinished"])
+def test_a_tool_cannot_end_or_undo_its_own_call(small_world: World, operation: str) -> None:
+    @tool
+    def meddles(*, context: ToolContext) -> str:
+        """Reach for what belongs to the runner."""
+        getattr(context.filesystem, operation)()
+        return "never"
+
+    result = small_world.run(meddles)
+    assert not result.success
+    assert "belongs to the runner" in result.message
+
+
+# --- resources that live as long as a call -----------------------------------------------------------
+
+
+class Connection:
+    """A TOOL_CALL resource that tells when it is closed."""
+
+    def __init__(self, trace: list[str], filesystem: Any) -> None:
+        self.trace = trace
+        self.filesystem = filesystem
+        trace.append("opened")
+
+    def close(self) -> None:
+        self.filesystem.write("flushed.txt", "flushed")
+        self.trace.append("closed")
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_a_calls_own_resources_are_made_for_it_and_closed_before_the_commit(
+    small_world: World, face: str
+) -> None:
+    """What closing still writes is part of the call: kept with it, and undone with it."""
+    trace: list[str] = []
+    filesystem = InMemoryFilesystem()
+    registry = ResourceRegistry.build(
+        {
+            Filesystem: filesystem,
+            Connection: Binding(Connection, lambda _: Connection(trace, filesystem), scope=Scope.TOOL_CALL),
+        }
+    )
+
+    @tool
+    def connects(fail: bool, *, context: ToolContext) -> str:
+        """Use a connection, twice the same."""
+        first, second = context.resources.get(Connection), context.resources.get(Connection)
+        trace.append("same" if first is second else "different")
+        if fail:
+            raise ValueError("no")
+        return "done"
+
+    with registry.open() as resources:
+        state = ExecutionState(small_world.session, resources)
+        runner = ToolRunner(state, {"connects": connects})
+
+        def run(call_id: str, fail: bool) -> bool:
+            call = ToolCall(call_id, "connects", {"fail": fail})
+            made = runner.execute(call) if face == "sync" else anyio.run(runner.aexecute, call)
+            return made.success
+
+        small_world.log.after = lambda drafts: trace.append(drafts[-1].type)
+        assert not run("c1", True)
+        assert not filesystem.exists("flushed.txt")
+        assert run("c2", False)
+        assert filesystem.read("flushed.txt").content == "flushed"
+    one = ["holdfast.ToolStarted", "opened", "same", "closed", "holdfast.ToolInvoked"]
+    assert trace == one + one
+
+
+def test_a_resource_of_a_call_is_gone_after_it(small_world: World) -> None:
+    kept: list[ToolContext] = []
+    registry = ResourceRegistry.build(
+        {Connection: Binding(Connection, lambda _: None, scope=Scope.TOOL_CALL)}
+    )
+
+    @tool
+    def keeps(*, context: ToolContext) -> str:
+        """Keep the context."""
+        kept.append(context)
+        return "kept"
+
+    with registry.open() as resources:
+        ToolRunner(ExecutionState(small_world.session, resources), {"keeps": keeps}).execute(
+            ToolCall("c1", "keeps")
+        )
+        with pytest.raises(Exception, match="after its tool call ended"):
+            kept[0].resources.get(Connection)
