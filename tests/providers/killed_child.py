@@ -99,13 +99,14 @@ def attempt(api: str, url: str, where: Path, die_at: int) -> bool:
     return True
 
 
-def main(api: str, url: str, directory: Path) -> None:
-    # The first call loads what an SDK loads late; done here, no fork has to do it again.
-    NOTER.run("Warm up", provider=provider_of(api, url))
-    for die_at in range(1, KILLS_AT_MOST):
-        if not attempt(api, url, directory / f"{api}-{die_at}", die_at):
-            return
+def main(url: str, directory: Path) -> None:
+    for api in ("openai.responses", "openai.chat", "anthropic.messages"):
+        # The first call loads what an SDK loads late; done here, no fork has to do it again.
+        NOTER.run("Warm up", provider=provider_of(api, url))
+        for die_at in range(1, KILLS_AT_MOST):
+            if not attempt(api, url, directory / f"{api}-{die_at}", die_at):
+                break
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]))
