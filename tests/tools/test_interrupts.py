@@ -47,7 +47,11 @@ class Interrupter:
         return bool(self.place)
 
     def _look(self, frame: FrameType, event: str, argument: object) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(self.prefix):
+        code = frame.f_code
+        # What a generator raises while it is thrown away is lost, as a real interrupt would be.
+        if code.co_name == "<genexpr>" or not code.co_filename.startswith(self.prefix):
+            return
+        if event in ("call", "c_return"):
             self.seen += 1
             if self.seen == self.at:
                 self.place = f"{frame.f_code.co_filename}:{frame.f_lineno} ({event})"

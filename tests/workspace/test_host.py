@@ -407,19 +407,18 @@ def test_the_first_touch_of_a_file_shows_as_a_change(fs: HostFilesystem, root: P
 
 
 def test_each_call_is_a_commit(fs: HostFilesystem) -> None:
-    """Calls that change nothing included; a rolled back call is none."""
+    """A call that touched nothing costs none, and a rolled back call is none."""
     for number in range(3):
         call = fs.begin(f"call-{number}", tool_name="tool")
         if number:
             fs.write("a.txt", str(number))
-        call.prepare()
+        assert (call.prepare().commit_ref == call.base.commit_ref) is (number == 0)
         call.finish()
     fs.begin("undone", tool_name="tool").rollback()
     subjects = git(fs.store_path, "log", "--format=%s", "main").splitlines()
     assert [subject for subject in subjects if subject.startswith("tool")] == [
         "tool (call-2)",
         "tool (call-1)",
-        "tool (call-0)",
     ]
 
 

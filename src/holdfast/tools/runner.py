@@ -69,7 +69,7 @@ from holdfast.errors import (
 from holdfast.log.event import SlicePolicy
 from holdfast.state.events import AttentionNeeded
 from holdfast.state.execution import ExecutionState
-from holdfast.state.resources import ResourceContext, Snapshotable, ToolScope
+from holdfast.state.resources import ResourceContext, ResourceRegistry, Snapshotable, ToolScope
 from holdfast.state.session import Session, Transaction
 from holdfast.state.snapshot import CompositeSnapshot, SnapshotMetadata
 from holdfast.tools.boundaries import recover, workspace_call_id
@@ -222,9 +222,19 @@ class ToolRunner:
     """Policies for all tools, or per tool name."""
     permissions: Permissions = field(default_factory=Permissions)
     outbox: Outbox = field(default_factory=Outbox)
+    _gates: tuple[Gate, ...] = field(default=(), init=False, repr=False)
+    _rolled_back: Mapping[type, Snapshotable[object]] | None = field(default=None, init=False, repr=False)
+    """The resources of a registry, which is frozen, that a failed call must not change."""
 
     def __post_init__(self) -> None:
-        session = self.execution_state.session
+        state, session = self.execution_state, self.execution_state.session
+        filesystem = filesystem_of(state)
+        gates = [gate_of(session.session_id, "the session")]
+        if filesystem is not None and not filesystem.read_only:
+            gates.append(gate_of(("workspace", id(filesystem)), "the workspace"))
+        self._gates = tuple(gates)
+        if isinstance(state.resources, ResourceRegistry):
+            self._rolled_back = _rolled_back(state.resources, filesystem)
         register_policy_state(session)
         for prepare in dict.fromkeys(each.prepare for each in self.tool_registry.values()):
             if prepare is not None:
@@ -536,13 +546,9 @@ class ToolRunner:
                     f"{outer.tool.name} holds while it runs; give the inner session a workspace of its own, "
                     'or let the outer tool have effects="none"'
                 )
-        if filesystem is not None and not filesystem.read_only:
-            plan.gate = gate_of(("workspace", id(filesystem)), "the workspace")
+        plan.gate = self._gates[1] if len(self._gates) > 1 else None
         if with_effects:
-            gates = [gate_of(session.session_id, "the session")]
-            if plan.gate is not None:
-                gates.append(plan.gate)
-            plan.turns = Turns(gates)
+            plan.turns = Turns(self._gates)
 
     def _take_turns(self, plan: _Plan) -> None:
         try:
@@ -761,12 +767,10 @@ class ToolRunner:
 
     def _save_others(self, filesystem: Filesystem | None) -> dict[type, tuple[Snapshotable[object], object]]:
         """Capture the resources that are not the workspace and that a failed call must not change."""
-        resources = self.execution_state.resources
-        return {
-            each: (resource, resource.snapshot(tag="pre"))
-            for each, resource in resources.snapshotable_resources().items()
-            if cast(object, resource) is not filesystem and resources.policy_of(each) is not SlicePolicy.LOG
-        }
+        chosen = self._rolled_back
+        if chosen is None:
+            chosen = _rolled_back(self.execution_state.resources, filesystem)
+        return {each: (resource, resource.snapshot(tag="pre")) for each, resource in chosen.items()}
 
     def _context_for(self, begun: OpenCall) -> ToolContext:
         """Make the handler's context: everything in it ends with the call."""
@@ -1252,6 +1256,17 @@ class PendingToolTracker:
 
 
 # --- small things ----------------------------------------------------------------------------------
+
+
+def _rolled_back(
+    resources: ResourceRegistry | ResourceContext, filesystem: Filesystem | None
+) -> Mapping[type, Snapshotable[object]]:
+    """Return the resources that a rollback takes back, besides the workspace."""
+    return {
+        each: resource
+        for each, resource in resources.snapshotable_resources().items()
+        if cast(object, resource) is not filesystem and resources.policy_of(each) is not SlicePolicy.LOG
+    }
 
 
 def _check_open(begun: OpenCall) -> None:

@@ -1676,11 +1676,18 @@ class _HostCall:
         with filesystem._lock:
             self._require_open("prepared")
             manifest: Manifest | None = None
+            if self._is_idle():
+                return filesystem._snapshot_at(filesystem._head(), self._base.tag, None)
             if self.journal.foreign:
                 manifest = filesystem._foreign_segment(self, prepared=True)
             else:
                 filesystem._plain_segment(self, filesystem._changes(self.journal), prepared=True)
             return filesystem._snapshot_at(self.journal.segments[-1], self._base.tag, manifest)
+
+    def _is_idle(self) -> bool:
+        """Whether the call has not touched anything, so that its boundary is the one before it."""
+        journal = self.journal
+        return journal.kind == "call" and not (journal.foreign or journal.touched or journal.segments)
 
     def finish(self) -> None:
         """Forget how to undo the call. Only after the log has committed it."""
@@ -1689,7 +1696,7 @@ class _HostCall:
             if self._finished:
                 return
             self._require_open("finished")
-            if not self.journal.prepared or self.journal.touched:
+            if not self._is_idle() and (not self.journal.prepared or self.journal.touched):
                 self.prepare()
             history = filesystem._opened()
             for boundary in self.journal.segments:
