@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -413,6 +414,44 @@ def test_answers_in_one_piece_are_what_the_sdks_expect(api: str) -> None:
                     arguments = json.loads(response.output[1].arguments)
                     got = (response.output_text, arguments, response.usage.output_tokens)
     assert got == ("hi", {"number": 1}, 6)
+
+
+@every_vendor
+def test_a_stream_that_falls_silent_is_given_up(make: Make) -> None:
+    """After the time that was set; what was said until then is kept."""
+    with WireServer([Broken(Answer("one\ntwo\n"), "hang", after=1)]) as server:
+        error = outcome_of(make(server, timeout_s=0.05)).error
+        assert server.requests[0].wait_closed()
+    assert error is not None
+    assert (error.kind, error.retryable, error.partial) == ("connection", True, "one\n")
+
+
+@every_vendor
+def test_a_slow_stream_is_waited_for(make: Make) -> None:
+    with WireServer([Broken(Answer("one\ntwo\n"), "hang", after=1)]) as server:
+        provider = make(server)
+
+        async def listen() -> list[str]:
+            seen = []
+            async for each in provider.stream(ModelRequest((ReplayItem("user", "hi"),))):
+                if isinstance(each, TextDelta):
+                    seen.append(each.text)
+                    server.release()
+            return seen
+
+        assert anyio.run(listen) == ["one\n", "two\n"]
+        assert not server.requests[0].wait_closed()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"nonsense\r\n\r\n", b"POST /v1/messages HTTP/1.1\r\ncontent-length: x\r\n\r\n"]
+)
+def test_the_server_survives_what_is_no_request(sent: bytes) -> None:
+    with WireServer(["still here"]) as server:
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as raw:
+            raw.sendall(sent)
+            assert raw.recv(1) == b""
+        assert outcome_of(VENDORS["openai.chat"](server)).answer.text == "still here"
 
 
 def test_the_server_refuses_what_a_provider_would_refuse() -> None:

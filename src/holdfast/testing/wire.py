@@ -232,6 +232,8 @@ class WireServer:
                     break
         except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
             pass  # The client left; what that means was noted where it matters.
+        except (ValueError, LookupError, asyncio.LimitOverrunError):
+            pass  # What came is no request that this server could answer; it hangs up.
         finally:
             writer.close()
 
