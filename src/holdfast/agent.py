@@ -5,7 +5,7 @@ Everything here is made of the rooms below: a session on a log, a workspace, a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +73,7 @@ class Agent:
         session = Session(log=log, tags={"agent": self.name})
         state, root = _open_state(session, workspace, store)
         loop = self._loop(state, provider, limits, permissions, watch, root)
-        return Run(anyio.run(loop.run, task), state, store)
+        return Run(_to_its_end(loop, loop.run, task), state, store)
 
     def resume(
         self,
@@ -94,7 +94,7 @@ class Agent:
         place = workspace if workspace is not None else (started.workspace if started else None)
         state, root = _open_state(session, place, store)
         loop = self._loop(state, provider, limits, permissions, watch, root)
-        return Run(anyio.run(loop.resume), state, store)
+        return Run(_to_its_end(loop, loop.resume), state, store)
 
     def _loop(
         self,
@@ -213,6 +213,15 @@ def opened(store: str | Path, run_id: UUID, *, read_only: bool = True) -> Iterat
 def workspace_store(store: Path) -> Path:
     """Return the directory beside a store in which the workspaces' private objects live."""
     return store.with_name(store.name + ".files")
+
+
+def _to_its_end(loop: InnerLoop, go: Callable[..., Awaitable[TurnResult]], *task: str) -> TurnResult:
+    """Drive a turn, and disarm its limits: a run that is over must not time out afterwards."""
+    try:
+        return anyio.run(go, *task)
+    finally:
+        if loop.containment is not None:
+            loop.containment.close()
 
 
 def _open_log(store: str | Path | Log | None, *, must_exist: bool = False) -> Log:

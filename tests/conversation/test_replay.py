@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +17,7 @@ from holdfast.conversation.messages import (
     ToolCallRecord,
     enable_inner_message_recording,
 )
-from holdfast.conversation.replay import ORPHAN_TEXT, Replayer, replay, replay_events
+from holdfast.conversation.replay import ORPHAN_TEXT, Replay, Replayer, replay, replay_events
 from holdfast.providers.translate import to_anthropic, to_openai_chat, to_openai_responses
 from holdfast.state import Session, TokenUsage
 from holdfast.testing.wire_rules import (
@@ -205,3 +207,39 @@ def test_folding_one_by_one_and_all_at_once_agree(events: list[object]) -> None:
         replayer.add(seq, event)
         replayer.input()
     assert replayer.input() == fold(*events)
+
+
+@given(st.lists(st.tuples(_events, st.booleans()), max_size=14))
+def test_the_hash_of_an_input_is_that_of_its_items_however_it_came_about(
+    events: list[tuple[object, bool]],
+) -> None:
+    """Whoever asks after every event, and whoever asks at the end, gets the same hash and the same size."""
+    replayer = Replayer()
+    for seq, (event, is_asked) in enumerate(events, start=1):
+        replayer.add(seq, event)
+        if is_asked:
+            now = replayer.input()
+            assert now.prefix_hash() == Replay(now.items).prefix_hash()
+    now = replayer.input()
+    assert now.prefix_hash() == Replay(now.items).prefix_hash()
+    assert now.prefix_hash(len(now.items)) == now.prefix_hash()
+    assert now.size_bytes == sum(len(each.canonical()) for each in now.items)
+
+
+def test_asking_after_every_message_hashes_every_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn asks before each model call; what was hashed for the call before is not hashed again."""
+    hashed = 0
+    digest_item = sys.modules[Replayer.__module__]._digest_item
+
+    def counted(digest, item):
+        nonlocal hashed
+        hashed += 1
+        return digest_item(digest, item)
+
+    monkeypatch.setattr(sys.modules[Replayer.__module__], "_digest_item", counted)
+    replayer = Replayer()
+    replayer.add(1, said("system"))
+    for seq in range(2, 502):
+        replayer.add(seq, said("user" if seq % 2 == 0 else "assistant"))
+        assert replayer.input().prefix_hash()
+    assert hashed == 501

@@ -50,7 +50,7 @@ class Costing:
         options, plan, model = call.options, call.plan, call.model()
         if options.cost_estimate_hint:
             return to_pico(options.cost_estimate_hint)
-        if model is None:
+        if model is None or options.is_free:
             return 0
         most = options.max_output_tokens
         if plan is not None and plan.max_output_tokens is not None:
@@ -75,7 +75,7 @@ class Costing:
                 return to_pico(number("WrapOptions", "cost_of", options.cost_of(value), zero_ok=True))
             usage = call.usage = call.usage or usage_of(value) or usage_of(options.response_hint)
             model = call.model()
-            if usage is not None and model is not None:
+            if usage is not None and model is not None and not options.is_free:
                 return self._priced(call, model, usage)
         except Exception as error:  # noqa: BLE001 - the call is over; its reservation stands in for its cost
             reason = f"the cost of {call.name} could not be read ({describe(error)})"

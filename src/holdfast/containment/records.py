@@ -71,6 +71,8 @@ class WrapOptions:
     """Says what the returned value cost in USD; it goes before usage and prices."""
     fingerprint: str = ""
     """Stands for the arguments: to loop detection, the same name and fingerprint are the same call."""
+    is_free: bool = False
+    """Whether the call is known to cost nothing: no price is looked up. A cost that it reports counts."""
     entity_id: str = ""
     """The provider or tool whose circuit breaker applies; by default the model, or the operation's name."""
     stoppable: bool | None = None

@@ -40,6 +40,9 @@ from holdfast.state.session import Session
 EMPTY_TEXT = "(empty)"
 """Stands for an empty request or result, which providers refuse."""
 
+_IMAGE_BYTES = 6_000
+"""What an image counts for: about 2,000 tokens, at three bytes a token."""
+
 ORPHAN_TEXT = "This call was cut off and has no result; nothing that it did was kept."
 """What the model is told of a call that never came back."""
 
@@ -98,6 +101,10 @@ class Replay:
     """The ids of calls that were closed with a synthetic result."""
     breaks: tuple[str, ...] = ()
     """What made an earlier input stop being a prefix of this one."""
+    size_bytes: int = 0
+    """How large the input is, about: what estimates of its tokens go by."""
+    digest: str = field(default="", compare=False, repr=False)
+    """The hash of all items, if whoever folded them kept it up to date."""
 
     @property
     def is_sendable(self) -> bool:
@@ -106,6 +113,8 @@ class Replay:
 
     def prefix_hash(self, count: int | None = None) -> str:
         """Hash the first `count` items, or all: equal hashes mean equal input."""
+        if self.digest and (count is None or count == len(self.items)):
+            return self.digest
         digest = hashlib.sha256()
         for each in self.items if count is None else self.items[:count]:
             _digest_item(digest, each)
@@ -127,6 +136,10 @@ class Replayer:
     """Call id as logged to the ids on the wire that still wait for a result."""
     _used: set[str] = field(default_factory=set)
     _system: str | None = None
+    _hash: hashlib._Hash = field(default_factory=hashlib.sha256)
+    """The hash of the first `_hashed` items, and their size: what is only added to is hashed once."""
+    _hashed: int = 0
+    _bytes: int = 0
 
     def add(self, seq: int, event: object, type_name: str = "") -> None:
         """Take the next event of the log."""
@@ -145,10 +158,26 @@ class Replayer:
         """Return the input as it would be sent now; open calls are closed in it, not in here."""
         items = list(self._items)
         synthetic = list(self._synthetic)
+        for item in self._items[self._hashed :]:
+            self._bytes += _digest_item(self._hash, item)
+        self._hashed = len(self._items)
+        digest, size = self._hash.copy(), self._bytes
         for wire_id in self._waiting():
             items.append(_orphan(wire_id))
             synthetic.append(wire_id)
-        return Replay(tuple(items), tuple(self._left_out), tuple(synthetic), tuple(self._breaks))
+            size += _digest_item(digest, items[-1])
+        return Replay(
+            tuple(items),
+            tuple(self._left_out),
+            tuple(synthetic),
+            tuple(self._breaks),
+            size,
+            digest.hexdigest(),
+        )
+
+    def _begin_hash_anew(self) -> None:
+        """Forget the hash: something else than the end was changed."""
+        self._hash, self._hashed, self._bytes = hashlib.sha256(), 0, 0
 
     @property
     def waiting_calls(self) -> tuple[str, ...]:
@@ -184,11 +213,13 @@ class Replayer:
 
     def _add_system(self, seq: int, message: InnerMessage) -> None:
         if self._system is None:
+            self._begin_hash_anew()
             self._items.insert(0, ReplayItem("system", message.content or EMPTY_TEXT, seq=seq))
         elif message.content == self._system:
             self._left_out.append(LeftOut(seq, "InnerMessage", "the same system text again"))
             return
         else:
+            self._begin_hash_anew()
             self._items[0] = ReplayItem("system", message.content or EMPTY_TEXT, seq=seq)
             self._breaks.append(f"event {seq} has another system text")
         self._system = message.content
@@ -232,6 +263,7 @@ class Replayer:
 
     def _compact(self, seq: int, event: HistoryCompacted) -> None:
         """Put the summary in place of everything up to its range's end."""
+        self._begin_hash_anew()
         # Pairs are never split: a result goes with its call, wherever it stands, a synthetic one too.
         known = {call.call_id for each in self._items if each.seq > event.to_seq for call in each.calls}
         tail = [
@@ -272,10 +304,12 @@ def replay_events(
     return replayer.input()
 
 
-def _digest_item(digest: hashlib._Hash, item: ReplayItem) -> None:
+def _digest_item(digest: hashlib._Hash, item: ReplayItem) -> int:
+    """Add an item to a hash; return how large it is, an image counted as what models make of one."""
     content = item.canonical()
     digest.update(len(content).to_bytes(8, "big"))
     digest.update(content)
+    return len(content) + _IMAGE_BYTES * sum(not isinstance(each, ReasoningPart) for each in item.parts)
 
 
 def _orphan(wire_id: str) -> ReplayItem:

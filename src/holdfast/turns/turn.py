@@ -7,6 +7,7 @@ and never forgets what did.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -15,7 +16,17 @@ from typing import Any
 import anyio
 
 from holdfast.clock import new_id
-from holdfast.containment import CancellationToken, ExecutionContext, WrapOptions
+from holdfast.containment import (
+    CallOutcome,
+    CallUsage,
+    CancellationToken,
+    ExecutionContext,
+    SafetyEvent,
+    WrapOptions,
+    current_call,
+    estimate_tokens,
+)
+from holdfast.containment.threads import threadsafe
 from holdfast.conversation.events import ProviderUsage
 from holdfast.conversation.messages import (
     InnerMessage,
@@ -28,15 +39,17 @@ from holdfast.conversation.replay import ORPHAN_TEXT, Replay, Replayer
 from holdfast.errors import (
     CancelledByToken,
     ConversationNotFound,
+    DeadlineExceededError,
     HoldRequired,
     ModelCallError,
     PromptEvaluationError,
     PromptMismatch,
+    UsageError,
 )
-from holdfast.providers.base import ModelEvent, ModelRequest, Provider
+from holdfast.providers.base import ModelEvent, ModelRequest, Provider, UsageReported
 from holdfast.providers.collect import CollectedAnswer, Collector
 from holdfast.providers.errors import error_of_stop
-from holdfast.state.budget import Deadline
+from holdfast.state.budget import Deadline, TokenUsage
 from holdfast.state.execution import ExecutionState
 from holdfast.state.session import stamped
 from holdfast.tools.boundaries import recover
@@ -45,6 +58,10 @@ from holdfast.tools.policies import Permissions
 from holdfast.tools.runner import ToolRunner
 from holdfast.tools.tool import Tool, ToolCall, ToolResult
 from holdfast.turns.states import PartialText, TurnEnded, TurnStarted, TurnState
+
+_logger = logging.getLogger("holdfast.turns")
+
+_NOTHING_USED = UsageReported(TokenUsage())
 
 DEFAULT_MAX_ITERATIONS = 100
 """How often a turn asks the model at most, unless it is told otherwise."""
@@ -92,6 +109,7 @@ class InnerLoop:
     _replayer: Replayer = field(default_factory=Replayer)
     _answers_so_far: int = 0
     _breaks_seen: int = 0
+    _tool_tokens: int | None = None
     _results: dict[int, InnerMessage] = field(default_factory=dict)
     """The messages of the tools that are running, by their place."""
 
@@ -101,6 +119,7 @@ class InnerLoop:
         """Take up a task: a new turn."""
         enable_inner_message_recording(self.state.session)
         recover(self.state)
+        self._skip_logged_events()
         self._read_history()
         self._turn_id, self._evaluation_id = new_id().hex, new_id().hex
         with stamped(turn_id=self._turn_id):
@@ -128,6 +147,7 @@ class InnerLoop:
         session = self.state.session
         enable_inner_message_recording(session)
         recover(self.state)
+        self._skip_logged_events()
         started = session[TurnStarted].latest()
         if started is None:
             raise ConversationNotFound("this session has no conversation to resume; run a task first")
@@ -174,6 +194,12 @@ class InnerLoop:
             )
         except _Halted as halt:
             return self._stopped_by_limits(halt)
+        except CancelledByToken as stopped:
+            return self._end(TurnState.INTERRUPTED, "aborted", str(stopped), ("resume the session",))
+        except DeadlineExceededError as error:
+            return self._end(
+                TurnState.TIMED_OUT, "deadline", str(error), ("resume the session with more time",)
+            )
         except HoldRequired as hold:
             return self._end(
                 TurnState.HELD,
@@ -205,35 +231,22 @@ class InnerLoop:
 
         async def call() -> CollectedAnswer:
             # Closed whatever happens here: an answer that nobody reads any more is not paid for.
-            async with aclosing(self.provider.stream(request)) as events:
-                async for each in events:
-                    collector.add(each)
-                    if self.watch is not None:
-                        self.watch(each)
+            try:
+                async with aclosing(self.provider.stream(request)) as events:
+                    async for each in events:
+                        collector.add(each)
+                        self._show(each)
+            finally:
+                _report(collector.usage)
             return collector.answer()
 
         try:
-            if self.containment is None:
-                await call()
-            else:
-                estimate = self.provider.estimate_usd(request)
-                outcome = await self.containment.acall_llm(
-                    call,
-                    WrapOptions(
-                        operation_name=self.provider.name,
-                        # A provider that knows the price itself, nothing included, needs no price table.
-                        model=self.provider.model if estimate is None else None,
-                        cost_estimate_hint=estimate or 0.0,
-                        cost_of=_cost_of,
-                    ),
-                )
-                if not outcome.ok and outcome.node.status != "error":
-                    raise _Halted(
-                        outcome.stop_reason or self.containment.stop_reason or "halted", outcome.detail
-                    )
-                if outcome.error is not None:
-                    raise outcome.error
-        except (PromptEvaluationError, OSError) as error:
+            await self._in_time(call, request, replayed)
+        except BaseException as error:
+            if collector.usage != _NOTHING_USED:
+                self._record_usage(collector.answer(), replayed, is_cut_off=True)
+            if not isinstance(error, PromptEvaluationError | OSError):
+                raise
             return self._provider_failed(collector.text, error)
         answer = collector.answer()
         self._record_usage(answer, replayed)
@@ -250,6 +263,67 @@ class InnerLoop:
             parts=answer.parts,
         )
         return answer
+
+    async def _in_time(
+        self, call: Callable[[], Awaitable[CollectedAnswer]], request: ModelRequest, replayed: Replay
+    ) -> None:
+        """Make a model call inside the containment; the turn's token and its deadline cut it off."""
+        seconds = None if self.deadline is None else max(self.deadline.remaining().total_seconds(), 0)
+        outcome: CallOutcome[CollectedAnswer] | None = None
+        with anyio.move_on_after(seconds) as scope:
+            forget = self.cancellation.on_cancel(threadsafe(scope.cancel))
+            try:
+                if self.containment is None:
+                    await call()
+                else:
+                    options = self._options(request, replayed)
+                    outcome = await self.containment.acall_llm(call, options)
+            finally:
+                forget()
+        if scope.cancelled_caught:
+            self.cancellation.raise_if_cancelled()
+            raise DeadlineExceededError("the deadline passed while the model was answering")
+        if outcome is None:
+            return
+        if not outcome.ok and outcome.node.status != "error":
+            raise self._halted(outcome)
+        if outcome.error is not None:
+            raise outcome.error
+
+    def _options(self, request: ModelRequest, replayed: Replay) -> WrapOptions:
+        """Say what is known of a model call before it is made: above all, what to reserve for it."""
+        estimate = self.provider.estimate_usd(request)
+        return WrapOptions(
+            operation_name=self.provider.name,
+            model=self.provider.model,
+            # A provider that knows the price itself, nothing included, needs no price table.
+            cost_estimate_hint=estimate or 0.0,
+            is_free=estimate == 0,
+            input_tokens=-(-replayed.size_bytes // 3) + self._tokens_of_tools(),
+        )
+
+    def _tokens_of_tools(self) -> int:
+        """Estimate what the tools' descriptions add to every request."""
+        if self._tool_tokens is None:
+            described = [
+                (each.name, each.description, each.parameters_schema) for each in self.tools.values()
+            ]
+            self._tool_tokens = estimate_tokens(described) if described else 0
+        return self._tool_tokens
+
+    def _halted(self, outcome: CallOutcome[Any]) -> _Halted:
+        assert self.containment is not None
+        kind = outcome.stop_reason or self.containment.stop_reason or "halted"
+        return _Halted(str(kind), outcome.detail)
+
+    def _show(self, seen: ModelEvent) -> None:
+        """Let whoever watches see it. What goes wrong on a screen is no failure of the turn."""
+        if self.watch is not None:
+            try:
+                self.watch(seen)
+            except Exception:
+                _logger.exception("whoever watches the turn failed; the turn goes on unwatched")
+                self.watch = None
 
     async def _run_tools(self, calls: Sequence[ToolCall], *, resumed: bool = False) -> None:
         runner = ToolRunner(
@@ -276,7 +350,9 @@ class InnerLoop:
             return outcome.value
         if outcome.error is not None and not isinstance(outcome.error, CancelledByToken):
             raise outcome.error
-        raise _Halted(outcome.stop_reason or self.containment.stop_reason or "halted", outcome.detail)
+        if outcome.error is not None and self.cancellation.is_cancelled:
+            raise outcome.error
+        raise self._halted(outcome)
 
     def _recorder(self, call: ToolCall) -> Callable[[ToolResult[Any]], Sequence[object]]:
         """Make the tool's message part of the append that ends the call."""
@@ -352,7 +428,7 @@ class InnerLoop:
             self.state.session.dispatch(closed)
             self._replayer.add(self.state.session.head, closed)
 
-    def _record_usage(self, answer: CollectedAnswer, replayed: Replay) -> None:
+    def _record_usage(self, answer: CollectedAnswer, replayed: Replay, *, is_cut_off: bool = False) -> None:
         """Keep what the call used, and whether its input extended the one before: a broken cache shows."""
         extends = len(replayed.breaks) == self._breaks_seen
         self._breaks_seen = len(replayed.breaks)
@@ -363,7 +439,7 @@ class InnerLoop:
                 call_index=self._answers_so_far + 1,
                 usage=answer.usage,
                 cost_usd=answer.cost_usd,
-                stop_reason=answer.stop,
+                stop_reason="cut_off" if is_cut_off else answer.stop,
                 input_items=len(replayed.items),
                 prefix_hash=replayed.prefix_hash(),
                 extends_previous=extends,
@@ -371,6 +447,12 @@ class InnerLoop:
                 notes=answer.notes,
             )
         )
+
+    def _skip_logged_events(self) -> None:
+        """Leave out what an earlier turn under the same containment has logged already."""
+        if self.containment is not None:
+            logged = self.state.session[SafetyEvent].all()
+            self._told = sum(each in logged for each in self.containment.get_snapshot().events)
 
     def _log_safety_events(self) -> None:
         """Keep the containment's incidents as history, each once."""
@@ -395,7 +477,9 @@ class InnerLoop:
     def _provider_failed(self, said: str, error: Exception) -> TurnResult:
         advice = ("resume the session to try again",)
         kind, details = "provider_error", f"{type(error).__name__}: {error}"
-        if isinstance(error, ModelCallError):
+        # A failure that has used up the run's retries is the run's ending; until then it is the call's.
+        is_last = self.containment is not None and self.containment.stop_reason == kind
+        if isinstance(error, ModelCallError) and not is_last:
             kind = error.kind
         if not said:
             return self._end(TurnState.FAILED, kind, details, advice)
@@ -425,8 +509,31 @@ class _Halted(Exception):
         super().__init__(kind)
 
 
-def _cost_of(answer: object) -> float:
-    return answer.cost_usd or 0.0 if isinstance(answer, CollectedAnswer) else 0.0
+def _report(reported: UsageReported) -> None:
+    """Tell the containment what a model call has used so far: it counts, also if the answer is cut off.
+
+    What nobody reports costs what was reserved.
+    """
+    call, usage = current_call(), reported.usage
+    if call is None:
+        return
+    try:
+        if reported.cost_usd is not None:
+            call.report(cost_usd=reported.cost_usd)
+        elif usage.total is not None:
+            into, out = usage.input_tokens or 0, usage.output_tokens or 0
+            cached = min(usage.cached_tokens or 0, into)
+            call.report(
+                usage=CallUsage(
+                    input_tokens=into,
+                    output_tokens=out,
+                    cached_input_tokens=cached,
+                    cache_write_tokens=min(reported.cache_write_tokens, into - cached),
+                    reasoning_tokens=min(usage.reasoning_tokens or 0, out),
+                )
+            )
+    except UsageError:
+        _logger.exception("what the provider says that its call used cannot be counted")
 
 
 def _costs_nothing(result: object) -> float:
