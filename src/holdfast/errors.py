@@ -438,7 +438,7 @@ class CancelledByToken(HoldfastError):
 
 
 class CallRefused(HoldfastError):
-    """Containment did not let a call happen, or did not let it go on. `stop_reason` says why, if it is known."""
+    """Containment did not let a call happen, or go on. `stop_reason` says why, if it is known."""
 
     def __init__(self, message: str, *, decision: str = "HALT", stop_reason: str | None = None) -> None:
         self.decision = decision
