@@ -72,7 +72,7 @@ class ClosableStream(Protocol):
         ...
 
 
-_DRAIN_S = 0.1
+_DRAIN_S = 0.5
 """How long a finished answer may keep its connection busy before that is closed instead of reused."""
 
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
