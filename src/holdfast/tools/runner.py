@@ -609,9 +609,10 @@ class ToolRunner:
         return None
 
     def _policies_for(self, name: str) -> Sequence[ToolPolicy]:
-        if isinstance(self.policies, Mapping):
-            return self.policies.get(name, ())
-        return self.policies
+        policies = self.policies
+        if not policies:
+            return ()
+        return policies.get(name, ()) if isinstance(policies, Mapping) else policies
 
     def _forbidden(self, plan: _Plan, tool: Tool[Any, Any]) -> tuple[Outcome, str] | None:
         """Ask the permissions. Raises `HoldRequired` if a person has to answer first."""
@@ -854,7 +855,7 @@ class ToolRunner:
             begun.context.cancellation.raise_if_cancelled()
             if begun.context.deadline is not None:
                 begun.context.deadline.raise_if_passed(f"the tool call {begun.call.id}")
-            if result.success:
+            if result.success and (result.value is not None or begun.scope is not None or self.policies):
                 _within(begun, partial(self._learn, begun, result))
         except BaseException as error:  # noqa: BLE001  # classified and raised again where it must be
             return self._fail(begun, error)
@@ -1344,13 +1345,16 @@ def _is_record(value: object) -> bool:
 
 
 def _kept_arguments(call: ToolCall) -> Mapping[str, object]:
+    text = call.arguments_json
+    if text in ("", "{}"):
+        return {}
     try:
-        data = json.loads(call.arguments_json or "{}")
+        data = json.loads(text)
     except (ValueError, RecursionError):
         return {}
     if not isinstance(data, dict):
         return {}
-    if len(call.arguments_json) > _KEPT_ARGUMENT:
+    if len(text) > _KEPT_ARGUMENT:
         return cast("Mapping[str, object]", _shortened(data))
     return data
 

@@ -543,7 +543,7 @@ def _closed(schema: Any) -> Any:
 
 
 def _parse_object(name: str, text: str) -> dict[str, Any]:
-    if not text.strip():
+    if text == "{}" or not text.strip():
         return {}
     try:
         data = json.loads(text)
