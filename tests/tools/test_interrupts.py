@@ -76,6 +76,7 @@ def try_every_moment(make: Callable[[], World], one: Any, prefix: str, stride: i
         interrupter = Interrupter(at, prefix)
         if not interrupter(lambda world=world: world.run(one)):
             return at // stride
+        assert world.facts() in (before, after), interrupter.place
         # Nobody calls recover: the next call itself must find everything in order.
         deadline = Deadline.after(timedelta(seconds=5))
         try:
