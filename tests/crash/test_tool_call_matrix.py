@@ -8,7 +8,7 @@ runs one call and is killed at one moment; `killing.py` finds the moments by its
 SQL statement, and before, after and within every file operation that leaves a disk of its own (kills that
 leave the same bytes behind are the same crash, and are done once). The call that uses every operation of
 the filesystem is killed at all of its moments. Of the other work each place in the code is taken, the first
-and the last time that it is reached, and more by chance from a fixed seed; `HOLDFAST_EVERY_MOMENT=1` takes all.
+and the last time it is reached, and more by chance from a fixed seed; `HOLDFAST_EVERY_MOMENT=1` takes all.
 
 Then this process opens the world as a next process would, lets `recover` put things right, and compares
 with two references: the world before the call, and the world after it. What the files must be after it is
