@@ -710,7 +710,7 @@ def _kill_and_judge(
             error.add_note(f"killed {moment}")
             raise
     # How often a pipe is read depends on the pace of others; everything else is the same each time.
-    assert missed <= (len(outcomes) // 4 if judge.scenario.foreign else 0)
+    assert missed <= (len(outcomes) // 2 if judge.scenario.foreign else 0)
     return outcomes
 
 

@@ -527,6 +527,7 @@ def test_writes_outside_of_calls_can_be_undone_later(fs: HostFilesystem, root: P
 def test_a_crash_that_is_not_recovered_blocks_the_next_call(fs: HostFilesystem) -> None:
     """A call that was left open must be ended first."""
     fs.begin("lost")
+    fs.write("half.txt", "half")
     with reopened(fs) as later:
         with pytest.raises(WorkspaceError, match="lost"):
             later.begin("next")

@@ -169,6 +169,8 @@ class Journal:
     """Content that was read back from disk: what the object store may not have."""
     _kept: set[bytes] = field(default_factory=set)
     _descriptor: int = -1
+    _header: bytes = b""
+    """What the file begins with, as long as nothing is in it."""
     _last: dict[str, State] = field(default_factory=dict)
 
     @classmethod
@@ -184,16 +186,8 @@ class Journal:
         foreign: bool,
         durable: bool,
     ) -> Journal:
-        """Start a journal; when this returns, the call exists."""
+        """Start a journal. A plain call's is written with its first record: before, nothing is to undo."""
         journal = cls(path, id, kind, call_id, tool_name, base, foreign, durable)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        journal._descriptor = os.open(path, flags, 0o600)
-        size = os.fstat(journal._descriptor).st_size
-        if size > len(_MAGIC):
-            journal.close()
-            raise WorkspaceError(f"the journal {path} belongs to a call that is not over; recover it first")
-        if size < len(_MAGIC):
-            os.ftruncate(journal._descriptor, 0)
         header = {
             "type": "begin",
             "version": 1,
@@ -204,15 +198,35 @@ class Journal:
             "base": base,
             "foreign": foreign,
         }
-        journal._append(header, b"" if size == len(_MAGIC) else _MAGIC)
-        if durable:
-            sync_directory(os.path.dirname(path))
+        journal._header = frame(json.dumps(header, separators=(",", ":")).encode("ascii"))
+        if foreign or kind != "call":
+            journal._start()
         return journal
+
+    def _start(self) -> None:
+        """Put the journal's header on disk: from here on the call exists for whoever comes after a crash."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(self.path, flags, 0o600)
+        size = os.fstat(self._descriptor).st_size
+        if size > len(_MAGIC):
+            self.close()
+            raise WorkspaceError(
+                f"the journal {self.path} belongs to a call that is not over; recover it first"
+            )
+        if size < len(_MAGIC):
+            os.ftruncate(self._descriptor, 0)
+        write_all(self._descriptor, (b"" if size == len(_MAGIC) else _MAGIC) + self._header)
+        self._header = b""
+        if self.durable:
+            os.fsync(self._descriptor)
+            sync_directory(os.path.dirname(self.path))
 
     @classmethod
     def load(cls, path: str, *, durable: bool) -> Journal | None:
         """Read a journal that a crash left, or None if there is no call in it."""
         try:
+            if os.stat(path).st_size <= len(_MAGIC):
+                return None
             data = _read_file(path)
         except FileNotFoundError:
             return None
@@ -294,7 +308,8 @@ class Journal:
     def begin_undo(self) -> None:
         """Write down that the call is being undone."""
         if not self.undoing:
-            self._append({"type": "undo"})
+            if not self._header:
+                self._append({"type": "undo"})
             self.undoing = True
 
     def mark(self, boundary: Boundary, *, prepared: bool) -> None:
@@ -327,7 +342,9 @@ class Journal:
         return states
 
     def _append(self, record: dict[str, object], before: bytes = b"") -> None:
-        if self._descriptor == -1:
+        if self._header:
+            self._start()
+        elif self._descriptor == -1:
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         write_all(self._descriptor, before + frame(json.dumps(record, separators=(",", ":")).encode("ascii")))
         if self.durable:
@@ -342,6 +359,8 @@ class Journal:
     def end(self) -> None:
         """End the call: without its records it is over. Safe to repeat."""
         self.close()
+        if self._header:
+            return
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         except FileNotFoundError:
