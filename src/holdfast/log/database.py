@@ -102,6 +102,7 @@ class Database:
         read_only: bool = False,
     ) -> None:
         self.path = path
+        self._path_text = os.fspath(path)
         self.wal_path = path.with_name(path.name + "-wal")
         self.findings: tuple[Finding, ...] = ()
         """What was found wrong with the file as a whole when it was opened."""
@@ -361,7 +362,9 @@ class Database:
     def _refuse_if_replaced(self) -> None:
         """Refuse to write into a file that nobody will find again."""
         try:
-            stat = os.stat(self.path)
+            stat = os.stat(
+                self._path_text
+            )  # Asked at every append; a Path would be turned into text each time.
         except FileNotFoundError:
             stat = None
         if stat is None or (stat.st_dev, stat.st_ino) != self._identity:
