@@ -30,6 +30,7 @@ from holdfast.turns.ledger import contain
 from holdfast.turns.states import TurnStarted, TurnState
 from holdfast.turns.turn import InnerLoop, TurnResult, Watch
 from holdfast.workspace.base import Filesystem, WorkspaceDiff
+from holdfast.workspace.history import erase_line
 from holdfast.workspace.host import HostFilesystem
 from holdfast.workspace.memory import InMemoryFilesystem
 
@@ -210,6 +211,27 @@ def opened(store: str | Path, run_id: UUID, *, read_only: bool = True) -> Iterat
         log.close()
 
 
+def erase_run(store: str | Path, run_id: UUID) -> None:
+    """Forget a run: its log, and every file content that was kept for it alone. Both leave no byte behind.
+
+    The workspace itself is not touched. Raises `LeaseHeldError` while somebody is writing the run. A
+    call that was cut off by a crash is asked for first: resume the run, or roll the call back.
+    """
+    log = _open_log(store, must_exist=True)
+    try:
+        log.erase(run_id)
+    finally:
+        log.close()
+    objects = workspace_store(Path(store))
+    if objects.exists():
+        erase_line(objects, _line_of(run_id))
+
+
+def _line_of(run_id: UUID) -> str:
+    """Name a run's history in the store of its workspace."""
+    return f"session-{run_id}"
+
+
 def workspace_store(store: Path) -> Path:
     """Return the directory beside a store in which the workspaces' private objects live."""
     return store.with_name(store.name + ".files")
@@ -251,7 +273,7 @@ def _open_state(
         filesystem = HostFilesystem(
             place,
             store=None if beside is None else workspace_store(beside),
-            line=f"session-{session.session_id}",
+            line=_line_of(session.session_id),
             exclude=() if beside is None else _own_files(place, beside),
         )
     else:

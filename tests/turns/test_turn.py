@@ -236,3 +236,33 @@ def test_a_second_turn_on_a_session_closes_what_the_first_left_open_and_sees_the
     assert seen == [["system:instructi", "user:first", "assistant:", "tool:This call", "user:second"]]
     results = [each for each in state.session[InnerMessage].all() if each.role == "tool"]
     assert len(results) == 1
+
+
+def test_erasing_a_run_leaves_no_byte_of_it_in_the_log_or_among_the_kept_files(tmp_path: Path) -> None:
+    from holdfast.agent import erase_run
+
+    secret, other = "the-secret-of-this-run", "the-other-runs-text"
+    store, work = tmp_path / "runs.db", tmp_path / "work"
+    work.mkdir()
+    runs = []
+    for text in (secret, other):
+        (work / "notes.txt").unlink(missing_ok=True)
+        script = ScriptedProvider(
+            [Answer("", [("note", {"text": text}), ("note", {"text": "more"})]), "done"]
+        )
+        with AGENT.run("go", provider=script, workspace=work, store=store) as run:
+            runs.append(run.id)
+
+    def bytes_of_the_store() -> bytes:
+        places = [tmp_path / f"runs.db{ending}" for ending in ("", "-wal", "-shm")]
+        places += [each for each in (tmp_path / "runs.db.files").rglob("*") if each.is_file()]
+        return b"".join(each.read_bytes() for each in places if each.exists())
+
+    assert secret.encode() in bytes_of_the_store()
+    erase_run(store, runs[0])
+    left = bytes_of_the_store()
+    assert secret.encode() not in left
+    assert other.encode() in left
+    log = SqliteLog(store)
+    assert [each.session_id for each in log.sessions()] == [runs[1]]
+    log.close()
