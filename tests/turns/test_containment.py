@@ -183,3 +183,23 @@ def test_the_ledger_is_history_that_no_rollback_refunds() -> None:
     assert len(ledger_of(session)) == spent
     again = contain(session, Limits(max_cost_usd=1.0)).get_snapshot()
     assert again.cost_usd_accumulated == pytest.approx(0.4)
+
+
+def test_a_prune_forgets_the_conversation_and_not_what_it_cost(tmp_path: Path) -> None:
+    """Also after the session was opened again from what the prune left."""
+    log = SqliteLog(tmp_path / "runs.db")
+    session = Session(log=log)
+    costly = ScriptedProvider([Answer("hm", [("ponder", {})], cost_usd=0.2), Answer("done", cost_usd=0.2)])
+    loop = InnerLoop(ExecutionState(session), costly, "x", THINKER.tool_registry(), "thinker")
+    loop.containment = contain(session, Limits(max_cost_usd=1.0))
+    anyio.run(loop.run, "go")
+    assert session.prune(keep_last=1) > 5
+    assert contain(session, Limits(max_cost_usd=1.0)).get_snapshot().cost_usd_accumulated == pytest.approx(
+        0.4
+    )
+    session.close()
+    with Session.open(log, session.session_id) as later:
+        spent = contain(later, Limits(max_cost_usd=1.0)).get_snapshot()
+        assert spent.cost_usd_accumulated == pytest.approx(0.4)
+        assert spent.step_count == 3
+    log.close()

@@ -24,6 +24,8 @@ class EventSpec:
     """Whether the slice is part of every snapshot, whatever policies were asked for."""
     name: str | None = None
     """The stable name that it was declared with."""
+    outlives_prune: bool = False
+    """Whether a prune keeps what the slice holds: history that must never be forgotten, such as spend."""
 
 
 _DEFAULT = EventSpec()
@@ -36,6 +38,7 @@ def event(
     channel: Channel = Channel.AUDIT,
     policy: SlicePolicy = SlicePolicy.STATE,
     captured: bool = False,
+    outlives_prune: bool = False,
     aliases: Iterable[str] = (),
 ) -> Callable[[type[T]], type[T]]:
     """Declare an event type: its stable name, its channel, and its slice's policy.
@@ -46,7 +49,7 @@ def event(
 
     def declare(cls: type[T]) -> type[T]:
         register_type(cls, name=name, aliases=aliases)
-        _SPECS[cls] = EventSpec(channel, policy, captured, name)
+        _SPECS[cls] = EventSpec(channel, policy, captured, name, outlives_prune)
         return cls
 
     return declare

@@ -751,7 +751,7 @@ class Core:
                 return 0, []
             slices = {}
             for slice_type, kept in self.slices.items():
-                if self.policy_of(slice_type) is SlicePolicy.LOG:
+                if self.policy_of(slice_type) is SlicePolicy.LOG and not spec_of(slice_type).outlives_prune:
                     left = [entry for entry in entries_of(kept) if abs(entry[1]) > upto]
                     if len(left) != len(kept):
                         slices[slice_type] = Slice.of(left)

@@ -806,8 +806,9 @@ class Session:
     def prune(self, *, upto: int | None = None, keep_last: int | None = None) -> int:
         """Forget the events up to `upto`, or all but the last `keep_last`. Returns how many went.
 
-        Working state stays as it is. History from before is gone: LOG slices lose the items that
-        came from forgotten events, and the file keeps no byte of them.
+        Working state stays as it is, and so does history that is declared to outlive a prune (what was
+        spent). Other history from before is gone: LOG slices lose the items that came from forgotten
+        events, and the file keeps no byte of them.
         """
         if (upto is None) == (keep_last is None):
             raise UsageError("say either upto= or keep_last=")

@@ -29,10 +29,11 @@ from holdfast.state.events import event
 from holdfast.state.session import Session
 
 LEDGER_EVENTS: tuple[type[LedgerEvent], ...] = (Reserved, Settled, RetryTaken, ChainStopped)
-"""What the ledger writes into a log. It is history: no rollback gives money back."""
+"""What the ledger writes into a log. It is history: neither a rollback nor a prune gives money back."""
 
-for _kind in (*LEDGER_EVENTS, SafetyEvent):
-    event(name=f"holdfast.{_kind.__name__}", policy=SlicePolicy.LOG)(_kind)
+for _kind in LEDGER_EVENTS:
+    event(name=f"holdfast.{_kind.__name__}", policy=SlicePolicy.LOG, outlives_prune=True)(_kind)
+event(name="holdfast.SafetyEvent", policy=SlicePolicy.LOG)(SafetyEvent)
 
 
 def ledger_of(session: Session) -> list[LedgerEvent]:
