@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGE := $(VENV)/.package
 TOOLS := $(VENV)/.tools
+PEERS := $(VENV)/.peers
 
 # $(call install,what): install into the environment, with the versions that are known to work together.
 define install
@@ -26,6 +27,10 @@ $(TOOLS): pyproject.toml constraints.txt
 	$(call install,.[dev])
 	@touch $(PACKAGE)
 
+$(PEERS): pyproject.toml constraints.txt
+	$(call install,.[dev,bench])
+	@touch $(PACKAGE) $(TOOLS)
+
 ## demo: the main job on embedded defaults, offline, in a scratch directory
 demo: $(PACKAGE)
 	@$(BIN)/python -m holdfast demo
@@ -41,7 +46,7 @@ check: $(TOOLS)
 	$(BIN)/pytest -n auto --dist worksteal
 
 ## bench: speed as ratios to a floor or a peer in the same run
-bench: $(TOOLS)
+bench: $(PEERS)
 	$(BIN)/python -m bench
 
 format: $(TOOLS)
