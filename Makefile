@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PACKAGE := $(VENV)/.package
 TOOLS := $(VENV)/.tools
 PEERS := $(VENV)/.peers
+COMMA := ,
 
 # $(call install,what): install into the environment, with the versions that are known to work together.
 define install
@@ -28,7 +29,7 @@ $(TOOLS): pyproject.toml constraints.txt
 	@touch $(PACKAGE)
 
 $(PEERS): pyproject.toml constraints.txt
-	$(call install,.[dev,bench])
+	$(call install,.[dev$(COMMA)bench])
 	@touch $(PACKAGE) $(TOOLS)
 
 ## demo: the main job on embedded defaults, offline, in a scratch directory
