@@ -917,7 +917,8 @@ class SqliteLog:
                 for place in places.get(last + 1, ()):
                     stored = wreck.row(place)
                     if stored is not None and len(stored) == 11:
-                        event = _verified(session_id, previous, last + 1, (0, *stored[2:]))  # type: ignore[arg-type]
+                        columns = (0, *stored[2:])
+                        event = _verified(session_id, previous, last + 1, columns)  # type: ignore[arg-type]  # a row
                     if event is not None:
                         break
                 if event is None:

@@ -39,7 +39,8 @@ PARENT_CHECK_S = 1.0
 def prctl(option: int, value: int) -> bool:
     """Set an attribute of this process; False where that cannot be done."""
     try:
-        return ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0  # type: ignore[no-any-return]
+        libc = ctypes.CDLL(None, use_errno=True)
+        return bool(libc.prctl(option, value, 0, 0, 0) == 0)
     except (OSError, AttributeError):
         return False
 

@@ -1852,7 +1852,7 @@ class _DraftIO(io.RawIOBase):
         return True
 
     def write(self, data: object, /) -> int:
-        view = memoryview(data).cast("B")  # type: ignore[arg-type]
+        view = memoryview(data).cast("B")  # type: ignore[arg-type]  # any buffer
         self._draft.write(view)
         return len(view)
 

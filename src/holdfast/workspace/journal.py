@@ -78,7 +78,7 @@ def _dump_state(state: State) -> list[object]:
 
 def _load_state(raw: list[object]) -> State:
     kind, mode, oid, size, mtime_ns, uid, gid = raw
-    return State(kind, mode, bytes.fromhex(oid), size, mtime_ns, uid, gid)  # type: ignore[arg-type]
+    return State(kind, mode, bytes.fromhex(oid), size, mtime_ns, uid, gid)  # type: ignore[arg-type]  # from JSON
 
 
 def _dump_boundary(boundary: Boundary) -> dict[str, object]:
@@ -100,15 +100,16 @@ def _dump_boundary(boundary: Boundary) -> dict[str, object]:
 def _load_boundary(raw: dict[str, object]) -> Boundary:
     changes = tuple(
         PathChange(path, _load_state(before), _load_state(after))
-        for path, before, after in raw["changes"]  # type: ignore[attr-defined]
+        for path, before, after in raw["changes"]  # type: ignore[attr-defined]  # from JSON
     )
-    uncovered = tuple((path, reason) for path, reason in raw["uncovered"])  # type: ignore[attr-defined]
+    listed = raw["uncovered"]
+    uncovered = tuple((path, reason) for path, reason in listed)  # type: ignore[attr-defined]  # from JSON
     return Boundary(
-        kind=raw["kind"],  # type: ignore[arg-type]
+        kind=raw["kind"],  # type: ignore[arg-type]  # from JSON
         commit=str(raw["commit"]),
         changes=changes,
         journal=str(raw["journal"]),
-        edited=tuple(raw["edited"]),  # type: ignore[arg-type]
+        edited=tuple(raw["edited"]),  # type: ignore[arg-type]  # from JSON
         baseline=bool(raw["baseline"]),
         scanned=bool(raw["scanned"]),
         uncovered=uncovered,

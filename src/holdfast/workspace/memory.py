@@ -817,7 +817,7 @@ class _WriteStream(io.BytesIO):
 
     def write(self, data: object, /) -> int:
         """Add bytes to the content that will appear."""
-        written = super().write(data)  # type: ignore[arg-type]
+        written = super().write(data)  # type: ignore[arg-type]  # any buffer
         if self.tell() > self._max_bytes:
             self._publish = None
             _fail(
