@@ -1,0 +1,1 @@
+"""Subagents: child sessions under supervision, and the table of how they can end."""

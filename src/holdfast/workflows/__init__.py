@@ -1,0 +1,1 @@
+"""Workflows: steps with dependencies over subagents, and the table of how they can end."""
