@@ -1,6 +1,12 @@
 """The conversation: messages that survive, and the pure function from a log to a provider's input."""
 
-from holdfast.conversation.events import BranchSummary, HistoryCompacted, ProviderUsage
+from holdfast.conversation.events import (
+    BranchSummary,
+    HistoryCompacted,
+    ProviderUsage,
+    SubagentEvent,
+    subagent_event_text,
+)
 from holdfast.conversation.messages import (
     ContentPart,
     ImagePart,
@@ -28,6 +34,7 @@ __all__ = [
     "ReplayCall",
     "ReplayItem",
     "Replayer",
+    "SubagentEvent",
     "ToolCallRecord",
     "enable_inner_message_recording",
     "get_inner_messages",
@@ -35,4 +42,5 @@ __all__ = [
     "get_pending_tool_calls",
     "inner_message_append",
     "replay",
+    "subagent_event_text",
 ]

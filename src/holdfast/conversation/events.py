@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from holdfast.log.event import Channel, SlicePolicy
 from holdfast.state.budget import TokenUsage
@@ -43,6 +44,78 @@ class BranchSummary:
     to_seq: int
     strategy: str = "deterministic"
     limitations: tuple[str, ...] = ()
+
+
+@event(name="holdfast.SubagentEvent", channel=Channel.REPLAY, policy=SlicePolicy.LOG)
+@dataclass(frozen=True, slots=True)
+class SubagentEvent:
+    """Something happened to a child session: it was queued, it started, it ended.
+
+    The parent's model is told about endings that it has to reason about (`TOLD_SUBAGENT_EVENTS`);
+    everything else is kept for audit.
+    """
+
+    event: str
+    """What happened: `queued`, `started`, `finished`, `failed`, `timed_out`, `cancelled`, `detached` ..."""
+    subagent_id: str
+    child_session_id: str
+    agent: str
+    task: str
+    status: str
+    """How the child stands after it."""
+    depth: int = 1
+    max_depth: int = 1
+    timeout_ms: int | None = None
+    workspace_mode: str = ""
+    workspace: str | None = None
+    summary: str = ""
+    """What the child has to say for itself, if it ended with something usable."""
+    log_paths: tuple[str, ...] = ()
+    """Where the child's own log is."""
+    reason: str = ""
+    """Why it ended, if it did not end by itself."""
+    elapsed_ms: int | None = None
+    deadline_at: datetime | None = None
+    next_actions: tuple[str, ...] = ()
+    retry_of: str | None = None
+    """The subagent that this one is another attempt of."""
+    attempt: int = 1
+    artifacts: tuple[str, ...] = ()
+    """What the child left behind for the parent to look at, such as the id of a diff."""
+
+
+TOLD_SUBAGENT_EVENTS = ("finished", "failed", "cancelled", "timed_out")
+"""The endings of a child that its parent's model is told about."""
+
+MAX_TOLD_CHARS = 8_000
+"""How much of a child's summary its parent's model is told."""
+
+
+def subagent_event_text(event: SubagentEvent) -> str | None:
+    """Write what the parent's model is told about a child, or None if the event is for audit only."""
+    if event.event not in TOLD_SUBAGENT_EVENTS:
+        return None
+    lines = [
+        f"Subagent {event.subagent_id} ({event.agent}): {event.event.replace('_', ' ')}.",
+        f"Task: {_shortened(event.task, 500)}",
+    ]
+    if event.attempt > 1 or event.retry_of:
+        lines.append(f"Attempt: {event.attempt}" + (f", after {event.retry_of}" if event.retry_of else ""))
+    if event.reason:
+        lines.append(f"Reason: {_shortened(event.reason, 1_000)}")
+    if event.timeout_ms is not None and event.event == "timed_out":
+        lines.append(f"Time limit: {event.timeout_ms} ms")
+    if event.summary:
+        lines.append(f"Summary:\n{_shortened(event.summary, MAX_TOLD_CHARS)}")
+    if event.artifacts:
+        lines.append(f"Left behind: {', '.join(event.artifacts[:20])}")
+    if event.next_actions:
+        lines.append("Next: " + "; ".join(event.next_actions[:10]))
+    return "\n".join(lines)
+
+
+def _shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]} ... ({len(text) - limit} characters left out)"
 
 
 @event(name="holdfast.ProviderUsage", policy=SlicePolicy.LOG)
