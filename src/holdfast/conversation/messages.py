@@ -95,6 +95,8 @@ class InnerMessage:
     message_id: UUID = field(default_factory=uuid4)
     parts: tuple[ContentPart, ...] = ()
     """Pictures and blocks of thought, carried and not flattened into text."""
+    is_error: bool = False
+    """For a tool's message: whether the call failed. Some interfaces tell the model in a field of its own."""
 
 
 def _message_id(message: InnerMessage) -> object:

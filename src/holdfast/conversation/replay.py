@@ -68,6 +68,8 @@ class ReplayItem:
     parts: tuple[ContentPart, ...] = ()
     seq: int = 0
     """The event that it comes from; 0 for a synthetic one."""
+    is_error: bool = False
+    """For a tool's result: whether the call failed."""
 
     def canonical(self) -> bytes:
         """Return the item's content as bytes that are equal if and only if what is sent is."""
@@ -78,6 +80,7 @@ class ReplayItem:
             self.call_id,
             self.name,
             [_part_key(each) for each in self.parts],
+            self.is_error,
         ]
         return json.dumps(data, ensure_ascii=True, separators=(",", ":"), sort_keys=True).encode()
 
@@ -240,6 +243,7 @@ class Replayer:
                 name=message.tool_name,
                 parts=self._parts(seq, message.parts),
                 seq=seq,
+                is_error=message.is_error,
             )
         )
 
@@ -313,7 +317,7 @@ def _digest_item(digest: hashlib._Hash, item: ReplayItem) -> int:
 
 
 def _orphan(wire_id: str) -> ReplayItem:
-    return ReplayItem("tool", ORPHAN_TEXT, call_id=wire_id)
+    return ReplayItem("tool", ORPHAN_TEXT, call_id=wire_id, is_error=True)
 
 
 def _framed(tag: str, text: str) -> str:
