@@ -7,6 +7,8 @@ the other side's (the named families), or a bug in us (anything that is not a
 ```
 HoldfastError
 ├── UsageError                        the caller asked for something that cannot be (also a ValueError)
+│   ├── IllegalEndingError            a turn cannot end like that; nothing was changed
+│   └── IllegalMoveError              a table of states does not have that move; nothing was changed
 ├── CodecError
 │   ├── EncodeError                   a value cannot be stored; names the path to the field
 │   ├── DecodeError                   stored data does not fit its type; names the path
@@ -70,6 +72,14 @@ class HoldfastError(Exception):
 
 class UsageError(HoldfastError, ValueError):
     """The caller asked for something that cannot be; nothing was changed."""
+
+
+class IllegalEndingError(UsageError):
+    """A turn cannot end like that: the table of endings or the log says no. Nothing was changed."""
+
+
+class IllegalMoveError(UsageError):
+    """A table of states does not have that move. Nothing was changed and nothing was recorded."""
 
 
 # --- codec -----------------------------------------------------------------------------------------

@@ -82,6 +82,8 @@ class SubagentEvent:
     attempt: int = 1
     artifacts: tuple[str, ...] = ()
     """What the child left behind for the parent to look at, such as the id of a diff."""
+    call_id: str | None = None
+    """The parent's tool call that asked for it, so that a call that is run again asks for nothing twice."""
 
 
 TOLD_SUBAGENT_EVENTS = ("finished", "failed", "cancelled", "timed_out")
