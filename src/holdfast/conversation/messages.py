@@ -119,12 +119,12 @@ def inner_message_append(
     place. Given a plain tuple it returns the new tuple, given a slice it returns an operation.
     """
     if not isinstance(slice_values, Slice):
-        return _ordered((*(m for m in slice_values if m.message_id != event.message_id), event))
+        return in_order((*(m for m in slice_values if m.message_id != event.message_id), event))
     known = slice_values.find(_message_id, event.message_id)
     if known is not None:
         if slice_values[known] == event:
             return slice_values
-        return Replace(_ordered(m if m.message_id != event.message_id else event for m in slice_values))
+        return Replace(in_order(m if m.message_id != event.message_id else event for m in slice_values))
     last = slice_values.latest()
     if last is None:
         return Append(event)
@@ -134,10 +134,10 @@ def inner_message_append(
         # The first message of a newer evaluation; anything else belongs further up.
         is_new = slice_values.find(_evaluation, event.evaluation_id) is None
         in_place = is_new and last.created_at <= event.created_at
-    return Append(event) if in_place else Replace(_ordered((*slice_values, event)))
+    return Append(event) if in_place else Replace(in_order((*slice_values, event)))
 
 
-def _ordered(messages: Iterable[InnerMessage]) -> tuple[InnerMessage, ...]:
+def in_order(messages: Iterable[InnerMessage]) -> tuple[InnerMessage, ...]:
     """Sort messages: evaluations by the time of their first message, ties by the order of arrival."""
     items = list(messages)
     first: dict[str, InnerMessage] = {}
@@ -167,7 +167,7 @@ def get_inner_messages(
     messages = session.select_all(InnerMessage)
     if evaluation_id is not None:
         messages = tuple(m for m in messages if m.evaluation_id == evaluation_id)
-    return _ordered(messages)
+    return in_order(messages)
 
 
 def get_latest_evaluation_id(session: SessionProtocol) -> str | None:
