@@ -6,6 +6,7 @@ One store is a bare git repository with a directory of our own in it:
 HEAD config objects/ refs/heads/<line>     what git knows
 holdfast/lock                              held by whoever uses objects, exclusively by a sweep
 holdfast/<line>/line                       the boundaries
+holdfast/<line>/spool                      objects that are not in a pack yet
 holdfast/<line>/call.journal               how to undo the open call
 holdfast/<line>/ambient.journal            how to undo what was written outside of calls
 holdfast/<line>/manifest                   everything known about the tree
@@ -13,6 +14,9 @@ holdfast/<line>/manifest                   everything known about the tree
 
 A line is the history of one workspace. Lines share objects; erasing a line and sweeping the store removes
 what no other line needs.
+
+A boundary's objects are in the line's spool before the boundary is in the line. Git knows neither, so a
+branch stands for the newest boundary that was *settled*: whose objects are in packs.
 """
 
 from __future__ import annotations
@@ -38,15 +42,17 @@ class History:
 
     def __init__(self, store_path: str, line: str, *, durable: bool) -> None:
         self.store_path = store_path
-        self.objects = ObjectStore(store_path, durable=durable)
+        self.directory = os.path.join(store_path, _OWN_DIRECTORY, line)
+        self.objects = ObjectStore(store_path, durable=durable, spool=os.path.join(self.directory, "spool"))
         self.objects.create(head=line)
         self._durable = durable
         self._ref = f"refs/heads/{line}"
-        self.directory = os.path.join(store_path, _OWN_DIRECTORY, line)
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         self.call_path = os.path.join(self.directory, "call.journal")
         self.ambient_path = os.path.join(self.directory, "ambient.journal")
         self.line = Line(os.path.join(self.directory, "line"), durable=durable)
+        self._is_ahead = False
+        """Whether the branch does not stand for the newest boundary yet."""
         self.dirty: set[str] = set()
         """Directories of the manifest that are not on disk as they are in memory."""
         self._manifest_file = ManifestFile(os.path.join(self.directory, "manifest"))
@@ -94,7 +100,18 @@ class History:
     def append(self, boundary: Boundary) -> None:
         """Make a boundary the newest one. Repeating it does nothing."""
         self.line.append(boundary)
-        self.objects.write_ref(self._ref, boundary.commit)
+        self._is_ahead = True
+        if self.objects.is_settled or self.objects.is_due:
+            self.settle()
+
+    def settle(self) -> None:
+        """Let git see everything up to the newest boundary."""
+        if not self._is_ahead and self.objects.is_settled:
+            return
+        head = self.line.head
+        if self.objects.settle() and head is not None:
+            self.objects.write_ref(self._ref, head.commit)
+        self._is_ahead = False
 
     def load_ambient(self) -> Journal | None:
         """Return the journal of writes outside of calls that an earlier process left, if any."""
@@ -191,6 +208,9 @@ def sweep(store: str | os.PathLike[str], keep_lines: Iterable[str] | None = None
             if keep is not None and line not in keep:
                 objects.delete_ref(f"refs/heads/{line}")
                 shutil.rmtree(os.path.join(own, line))
+            else:
+                # What is needed of it is found in packs, and what is not is swept from there.
+                History(os.fspath(store), line, durable=False).settle()
         roots = {bytes.fromhex(commit) for commit in objects.refs().values()}
         for line in lines(store):
             roots |= _roots(objects, os.path.join(own, line))

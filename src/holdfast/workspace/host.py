@@ -33,6 +33,7 @@ from __future__ import annotations
 import builtins
 import errno
 import io
+import logging
 import os
 import secrets
 import shutil
@@ -50,6 +51,7 @@ from typing import BinaryIO, TextIO
 
 from holdfast.clock import Clock, SystemClock, new_id
 from holdfast.errors import (
+    ObjectStoreError,
     PathEscapeError,
     ReadOnlyError,
     SnapshotMismatchError,
@@ -103,7 +105,6 @@ from holdfast.workspace.objects import (
     PackWriter,
     encode_commit,
     object_id,
-    sync_directory,
 )
 from holdfast.workspace.paths import MAX_DEPTH, ROOT, join, normalize, split
 from holdfast.workspace.restoring import Outcome, apply, fold
@@ -124,7 +125,10 @@ from holdfast.workspace.rooted import (
     take_place,
 )
 from holdfast.workspace.search import glob_tree, grep_tree
+from holdfast.workspace.spool import sync_directory
 from holdfast.workspace.views import ReadOnlyFilesystem
+
+_logger = logging.getLogger("holdfast.workspace")
 
 MAX_NAMED_UNCOVERED = 100
 """How many uncovered paths a snapshot names one by one; the rest are counted."""
@@ -206,6 +210,12 @@ class HostFilesystem:
                 if journal is not None:
                     journal.close()
             if self._history is not None:
+                if self._cleanup is None and not self._read_only:
+                    try:
+                        self.settle()
+                    except (OSError, ObjectStoreError) as error:
+                        # Nothing is lost: what is not settled is found in the spool by whoever comes next.
+                        _logger.warning("%s could not be settled: %s", self._store_path, error)
                 self._history.close()
             self._ambient = self._call = self._history = None
             if self._cleanup is not None:
@@ -232,6 +242,18 @@ class HostFilesystem:
     def store_path(self) -> Path | None:
         """The private store, a bare git repository, or None if none was needed yet."""
         return None if self._store_path is None else Path(self._store_path)
+
+    def settle(self) -> Path | None:
+        """Let git see the history up to the newest boundary, and return the store.
+
+        That happens by itself from time to time and when this object is closed; in between, git's view may
+        be some boundaries old. Nothing else depends on it.
+        """
+        with self._lock:
+            if self._history is not None and not self._read_only:
+                with self._history.held():
+                    self._history.settle()
+            return self.store_path
 
     # --- reading -----------------------------------------------------------------------------------
 
@@ -885,6 +907,8 @@ class HostFilesystem:
                 plan, current, _ = self._way_back(snapshot, {}, strict=False)
                 target = self._copy_into(os.path.realpath(os.fspath(into)), plan, current)
                 if shares and line is not None:
+                    # The other line's objects are looked for in packs, not in this one's spool.
+                    history.settle()
                     History(history.store_path, line, durable=self._durable).append(
                         Boundary("open", snapshot.commit_ref)
                     )

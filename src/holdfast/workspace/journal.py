@@ -22,17 +22,13 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from holdfast.errors import WorkspaceError
 from holdfast.workspace.manifest import State
-from holdfast.workspace.objects import sync_directory, write_all
-
-MAX_RECORD_BYTES = 1 << 31
-"""A longer record is taken for damage."""
+from holdfast.workspace.spool import frame, frames, sync_directory, write_all
 
 JournalKind = Literal["call", "restore", "ambient"]
 """`ambient` collects what is written outside of calls, from one boundary to the next."""
@@ -41,7 +37,6 @@ BoundaryKind = Literal["open", "call", "restore", "ambient", "scan"]
 """`open` starts a line; `scan` holds what somebody else changed and a scan found."""
 
 _MAGIC = b"holdfast journal 1\n"
-_HEAD_BYTES = 8
 _BLOB = b"\0"
 """The first byte of a record that holds content; other records are JSON objects."""
 
@@ -114,25 +109,6 @@ def _load_boundary(raw: dict[str, object]) -> Boundary:
         scanned=bool(raw["scanned"]),
         uncovered=uncovered,
     )
-
-
-def frame(payload: bytes) -> bytes:
-    """Wrap a record's content with its length and checksum."""
-    return len(payload).to_bytes(4, "big") + zlib.crc32(payload).to_bytes(4, "big") + payload
-
-
-def frames(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Yield each whole record with the offset behind it; stop at the first that is torn or damaged."""
-    while offset + _HEAD_BYTES <= len(data):
-        size = int.from_bytes(data[offset : offset + 4], "big")
-        start, end = offset + _HEAD_BYTES, offset + _HEAD_BYTES + size
-        if size > MAX_RECORD_BYTES or end > len(data):
-            return
-        payload = data[start:end]
-        if zlib.crc32(payload) != int.from_bytes(data[offset + 4 : offset + 8], "big"):
-            return
-        offset = end
-        yield offset, payload
 
 
 def _read_file(path: str) -> bytes:

@@ -39,7 +39,6 @@ from holdfast.workspace.objects import (
     MODE_FILE,
     MODE_LINK,
     MODE_TREE,
-    ObjectKind,
     ObjectStore,
     PackWriter,
     TreeEntry,
@@ -47,9 +46,9 @@ from holdfast.workspace.objects import (
     hash_descriptor,
     object_id,
     read_exactly,
-    sync_directory,
 )
 from holdfast.workspace.search import GlobPattern, compile_glob
+from holdfast.workspace.spool import ObjectKind, sync_directory
 
 Kind = Literal["absent", "file", "directory", "link", "other"]
 

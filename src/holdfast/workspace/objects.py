@@ -6,9 +6,11 @@ The store is a bare git repository that people can look at (`git --git-dir=... l
 here runs git to write it: objects are files whose format is simple, and writing them ourselves is
 faster than starting a process, needs no index, and makes each step visible to the crash tests.
 
-- Small objects are *staged*: held in memory until `flush` writes all of them as one pack, a file with
-  many objects and an index beside it. Making files is what costs time, so a tool call makes two, whatever
-  it changed. Who needs an object before that (an undo journal does) keeps its own copy.
+- Small objects are *staged*: held in memory until `flush` puts all of them on disk. Who needs an object
+  before that (an undo journal does) keeps its own copy.
+- Making files is what costs time. So a store with a *spool* (`spool.py`) appends what is flushed to that
+  one file, and `settle` makes a pack of it now and then: a file with many objects and an index beside it.
+  Git sees what is in packs. Without a spool, each flush writes a pack.
 - When many small packs have come together they are merged into one, with its content compressed.
 - A first capture of a tree goes into one pack, too. There, and in a fresh small pack, content is stored
   and not deflated: compressing thousands of small files costs more than reading them. `git gc` in the
@@ -37,11 +39,10 @@ from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from holdfast.errors import ObjectStoreError
-
-ObjectKind = Literal["blob", "tree", "commit", "tag"]
+from holdfast.workspace.spool import ObjectKind, Spool, sync_directory, write_all
 
 LARGE_BYTES = 1024 * 1024
 """Content of this size and more is streamed and never held in memory whole."""
@@ -57,6 +58,12 @@ _MODE_SUBMODULE = 0o160000
 
 MAX_STAGED_BYTES = 16 * 1024 * 1024
 """When more than this is staged, it is written without waiting for `flush`."""
+
+MAX_SPOOLED_BYTES = 4 * 1024 * 1024
+"""What is spooled is in memory, too; beyond this it is made a pack."""
+
+MAX_SPOOLED_RECORDS = 64
+"""How many flushes may be out of git's sight."""
 
 MAX_PACKS_PER_TIER = 48
 """When there are this many packs of about the same size, they are merged."""
@@ -126,22 +133,6 @@ def hash_descriptor(descriptor: int, size: int) -> bytes | None:
 EMPTY_TREE = object_id("tree", b"")
 
 
-def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Write all of the data, however many calls it takes."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def sync_directory(path: str | os.PathLike[str]) -> None:
-    """Make the names in a directory survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def encode_tree(entries: dict[bytes, TreeEntry]) -> bytes:
     """Return the content of a tree object; git sorts a directory as if its name ended in a slash."""
     ordered = sorted(
@@ -175,12 +166,16 @@ class ObjectStore:
     """Git objects below one directory.
 
     `durable` makes every object survive a power cut before its id is returned; without it, objects
-    survive the end of the process, however sudden.
+    survive the end of the process, however sudden. `spool` is the file that collects what is flushed
+    until `settle`; it belongs to one writer.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, durable: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, durable: bool = False, spool: str | None = None
+    ) -> None:
         self.path = Path(path)
         self.durable = durable
+        self._spool = None if spool is None else Spool(spool, durable=durable)
         self._objects = os.path.join(self.path, "objects")
         self._packs: dict[str, _Pack] = {}
         self._packs_stamp: tuple[int, int] | None = None
@@ -286,6 +281,8 @@ class ObjectStore:
 
     def forget(self) -> None:
         """Drop what was remembered about the store's content, because somebody else has changed it."""
+        if self._spool is not None:
+            self._spool.forget()
         self._present.clear()
         self._trees.clear()
         self._packs.clear()
@@ -315,14 +312,41 @@ class ObjectStore:
         return None if found is None else found[1]
 
     def flush(self) -> None:
-        """Write what is staged."""
+        """Put what is staged on disk."""
         if not self._staged:
             return
-        with self.bulk() as pack:
-            for oid, (kind, data) in self._staged.items():
-                pack.add(kind, data, oid=oid)
+        if self._spool is not None and self._staged_bytes <= MAX_SPOOLED_BYTES:
+            self._spool.append(self._staged)
+        else:
+            self._write_pack(self._staged)
         self._remember(self._staged)
         self.unstage()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything that is on disk is where git sees it."""
+        return self._spool is None or not self._spool.objects
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough has come together to be settled."""
+        spool = self._spool
+        return spool is not None and (spool.records >= MAX_SPOOLED_RECORDS or spool.size > MAX_SPOOLED_BYTES)
+
+    def settle(self) -> bool:
+        """Make a pack of what is spooled, for git to see; say whether everything of the spool is in packs.
+
+        A crash leaves it as it was, or done.
+        """
+        if self._spool is None or not self._spool.objects:
+            return True
+        self._write_pack(self._spool.objects)
+        return self._spool.clear()
+
+    def _write_pack(self, objects: Mapping[bytes, tuple[ObjectKind, bytes]]) -> None:
+        with self.bulk() as pack:
+            for oid, (kind, data) in objects.items():
+                pack.add(kind, data, oid=oid)
         self._merge_small_packs()
 
     def unstage(self) -> None:
@@ -419,7 +443,7 @@ class ObjectStore:
 
     def contains(self, oid: bytes) -> bool:
         """Say whether the object is stored here."""
-        if oid in self._present or oid in self._staged:
+        if oid in self._present or oid in self._staged or self._spooled(oid) is not None:
             return True
         if os.path.exists(self._loose_path(oid)) or self._find_packed(oid) is not None:
             self._remember((oid,))
@@ -435,13 +459,18 @@ class ObjectStore:
         staged = self._staged.get(oid)
         if staged is not None:
             return staged
-        found = self._read_packed(oid) or self._read_loose(oid) or self._read_with_git(oid)
+        found = (
+            self._spooled(oid) or self._read_packed(oid) or self._read_loose(oid) or self._read_with_git(oid)
+        )
         if object_id(*found) != oid:
             raise ObjectStoreError(
                 f"the object {oid.hex()} in {self.path} is damaged: its content does not match its name; "
                 f"run git fsck there to see what else is affected"
             )
         return found
+
+    def _spooled(self, oid: bytes) -> tuple[ObjectKind, bytes] | None:
+        return None if self._spool is None else self._spool.objects.get(oid)
 
     def read_blob(self, oid: bytes) -> bytes:
         """Return a blob's content, whole."""

@@ -24,8 +24,9 @@ from typing import NoReturn
 
 from holdfast.errors import PathEscapeError
 from holdfast.workspace.manifest import ABSENT, OTHER, State, chmod_at, is_temporary
-from holdfast.workspace.objects import CHUNK_BYTES, ObjectStore, hash_descriptor, object_id, write_all
+from holdfast.workspace.objects import CHUNK_BYTES, ObjectStore, hash_descriptor, object_id
 from holdfast.workspace.paths import ROOT, split
+from holdfast.workspace.spool import write_all
 
 MAX_LINKS = 40
 """How many links one path may lead through: what Linux allows."""
