@@ -5,6 +5,8 @@ Everything here is made of the rooms below: a session on a log, a workspace, a t
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,18 +16,22 @@ from uuid import UUID
 
 import anyio
 
-from holdfast.containment import Limits
+from holdfast.containment import CancellationToken, Limits
 from holdfast.conversation.messages import enable_inner_message_recording, get_inner_messages
 from holdfast.errors import SessionNotFoundError, UsageError
 from holdfast.log.base import Log
 from holdfast.log.memory import MemoryLog
+from holdfast.prompt.sections import MarkdownSection
+from holdfast.prompt.template import Prompt
 from holdfast.providers.base import Provider
+from holdfast.providers.retrying import RetryPolicy
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import ResourceRegistry
 from holdfast.state.session import Session
 from holdfast.tools.boundaries import boundaries, diff_calls, fork_at
-from holdfast.tools.policies import Permissions
+from holdfast.tools.policies import Permissions, ToolPolicy
 from holdfast.tools.tool import Tool
+from holdfast.turns.adapter import DEFAULT_RETRY
 from holdfast.turns.ledger import contain
 from holdfast.turns.states import TurnStarted, TurnState
 from holdfast.turns.turn import InnerLoop, TurnResult, Watch
@@ -40,13 +46,26 @@ class Agent:
     """Instructions and tools under a name.
 
     `run` takes up a task and returns when the turn has ended, one way or another; `resume` goes on
-    with a run after a crash, an interrupt or an answered question, in this process or another.
+    with a run after a crash, an interrupt or an answered question, in this process or another. `arun`
+    and `aresume` do the same inside an event loop. `output_type` makes the answer a value of that type:
+    a dataclass, a pydantic model, or a list of one of them.
     """
 
     name: str
     instructions: str = "You are a helpful agent."
     tools: Sequence[Tool[Any, Any] | Callable[..., Any]] = ()
     max_iterations: int = 100
+    output_type: Any = None
+    policies: Sequence[ToolPolicy] = ()
+    """Rules for all tools."""
+    feedback: Sequence[Any] = ()
+    """Who looks at the work while it goes on: `FeedbackProviderConfig`s."""
+    completion: Any = None
+    """Who is asked before the agent may stop: a `TaskCompletionChecker`."""
+    nested: Any = None
+    """What the judges may use up: a `NestedExecutionConfig`."""
+    retry: RetryPolicy | None = DEFAULT_RETRY
+    """How failed model calls are tried again; None for not at all."""
 
     def tool_registry(self) -> dict[str, Tool[Any, Any]]:
         """Return the agent's tools by name. Raises `UsageError` if two share one."""
@@ -58,6 +77,31 @@ class Agent:
             registry[made.name] = made
         return registry
 
+    @functools.cached_property
+    def prompt(self) -> Prompt[Any]:
+        """The agent as a prompt: one section with its instructions and its tools."""
+        kind: Any = Prompt
+        if self.output_type not in (None, str):
+            kind = kind[self.output_type]
+        made: Prompt[Any] = kind(
+            ns="agents",
+            key=re.sub(r"[^a-z0-9._-]+", "-", self.name.lower()).strip("-._")[:64] or "agent",
+            name=self.name,
+            sections=[
+                # A dollar sign in instructions is a dollar sign: an agent has no placeholders.
+                MarkdownSection(
+                    "Instructions",
+                    template=self.instructions.replace("$", "$$"),
+                    tools=tuple(self.tool_registry().values()),
+                )
+            ],
+            policies=tuple(self.policies),
+            feedback_providers=tuple(self.feedback),
+            task_completion_checker=self.completion,
+            nested_execution_config=self.nested,
+        )
+        return made
+
     def run(
         self,
         task: str,
@@ -68,13 +112,27 @@ class Agent:
         store: str | Path | Log | None = None,
         permissions: Permissions | None = None,
         watch: Watch | None = None,
+        cancellation: CancellationToken | None = None,
     ) -> Run:
         """Take up a task. Without a `store` the run lives in memory; with a path it is durable."""
-        log = _open_log(store)
-        session = Session(log=log, tags={"agent": self.name})
-        state, root = _open_state(session, workspace, store)
-        loop = self._loop(state, provider, limits, permissions, watch, root)
-        return Run(_to_its_end(loop, loop.run, task), state, store)
+        started = self._begin(provider, workspace, limits, store, permissions, watch, cancellation)
+        return started.finish(anyio.run(started.go, started.loop.run, task))
+
+    async def arun(
+        self,
+        task: str,
+        *,
+        provider: Provider,
+        workspace: str | Path | Filesystem | None = None,
+        limits: Limits | None = None,
+        store: str | Path | Log | None = None,
+        permissions: Permissions | None = None,
+        watch: Watch | None = None,
+        cancellation: CancellationToken | None = None,
+    ) -> Run:
+        """Take up a task, inside an event loop."""
+        started = self._begin(provider, workspace, limits, store, permissions, watch, cancellation)
+        return started.finish(await started.go(started.loop.run, task))
 
     def resume(
         self,
@@ -86,38 +144,90 @@ class Agent:
         limits: Limits | None = None,
         permissions: Permissions | None = None,
         watch: Watch | None = None,
+        cancellation: CancellationToken | None = None,
     ) -> Run:
         """Go on with a run. Finished tools are not run again; another provider may take over."""
-        log = _open_log(store, must_exist=True)
-        session = Session.open(log, run_id if isinstance(run_id, UUID) else UUID(run_id))
-        enable_inner_message_recording(session)
-        started = session[TurnStarted].latest()
-        place = workspace if workspace is not None else (started.workspace if started else None)
-        state, root = _open_state(session, place, store)
-        loop = self._loop(state, provider, limits, permissions, watch, root)
-        return Run(_to_its_end(loop, loop.resume), state, store)
+        started = self._begin(
+            provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id
+        )
+        return started.finish(anyio.run(started.go, started.loop.resume))
 
-    def _loop(
+    async def aresume(
         self,
-        state: ExecutionState,
+        store: str | Path | Log,
+        run_id: UUID | str,
+        *,
         provider: Provider,
+        workspace: str | Path | Filesystem | None = None,
+        limits: Limits | None = None,
+        permissions: Permissions | None = None,
+        watch: Watch | None = None,
+        cancellation: CancellationToken | None = None,
+    ) -> Run:
+        """Go on with a run, inside an event loop."""
+        started = self._begin(
+            provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id
+        )
+        return started.finish(await started.go(started.loop.resume))
+
+    def _begin(
+        self,
+        provider: Provider,
+        workspace: str | Path | Filesystem | None,
         limits: Limits | None,
+        store: str | Path | Log | None,
         permissions: Permissions | None,
         watch: Watch | None,
-        root: str | None,
-    ) -> InnerLoop:
-        return InnerLoop(
+        cancellation: CancellationToken | None,
+        *,
+        run_id: UUID | str | None = None,
+    ) -> _Started:
+        """Open or make the session and its workspace, and a loop on them."""
+        log = _open_log(store, must_exist=run_id is not None)
+        if run_id is None:
+            session = Session(log=log, tags={"agent": self.name})
+        else:
+            session = Session.open(log, run_id if isinstance(run_id, UUID) else UUID(run_id))
+            enable_inner_message_recording(session)
+            before = session[TurnStarted].latest()
+            workspace = workspace if workspace is not None else (before.workspace if before else None)
+        state, root = _open_state(session, workspace, store)
+        loop = InnerLoop(
             state=state,
             provider=provider,
-            instructions=self.instructions,
-            tools=self.tool_registry(),
+            prompt=self.prompt,
             agent=self.name,
-            containment=None if limits is None else contain(state.session, limits),
+            containment=None if limits is None else contain(session, limits),
             permissions=permissions or Permissions(),
             max_iterations=self.max_iterations,
+            retry=self.retry,
             watch=watch,
+            cancellation=cancellation or CancellationToken(),
             workspace=root,
         )
+        return _Started(loop, state, store)
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A loop that is ready, on a state that was opened for it."""
+
+    loop: InnerLoop
+    state: ExecutionState
+    store: str | Path | Log | None
+
+    async def go(self, run: Callable[..., Awaitable[TurnResult]], *task: str) -> TurnResult:
+        """Drive the turn, and disarm its limits: a run that is over must not time out afterwards."""
+        try:
+            return await run(*task)
+        finally:
+            if self.loop.containment is not None:
+                self.loop.containment.close()
+
+    def finish(self, result: TurnResult) -> Run:
+        """Say what became of it."""
+        typed = self.loop.prompt.template.structured_output is not None
+        return Run(result, self.state, self.store, typed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +251,8 @@ class Run:
     result: TurnResult
     execution_state: ExecutionState
     store: str | Path | Log | None = None
+    is_typed: bool = False
+    """Whether the agent declares an output type."""
 
     @property
     def id(self) -> UUID:
@@ -153,9 +265,19 @@ class Run:
         return self.result.state
 
     @property
-    def output(self) -> str:
-        """The agent's answer; empty unless the run is completed."""
+    def text(self) -> str:
+        """The agent's answer as it was written; empty unless the run is completed."""
         return self.result.text
+
+    @property
+    def output(self) -> Any:
+        """The agent's answer as its output type, or as text if it has none.
+
+        Unless the run is completed there is none: None, or an empty text.
+        """
+        if self.state is not TurnState.COMPLETED:
+            return None if self.is_typed else ""
+        return self.result.output
 
     @property
     def next_actions(self) -> tuple[str, ...]:
@@ -235,15 +357,6 @@ def _line_of(run_id: UUID) -> str:
 def workspace_store(store: Path) -> Path:
     """Return the directory beside a store in which the workspaces' private objects live."""
     return store.with_name(store.name + ".files")
-
-
-def _to_its_end(loop: InnerLoop, go: Callable[..., Awaitable[TurnResult]], *task: str) -> TurnResult:
-    """Drive a turn, and disarm its limits: a run that is over must not time out afterwards."""
-    try:
-        return anyio.run(go, *task)
-    finally:
-        if loop.containment is not None:
-            loop.containment.close()
 
 
 def _open_log(store: str | Path | Log | None, *, must_exist: bool = False) -> Log:

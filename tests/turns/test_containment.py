@@ -62,7 +62,7 @@ ENDLESS = ScriptedProvider([Answer("hm", [("ponder", {})], cost_usd=0.01)], repe
 
 def turn(containment_of, provider=ENDLESS) -> tuple[TurnResult, Session]:
     session = Session()
-    loop = InnerLoop(ExecutionState(session), provider, "x", THINKER.tool_registry(), "thinker")
+    loop = InnerLoop(ExecutionState(session), provider, THINKER.prompt)
     loop.containment = containment_of(session)
     return anyio.run(loop.run, "go"), session
 
@@ -106,7 +106,7 @@ def test_a_timeout_cancels_the_call_in_flight_and_is_a_timed_out_turn() -> None:
 def test_an_abort_from_outside_interrupts_the_turn() -> None:
     hanging = HangingProvider()
     session = Session()
-    loop = InnerLoop(ExecutionState(session), hanging, "x", {}, "thinker")
+    loop = InnerLoop(ExecutionState(session), hanging, Agent("thinker").prompt)
     context: ExecutionContext = contain(session, Limits(max_steps=5))
     loop.containment = context
 
@@ -148,7 +148,7 @@ def test_retries_are_a_budget_of_the_whole_run() -> None:
     session = Session()
 
     def loop() -> InnerLoop:
-        made = InnerLoop(ExecutionState(session), failing, "x", {}, "thinker")
+        made = InnerLoop(ExecutionState(session), failing, Agent("thinker").prompt)
         made.containment = contain(session, Limits(max_steps=99, max_retries=2))
         return made
 
@@ -173,7 +173,7 @@ def test_the_ledger_is_history_that_no_rollback_refunds() -> None:
     context = contain(session, Limits(max_cost_usd=1.0))
     before = session.snapshot()
     loop = InnerLoop(
-        ExecutionState(session), ScriptedProvider([Answer("x", cost_usd=0.4)]), "x", {}, "thinker"
+        ExecutionState(session), ScriptedProvider([Answer("x", cost_usd=0.4)]), Agent("thinker").prompt
     )
     loop.containment = context
     anyio.run(loop.run, "go")
@@ -190,7 +190,7 @@ def test_a_prune_forgets_the_conversation_and_not_what_it_cost(tmp_path: Path) -
     log = SqliteLog(tmp_path / "runs.db")
     session = Session(log=log)
     costly = ScriptedProvider([Answer("hm", [("ponder", {})], cost_usd=0.2), Answer("done", cost_usd=0.2)])
-    loop = InnerLoop(ExecutionState(session), costly, "x", THINKER.tool_registry(), "thinker")
+    loop = InnerLoop(ExecutionState(session), costly, THINKER.prompt)
     loop.containment = contain(session, Limits(max_cost_usd=1.0))
     anyio.run(loop.run, "go")
     assert session.prune(keep_last=1) > 5

@@ -75,7 +75,7 @@ class Model:
 
 def loop_of(model: Model, containment: Callable[[Session], ExecutionContext] | None = None) -> InnerLoop:
     session = Session()
-    loop = InnerLoop(ExecutionState(session), model, "x", {}, "agent")
+    loop = InnerLoop(ExecutionState(session), model, Agent("agent").prompt)
     loop.containment = containment(session) if containment else None
     return loop
 
@@ -127,7 +127,7 @@ def test_a_longer_conversation_reserves_more() -> None:
     def reserved(task: str, **tools: object) -> float:
         prices = StaticPrices({"a-model": Price(input_per_mtok=10.0, output_per_mtok=0.0)})
         loop = loop_of(Model(TextDelta("hi")), lambda s: contain(s, Limits(max_cost_usd=1.0), prices=prices))
-        loop.tools = tools  # type: ignore[assignment]
+        loop.prompt = Agent("agent", tools=tuple(tools.values())).prompt
         anyio.run(loop.run, task)
         return spent(loop)
 
@@ -211,9 +211,7 @@ def test_the_turns_own_token_stops_a_tool_and_the_turn(is_contained: bool) -> No
     loop = InnerLoop(
         ExecutionState(session),
         ScriptedProvider([Answer("", [("stop_everything", {})]), "done"]),
-        "x",
-        {"stop_everything": stop_everything},
-        "agent",
+        Agent("agent", tools=(stop_everything,)).prompt,
         cancellation=token,
         containment=contain(session, Limits(max_steps=9)) if is_contained else None,
     )
@@ -228,7 +226,7 @@ def test_a_refusal_that_is_no_ceiling_is_an_ending_with_its_reason(guard: str) -
     script = ScriptedProvider([Answer("x", [("ponder", {})])], repeat=True)
     shield = ShieldPipeline(hooks=[SafeModeHook()]) if guard == "shield" else None
     loops = LoopPolicy(halt_cycle_turns=3) if guard == "loop" else None
-    loop = InnerLoop(ExecutionState(session), script, "x", {"ponder": ponder}, "agent")
+    loop = InnerLoop(ExecutionState(session), script, Agent("agent", tools=(ponder,)).prompt)
     if guard == "price":
         loop.provider = Model(TextDelta("hi"))
     loop.containment = contain(session, Limits(max_cost_usd=1.0), pipeline=shield, loops=loops)
@@ -255,7 +253,7 @@ def test_turns_under_one_containment_log_its_incidents_once() -> None:
     containment = contain(session, Limits(max_steps=1))
     for _ in range(3):
         loop = InnerLoop(
-            ExecutionState(session), Model(TextDelta("hi")), "x", {}, "agent", containment=containment
+            ExecutionState(session), Model(TextDelta("hi")), Agent("agent").prompt, containment=containment
         )
         anyio.run(loop.run, "go")
     assert [each.event_type for each in session[SafetyEvent].all()] == ["step_limit_exceeded"]

@@ -229,11 +229,11 @@ def test_a_second_turn_on_a_session_closes_what_the_first_left_open_and_sees_the
     script = ScriptedProvider([Answer("", [("note", {"text": "x"})]), look])
 
     def loop() -> InnerLoop:
-        return InnerLoop(state, script, "instructions", AGENT.tool_registry(), "tester", permissions=asking)
+        return InnerLoop(state, script, AGENT.prompt, permissions=asking)
 
     assert anyio.run(loop().run, "first").state is TurnState.HELD
     assert anyio.run(loop().run, "second").state is TurnState.COMPLETED
-    assert seen == [["system:instructi", "user:first", "assistant:", "tool:This call", "user:second"]]
+    assert seen == [["system:## 1. Ins", "user:first", "assistant:", "tool:This call", "user:second"]]
     results = [each for each in state.session[InnerMessage].all() if each.role == "tool"]
     assert len(results) == 1
 

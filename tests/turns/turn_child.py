@@ -58,9 +58,7 @@ def main(directory: Path, kill_at: int) -> None:
     loop = InnerLoop(
         state=ExecutionState(session, ResourceRegistry.build({Filesystem: filesystem})),
         provider=CHILD_SCRIPT,
-        instructions="x",
-        tools=CHILD_AGENT.tool_registry(),
-        agent="child",
+        prompt=CHILD_AGENT.prompt,
         workspace=str(directory / "work"),
     )
     anyio.run(loop.run, "write two lines")

@@ -7,7 +7,7 @@ comes back. It decides nothing: the loop records, runs tools, retries and stops.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from holdfast.conversation.messages import ReasoningPart
@@ -68,6 +68,8 @@ class UsageReported:
     """What that costs by the provider's price table; None if nobody knows."""
     cache_write_tokens: int = 0
     """How much of the input was written to the provider's cache; it may cost more than plain input."""
+    newest: UsageReported | None = field(default=None, compare=False, repr=False)
+    """What of it the newest attempt has used, if attempts before it are counted in: they are booked already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +108,12 @@ class Provider(Protocol):
         well ends with `Stopped`.
         """
         ...
+
+
+def takes_output_schema(provider: Provider) -> bool:
+    """Say whether a provider makes its model follow `ModelRequest.output_schema`.
+
+    One that does says so with an attribute `takes_output_schema`. For the others the schema stands in
+    the prompt's text.
+    """
+    return bool(getattr(provider, "takes_output_schema", False))

@@ -13,7 +13,13 @@ listens has seen the beginning, and a second beginning would contradict it. The 
 what was said in `partial`.
 
 Attempts that failed may have cost something. What they reported is added to what the last
-one reports, so that usage and cost are those of the whole call.
+one reports, so that usage and cost are those of the whole call; `UsageReported.newest` is the
+last one's own part.
+
+Inside a contained model call every further attempt is asked for and booked: it is a step, it
+takes a retry of the run, and its money is reserved. An attempt that the run's limits do not let
+through is not made; the call ends with the error of the one before it, which then says in
+`stop_reason` which limit it was.
 """
 
 from __future__ import annotations
@@ -21,10 +27,14 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import anyio
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import ModelCallError, UsageError
+from holdfast.containment import ActiveCall, current_call
+from holdfast.errors import CallRefused, ModelCallError, UsageError
+from holdfast.providers.accounting import report_usage
 from holdfast.providers.base import (
     ModelEvent,
     ModelRequest,
@@ -32,7 +42,11 @@ from holdfast.providers.base import (
     Stopped,
     TextDelta,
     UsageReported,
+    takes_output_schema,
 )
+from holdfast.state.budget import TokenUsage
+
+_NOTHING = UsageReported(TokenUsage())
 
 _LEAST_SHARE = 0.5
 """The smallest part of a computed wait that chance may leave of it."""
@@ -109,6 +123,11 @@ class Retrying:
         """The model of the provider within."""
         return self._provider.model
 
+    @property
+    def takes_output_schema(self) -> bool:
+        """Whether the provider within follows a schema."""
+        return takes_output_schema(self._provider)
+
     def estimate_usd(self, request: ModelRequest) -> float | None:
         """Say what one attempt will cost at most: a failed one is seldom charged."""
         return self._provider.estimate_usd(request)
@@ -122,12 +141,13 @@ class Retrying:
             attempt += 1
             said: list[str] = []
             seen = False
-            used = spent
+            used, own = spent, _NOTHING
             error: ModelCallError
             try:
                 async with aclosing(self._provider.stream(request)) as events:
                     async for each in events:
                         if isinstance(each, UsageReported):
+                            own = each
                             used = _sum(spent, each)
                             yield used
                             continue
@@ -145,10 +165,24 @@ class Retrying:
             delay = self._delay(error, attempt, began)
             if delay is None:
                 raise error
-            spent = used
-            if self._on_retry is not None:
-                self._on_retry(Retried(attempt, error, delay))
-            await self._clock.async_sleep(delay)
+            call = _contained_call()
+            try:
+                if call is not None:
+                    report_usage(call, own)
+                    delay = call.end_attempt(error, delay_s=delay)
+                spent = used
+                if self._on_retry is not None:
+                    self._on_retry(Retried(attempt, error, delay))
+                await self._clock.async_sleep(delay)
+                if call is not None:
+                    call.begin_attempt()
+            except CallRefused as refused:
+                error.stop_reason = refused.stop_reason or refused.decision
+                error.add_note(str(refused))
+                raise error from None
+            if spent is not None:
+                # Whoever listens knows from here on that this much is booked already.
+                yield replace(spent, newest=_NOTHING)
 
     def _delay(self, error: ModelCallError, attempt: int, began: float) -> float | None:
         """Return how long to wait before the next attempt; None if there is none."""
@@ -158,7 +192,20 @@ class Retrying:
         if error.retry_after is not None:
             delay = max(delay, error.retry_after.total_seconds())
         passed = self._clock.monotonic() - began
-        return delay if passed + delay <= self._policy.total_s else None
+        if passed + delay > self._policy.total_s:
+            return None
+        # A cancel scope's deadline is on the event loop's clock, which is the system's.
+        if isinstance(self._clock, SystemClock) and (
+            anyio.current_time() + delay >= anyio.current_effective_deadline()
+        ):
+            return None
+        return delay
+
+
+def _contained_call() -> ActiveCall | None:
+    """Return the contained model call that this is; a tool's call is not a call of a model."""
+    call = current_call()
+    return call if call is not None and call.kind == "llm" else None
 
 
 def _sum(spent: UsageReported | None, now: UsageReported) -> UsageReported:
@@ -170,4 +217,5 @@ def _sum(spent: UsageReported | None, now: UsageReported) -> UsageReported:
         spent.usage + now.usage,
         (spent.cost_usd or 0.0) + (now.cost_usd or 0.0) if known else None,
         spent.cache_write_tokens + now.cache_write_tokens,
+        newest=now,
     )

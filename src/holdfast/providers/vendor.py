@@ -31,7 +31,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import anyio
 import httpx2
@@ -115,6 +115,9 @@ class LoopBound(Generic[C]):
 
 class VendorProvider(ABC, Generic[C]):
     """A provider on a vendor's SDK: a client of type `C`, and one call with it."""
+
+    takes_output_schema: ClassVar[bool] = True
+    """The vendors make their models follow a schema."""
 
     def __init__(
         self,

@@ -3,6 +3,10 @@
 Every message is durable before the next step. A tool's message is logged in the same
 append as the tool's effects, so that a conversation never claims what did not happen
 and never forgets what did.
+
+A turn is over when the model stops asking for tools, its answer fits the prompt's output
+type, and nobody who judges the work sends it back. Everything else that ends a turn has a
+place in `holdfast.turns.states`.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ from typing import Any
 
 import anyio
 
-from holdfast.clock import new_id
 from holdfast.containment import (
     CallOutcome,
     CallUsage,
@@ -27,37 +30,42 @@ from holdfast.containment import (
     estimate_tokens,
 )
 from holdfast.containment.threads import threadsafe
-from holdfast.conversation.events import ProviderUsage
-from holdfast.conversation.messages import (
-    InnerMessage,
-    ToolCallRecord,
-    enable_inner_message_recording,
-    get_inner_messages,
-    get_pending_tool_calls,
-)
-from holdfast.conversation.replay import ORPHAN_TEXT, Replay, Replayer
+from holdfast.conversation.messages import InnerMessage, ToolCallRecord, get_pending_tool_calls
+from holdfast.conversation.replay import Replay
 from holdfast.errors import (
+    BudgetExceededError,
+    CallRefused,
     CancelledByToken,
-    ConversationNotFound,
     DeadlineExceededError,
     HoldRequired,
+    LogError,
     ModelCallError,
+    OutputParseError,
+    PromptError,
     PromptEvaluationError,
-    PromptMismatch,
+    RestoreFailedError,
     UsageError,
+    VisibilityExpansionRequired,
 )
-from holdfast.providers.base import ModelEvent, ModelRequest, Provider, UsageReported
+from holdfast.prompt.events import PromptExecuted, PromptRendered, PromptResponse
+from holdfast.prompt.render import RenderedPrompt, parse_output
+from holdfast.prompt.template import Prompt
+from holdfast.prompt.visibility import SectionPath, SectionVisibility, expand, register_visibility
+from holdfast.providers.base import ModelEvent, ModelRequest, Provider, UsageReported, takes_output_schema
 from holdfast.providers.collect import CollectedAnswer, Collector
 from holdfast.providers.errors import error_of_stop
-from holdfast.state.budget import Deadline, TokenUsage
+from holdfast.providers.retrying import Retrying, RetryPolicy
+from holdfast.state.budget import BudgetTracker, Deadline, TokenUsage
 from holdfast.state.execution import ExecutionState
+from holdfast.state.run_context import RunContext
 from holdfast.state.session import stamped
 from holdfast.tools.boundaries import recover
-from holdfast.tools.context import ToolContext
+from holdfast.tools.context import Heartbeat, ToolContext
 from holdfast.tools.policies import Permissions
 from holdfast.tools.runner import ToolRunner
-from holdfast.tools.tool import Tool, ToolCall, ToolResult
-from holdfast.turns.states import PartialText, TurnEnded, TurnStarted, TurnState
+from holdfast.tools.tool import ToolCall, ToolResult
+from holdfast.turns.record import TurnRecord
+from holdfast.turns.states import PartialText, TurnEnded, TurnState, turn_state
 
 _logger = logging.getLogger("holdfast.turns")
 
@@ -65,6 +73,12 @@ _NOTHING_USED = UsageReported(TokenUsage())
 
 DEFAULT_MAX_ITERATIONS = 100
 """How often a turn asks the model at most, unless it is told otherwise."""
+
+MAX_REPAIRS = 2
+"""How often an answer that does not fit the output type goes back to the model, in one turn."""
+
+_REPAIR = "<invalid-answer>"
+"""How the message begins that sends an answer back."""
 
 _LIMIT_ENDINGS = {"timeout": TurnState.TIMED_OUT, "aborted": TurnState.INTERRUPTED}
 """How a turn ends when the containment stops it; every other reason is a failure of its own kind."""
@@ -82,6 +96,10 @@ class TurnResult:
     error_kind: str | None = None
     details: str = ""
     next_actions: tuple[str, ...] = ()
+    output: Any = None
+    """The answer as the prompt's output type; the text itself for a prompt without one."""
+    error: Exception | None = None
+    """What ended the turn, if it was an exception."""
 
 
 @dataclass(slots=True)
@@ -90,143 +108,199 @@ class InnerLoop:
 
     state: ExecutionState
     provider: Provider
-    instructions: str
-    tools: Mapping[str, Tool[Any, Any]]
-    agent: str
+    prompt: Prompt[Any]
+    agent: str = ""
+    """Whose turn it is, as the log has it; the prompt's name if it is left out."""
     containment: ExecutionContext | None = None
     permissions: Permissions = field(default_factory=Permissions)
     deadline: Deadline | None = None
+    budget_tracker: BudgetTracker | None = None
     max_iterations: int = DEFAULT_MAX_ITERATIONS
+    retry: RetryPolicy | None = None
+    """How failed model calls are tried again; None for not at all."""
     watch: Watch | None = None
     cancellation: CancellationToken = field(default_factory=CancellationToken)
     workspace: str | None = None
-    _turn_id: str = ""
-    _evaluation_id: str = ""
-    _sequence: int = 0
-    _turn: int = 0
-    _messages: list[InnerMessage] = field(default_factory=list)
+    run_context: RunContext | None = None
+    heartbeat: Heartbeat | None = None
+    _record: TurnRecord = field(init=False, repr=False)
+    _rendered: RenderedPrompt[Any] = field(init=False, repr=False)
+    _runner: ToolRunner = field(init=False, repr=False)
     _told: int = 0
-    _replayer: Replayer = field(default_factory=Replayer)
-    _answers_so_far: int = 0
-    _breaks_seen: int = 0
-    _tool_tokens: int | None = None
+    _tool_tokens: int = 0
     _results: dict[int, InnerMessage] = field(default_factory=dict)
     """The messages of the tools that are running, by their place."""
+    _places: dict[str, int] = field(default_factory=dict)
+    """The places of the results of the calls that are running, by call id."""
+    _expansions: list[tuple[ToolCall, int, VisibilityExpansionRequired]] = field(default_factory=list)
+    """The calls that want sections opened, with their places in the conversation."""
+
+    def __post_init__(self) -> None:
+        self.agent = self.agent or self.prompt.name
+        if self.retry is not None and not isinstance(self.provider, Retrying):
+            self.provider = Retrying(self.provider, self.retry, clock=self.state.clock)
+        if self.budget_tracker is None:
+            self.budget_tracker = self.state.resources.get(BudgetTracker, None)
 
     # .. the two ways in ..
 
-    async def run(self, task: str) -> TurnResult:
-        """Take up a task: a new turn."""
-        enable_inner_message_recording(self.state.session)
-        recover(self.state)
-        self._skip_logged_events()
-        self._read_history()
-        self._turn_id, self._evaluation_id = new_id().hex, new_id().hex
-        with stamped(turn_id=self._turn_id):
-            self._close_orphans()
-            self.state.session.dispatch(
-                TurnStarted(
-                    self._turn_id,
-                    self._evaluation_id,
-                    self.agent,
-                    task,
-                    self.provider.name,
-                    self.provider.model,
-                    self.workspace,
-                )
-            )
-            self._record("system", self.instructions)
-            self._record("user", task)
+    async def run(self, task: str = "") -> TurnResult:
+        """Take up a task: a new turn. Without a task the prompt speaks alone."""
+        self._prepare()
+        self._record.new_turn()
+        with stamped(turn_id=self._record.turn_id):
+            self._record.begin(self.agent, self._rendered.text, task, self.workspace, (self._as_rendered(),))
             return await self._to_its_end(())
 
     async def resume(self) -> TurnResult:
         """Go on with the newest turn after a crash, an interrupt or an answered hold.
 
         What a crash cut off is rolled back first; finished tools are not run again, pending ones are.
+        A turn that is completed already is not touched.
         """
         session = self.state.session
-        enable_inner_message_recording(session)
+        self._prepare()
+        self._record.go_on(self.agent, self._rendered.text, self.workspace)
+        if turn_state(session) is TurnState.COMPLETED:
+            last = self._record.last
+            text = "" if last is None else last.content
+            return TurnResult(TurnState.COMPLETED, text, output=parse_output(text, self._rendered))
+        pending = get_pending_tool_calls(session, self._record.evaluation_id)
+        with stamped(turn_id=self._record.turn_id):
+            return await self._to_its_end(pending)
+
+    def _prepare(self) -> None:
+        session, provider, prompt = self.state.session, self.provider, self.prompt
+        self._record = TurnRecord(session, provider.name, provider.model, prompt.ns, prompt.key)
+        register_visibility(session)
         recover(self.state)
         self._skip_logged_events()
-        started = session[TurnStarted].latest()
-        if started is None:
-            raise ConversationNotFound("this session has no conversation to resume; run a task first")
-        if started.agent != self.agent:
-            raise PromptMismatch(
-                f"this session belongs to the agent {started.agent!r}, not to {self.agent!r}; "
-                "resume it with that one"
-            )
-        self._turn_id, self._evaluation_id = started.turn_id, started.evaluation_id
-        self._read_history()
-        self._messages = list(get_inner_messages(session, self._evaluation_id))
-        self._sequence = max((each.sequence for each in self._messages), default=-1) + 1
-        self._turn = max((each.turn for each in self._messages), default=0)
-        pending = get_pending_tool_calls(session, self._evaluation_id)
-        with stamped(turn_id=self._turn_id):
-            # The process may have died before the request was recorded; the turn's start has it.
-            for role, text in (("system", self.instructions), ("user", started.task))[len(self._messages) :]:
-                self._record(role, text)
-            last = self._messages[-1]
-            if last.role == "assistant" and not last.tool_calls:
-                return self._end(TurnState.COMPLETED)
-            return await self._to_its_end(pending)
+        self._render()
+
+    def _render(self, opened: Mapping[str | SectionPath, SectionVisibility] | None = None) -> None:
+        """Make the prompt's text and tools as the session wants them now, with some sections opened."""
+        rendered = self.prompt.render(self.state.session, visibility=opened, deadline=self.deadline)
+        self._rendered = rendered if takes_output_schema(self.provider) else rendered.with_output_format()
+        described = [(each.name, each.description, each.parameters_schema) for each in rendered.tools]
+        self._tool_tokens = estimate_tokens(described) if described else 0
+        self._runner = ToolRunner(
+            self.state,
+            rendered.tool_registry,
+            self.agent,
+            adapter=self.provider.name,
+            policies=rendered.policies,
+            permissions=self.permissions,
+        )
+
+    def _as_rendered(self) -> PromptRendered:
+        session = self.state.session
+        return PromptRendered.of(
+            self.prompt,
+            self._rendered,
+            adapter=self.provider.name,
+            session_id=session.session_id,
+            created_at=session.clock.now(),
+            run_context=self.run_context,
+        )
 
     # .. the loop ..
 
     async def _to_its_end(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
         try:
-            if pending:
-                await self._run_tools(
-                    [ToolCall(p.call_id, p.name, p.arguments) for p in pending], resumed=True
-                )
-            for _ in range(self.max_iterations):
-                answer = await self._ask()
-                if isinstance(answer, TurnResult):
-                    return answer
-                if not answer.calls:
-                    return self._end(TurnState.COMPLETED)
-                await self._run_tools(answer.calls)
-            return self._end(
-                TurnState.FAILED,
-                "iteration_cap",
-                f"the turn asked the model {self.max_iterations} times and was not done",
-                ("look at the timeline for a loop", "resume with a higher max_iterations"),
-            )
+            return await self._loop(pending)
         except _Halted as halt:
             return self._stopped_by_limits(halt)
-        except CancelledByToken as stopped:
-            return self._end(TurnState.INTERRUPTED, "aborted", str(stopped), ("resume the session",))
+        except CancelledByToken as error:
+            return self._end(
+                TurnState.INTERRUPTED, "aborted", str(error), ("resume the session",), error=error
+            )
         except DeadlineExceededError as error:
-            return self._end(
-                TurnState.TIMED_OUT, "deadline", str(error), ("resume the session with more time",)
-            )
+            return self._out_of_time(error)
+        except BudgetExceededError as error:
+            return self._out_of_budget(error)
         except HoldRequired as hold:
-            return self._end(
-                TurnState.HELD,
-                "hold",
-                str(hold),
-                (f"answer the call {hold.call_id}", "resume the session"),
-            )
+            answer = (f"answer the call {hold.call_id}", "resume the session")
+            return self._end(TurnState.HELD, "hold", str(hold), answer, error=hold)
         except PromptEvaluationError as error:
             if error.phase == "tool":
-                return self._end(
-                    TurnState.TIMED_OUT, "deadline", str(error), ("resume the session with more time",)
-                )
-            return self._end(
-                TurnState.FAILED, "provider_error", str(error), ("resume the session to try again",)
-            )
+                return self._out_of_time(error)
+            return self._provider_failed("", error)
         except (KeyboardInterrupt, anyio.get_cancelled_exc_class()):
             self._end(
                 TurnState.INTERRUPTED, "interrupted", "the turn was interrupted", ("resume the session",)
             )
             raise
+        except LogError:
+            raise  # What cannot be written down cannot be given an ending either.
+        except Exception as error:  # noqa: BLE001  # every stop has an ending, also one that nobody foresaw
+            return self._unexpected(error)
+
+    async def _loop(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
+        if pending:
+            await self._run_tools([ToolCall(p.call_id, p.name, p.arguments) for p in pending], resumed=True)
+        last = self._record.last
+        if last is not None and last.role == "assistant" and not last.tool_calls:
+            ended = await self._finish(last.content)
+            if ended is not None:
+                return ended
+        for _ in range(self.max_iterations):
+            answer = await self._ask()
+            if isinstance(answer, TurnResult):
+                return answer
+            if answer.calls:
+                await self._run_tools(answer.calls)
+                continue
+            ended = await self._finish(answer.text)
+            if ended is not None:
+                return ended
+        return self._end(
+            TurnState.FAILED,
+            "iteration_cap",
+            f"the turn asked the model {self.max_iterations} times and was not done",
+            ("look at the timeline for a loop", "resume with a higher max_iterations"),
+        )
+
+    async def _finish(self, text: str) -> TurnResult | None:
+        """End the turn with this answer; None if the answer has to go back to the model."""
+        try:
+            output = parse_output(text, self._rendered)
+        except OutputParseError as error:
+            return self._send_back(error)
+        return self._completed(text, output)
+
+    def _send_back(self, error: OutputParseError) -> TurnResult | None:
+        """Tell the model what is wrong with its answer, a few times at most."""
+        told = sum(each.role == "user" and each.content.startswith(_REPAIR) for each in self._record.messages)
+        if told >= MAX_REPAIRS:
+            advice = ("resume the session to try again", "make the output type simpler")
+            return self._end(TurnState.FAILED, "output_parse", str(error), advice, error=error)
+        self._record.add("user", f"{_REPAIR}\n{error}\n</invalid-answer>")
+        return None
+
+    def _completed(self, text: str, output: Any) -> TurnResult:
+        """Record the answer as what the evaluation came to. Its records go to their slices."""
+        session = self.state.session
+        response: PromptResponse[Any] = PromptResponse(
+            self.prompt.name, text, output if self._rendered.structured_output is not None else None
+        )
+        executed = PromptExecuted.of(
+            response,
+            adapter=self.provider.name,
+            session_id=session.session_id,
+            created_at=session.clock.now(),
+            usage=self._record.usage,
+            run_context=self.run_context,
+        )
+        self._log_safety_events()
+        ended = TurnEnded(self._record.turn_id, TurnState.COMPLETED)
+        session.dispatch_all((*response.typed_outputs(), executed, ended))
+        return TurnResult(TurnState.COMPLETED, text, output=output)
 
     async def _ask(self) -> CollectedAnswer | TurnResult:
         """Call the model once, inside the containment, and record its answer."""
-        replayed = self._replayer.input()
-        request = ModelRequest(
-            replayed.items, tuple(self.tools.values()), answers_so_far=self._answers_so_far
-        )
+        self._check_budget()
+        replayed = self._record.replayer.input()
+        request = self._request(replayed)
         collector = Collector()
 
         async def call() -> CollectedAnswer:
@@ -244,25 +318,37 @@ class InnerLoop:
             await self._in_time(call, request, replayed)
         except BaseException as error:
             if collector.usage != _NOTHING_USED:
-                self._record_usage(collector.answer(), replayed, is_cut_off=True)
+                cut_off = collector.answer()
+                self.state.session.dispatch(self._record.usage_of(cut_off, replayed, is_cut_off=True))
             if not isinstance(error, PromptEvaluationError | OSError):
                 raise
             return self._provider_failed(collector.text, error)
         answer = collector.answer()
-        self._record_usage(answer, replayed)
+        usage = self._record.usage_of(answer, replayed)
         # An answer that was cut off, filtered or refused is no answer: what was said is evidence.
         no_answer = error_of_stop(answer.stop, provider=self.provider.name, model=self.provider.model)
         if no_answer is not None:
+            self.state.session.dispatch(usage)
             return self._provider_failed(answer.text, no_answer)
-        self._turn += 1
-        self._answers_so_far += 1
-        self._record(
-            "assistant",
-            answer.text,
-            tool_calls=tuple(ToolCallRecord(c.id, c.name, c.arguments_json) for c in answer.calls),
-            parts=answer.parts,
-        )
+        self._record.add_answer(answer, usage)
         return answer
+
+    def _request(self, replayed: Replay) -> ModelRequest:
+        output = self._rendered.structured_output
+        native = output is not None and takes_output_schema(self.provider)
+        return ModelRequest(
+            replayed.items,
+            self._rendered.tools,
+            output_schema=output.schema if output is not None and native else None,
+            answers_so_far=self._record.answers_so_far,
+        )
+
+    def _check_budget(self) -> None:
+        """Count what the evaluation has used, and stop if that is too much."""
+        tracker = self.budget_tracker
+        if tracker is not None:
+            tracker.record_cumulative(self._record.evaluation_id, self._record.usage, self._record.cost_usd)
+            tracker.check()
 
     async def _in_time(
         self, call: Callable[[], Awaitable[CollectedAnswer]], request: ModelRequest, replayed: Replay
@@ -299,17 +385,8 @@ class InnerLoop:
             # A provider that knows the price itself, nothing included, needs no price table.
             cost_estimate_hint=estimate or 0.0,
             is_free=estimate == 0,
-            input_tokens=-(-replayed.size_bytes // 3) + self._tokens_of_tools(),
+            input_tokens=-(-replayed.size_bytes // 3) + self._tool_tokens,
         )
-
-    def _tokens_of_tools(self) -> int:
-        """Estimate what the tools' descriptions add to every request."""
-        if self._tool_tokens is None:
-            described = [
-                (each.name, each.description, each.parameters_schema) for each in self.tools.values()
-            ]
-            self._tool_tokens = estimate_tokens(described) if described else 0
-        return self._tool_tokens
 
     def _halted(self, outcome: CallOutcome[Any]) -> _Halted:
         assert self.containment is not None
@@ -326,16 +403,38 @@ class InnerLoop:
                 self.watch = None
 
     async def _run_tools(self, calls: Sequence[ToolCall], *, resumed: bool = False) -> None:
-        runner = ToolRunner(
-            self.state, self.tools, self.agent, adapter=self.provider.name, permissions=self.permissions
-        )
         context = ToolContext(
-            self.state, deadline=self.deadline, cancellation=self.cancellation, is_resume=resumed
+            self.state,
+            deadline=self.deadline,
+            budget_tracker=self.budget_tracker,
+            cancellation=self.cancellation,
+            run_context=self.run_context,
+            is_resume=resumed,
+            prompt=self.prompt,
+            rendered_prompt=self._rendered,
+            adapter=self.provider.name,
+            heartbeat=self.heartbeat,
         )
-        around = None if self.containment is None else self._contained
-        await runner.aexecute_all(calls, context=context, record=self._recorder, around=around)
+        self._expansions.clear()
+        await self._runner.aexecute_all(calls, context=context, record=self._recorder, around=self._one_call)
         for sequence in sorted(self._results):
-            self._keep(self._results.pop(sequence))
+            self._record.keep(self._results.pop(sequence))
+        for call, sequence, required in self._expansions:
+            self._open_sections(call, sequence, required)
+
+    async def _one_call(
+        self, call: ToolCall, execute: Callable[[], Awaitable[ToolResult[Any]]]
+    ) -> ToolResult[Any]:
+        """Run a call, if the containment allows it. That it wants sections opened is no failure."""
+
+        async def run() -> ToolResult[Any]:
+            try:
+                return await execute()
+            except VisibilityExpansionRequired as required:
+                self._expansions.append((call, self._places[call.id], required))
+                return ToolResult.ok(message=str(required))
+
+        return await (run() if self.containment is None else self._contained(call, run))
 
     async def _contained(
         self, call: ToolCall, execute: Callable[[], Awaitable[ToolResult[Any]]]
@@ -356,97 +455,38 @@ class InnerLoop:
 
     def _recorder(self, call: ToolCall) -> Callable[[ToolResult[Any]], Sequence[object]]:
         """Make the tool's message part of the append that ends the call."""
-        sequence = self._sequence
-        self._sequence += 1
+        place = self._places[call.id] = self._record.reserve()
 
         def record(result: ToolResult[Any]) -> Sequence[object]:
             # Asked again if the commit fails: the same place, another text.
-            message = self._message(
-                "tool", result.render(), sequence, tool_call_id=call.id, tool_name=call.name
+            message = self._record.message(
+                "tool",
+                result.render(),
+                place,
+                tool_call_id=call.id,
+                tool_name=call.name,
+                is_error=not result.success,
             )
-            self._results[sequence] = message
+            self._results[place] = message
             return (message,)
 
         return record
 
+    def _open_sections(self, call: ToolCall, place: int, required: VisibilityExpansionRequired) -> None:
+        """Show the sections that a call asked for: in one append with the new text and the call's result."""
+        done = sum(each.role == "system" for each in self._record.messages) - 1
+        overrides = expand(required, expansions=done, prompt_name=self.prompt.name)
+        self._render({each.path: each.visibility for each in overrides})
+        opened = ", ".join(required.section_keys)
+        answer = self._record.message(
+            "tool", f"Open now: {opened}.", place, tool_call_id=call.id, tool_name=call.name
+        )
+        system = self._record.message("system", self._rendered.text, self._record.reserve())
+        self.state.session.dispatch_all((*overrides, answer, system, self._as_rendered()))
+        self._record.keep(answer)
+        self._record.keep(system)
+
     # .. recording ..
-
-    def _message(self, role: Any, content: str, sequence: int, **fields: Any) -> InnerMessage:
-        return InnerMessage(
-            role=role,
-            content=content,
-            evaluation_id=self._evaluation_id,
-            sequence=sequence,
-            turn=self._turn,
-            prompt_ns="agents",
-            prompt_key=self.agent,
-            created_at=self.state.clock.now(),
-            **fields,
-        )
-
-    def _record(self, role: Any, content: str, **fields: Any) -> None:
-        message = self._message(role, content, self._sequence, **fields)
-        self._sequence += 1
-        self.state.session.dispatch(message)
-        self._keep(message)
-
-    def _keep(self, message: InnerMessage) -> None:
-        self._messages.append(message)
-        self._replayer.add(self.state.session.head, message)
-
-    def _read_history(self) -> None:
-        """Fold what the session's log says already; from here on messages are added one by one."""
-        self._replayer = Replayer(self.provider.model, self.provider.name)
-        self._answers_so_far = 0
-        for envelope, value in self.state.session.events():
-            self._replayer.add(envelope.seq, value, envelope.type)
-            self._answers_so_far += isinstance(value, InnerMessage) and value.role == "assistant"
-        self._breaks_seen = len(self._replayer.input().breaks)
-
-    def _close_orphans(self) -> None:
-        """Answer for good the calls that an earlier turn left open: this turn does not go on with them."""
-        messages = [
-            each
-            for each in self.state.session[InnerMessage].all()
-            if each.role == "assistant" and each.tool_calls
-        ]
-        for call_id in self._replayer.waiting_calls:
-            owner = next(m for m in reversed(messages) if any(c.call_id == call_id for c in m.tool_calls))
-            closed = InnerMessage(
-                role="tool",
-                content=ORPHAN_TEXT,
-                evaluation_id=owner.evaluation_id,
-                sequence=1
-                + max(m.sequence for m in get_inner_messages(self.state.session, owner.evaluation_id)),
-                tool_call_id=call_id,
-                tool_name=next(c.name for c in owner.tool_calls if c.call_id == call_id),
-                turn=owner.turn,
-                prompt_ns=owner.prompt_ns,
-                prompt_key=owner.prompt_key,
-                created_at=self.state.clock.now(),
-            )
-            self.state.session.dispatch(closed)
-            self._replayer.add(self.state.session.head, closed)
-
-    def _record_usage(self, answer: CollectedAnswer, replayed: Replay, *, is_cut_off: bool = False) -> None:
-        """Keep what the call used, and whether its input extended the one before: a broken cache shows."""
-        extends = len(replayed.breaks) == self._breaks_seen
-        self._breaks_seen = len(replayed.breaks)
-        self.state.session.dispatch(
-            ProviderUsage(
-                provider=self.provider.name,
-                model=self.provider.model,
-                call_index=self._answers_so_far + 1,
-                usage=answer.usage,
-                cost_usd=answer.cost_usd,
-                stop_reason="cut_off" if is_cut_off else answer.stop,
-                input_items=len(replayed.items),
-                prefix_hash=replayed.prefix_hash(),
-                extends_previous=extends,
-                output_truncated=answer.stop == "length",
-                notes=answer.notes,
-            )
-        )
 
     def _skip_logged_events(self) -> None:
         """Leave out what an earlier turn under the same containment has logged already."""
@@ -466,13 +506,28 @@ class InnerLoop:
     # .. endings ..
 
     def _end(
-        self, state: TurnState, kind: str | None = None, details: str = "", next_actions: tuple[str, ...] = ()
+        self,
+        state: TurnState,
+        kind: str | None = None,
+        details: str = "",
+        next_actions: tuple[str, ...] = (),
+        *,
+        error: Exception | None = None,
     ) -> TurnResult:
         self._log_safety_events()
-        self.state.session.dispatch(TurnEnded(self._turn_id, state, kind, details, next_actions))
-        last = self._messages[-1] if self._messages else None
-        text = last.content if last is not None and last.role == "assistant" else ""
-        return TurnResult(state, text if state is TurnState.COMPLETED else "", kind, details, next_actions)
+        ended = TurnEnded(self._record.turn_id, state, kind, details, next_actions)
+        self.state.session.dispatch(ended)
+        return TurnResult(state, "", kind, details, next_actions, error=error)
+
+    def _out_of_time(self, error: Exception) -> TurnResult:
+        advice = ("resume the session with more time",)
+        return self._end(TurnState.TIMED_OUT, "deadline", str(error), advice, error=error)
+
+    def _out_of_budget(self, error: BudgetExceededError) -> TurnResult:
+        if error.exceeded_dimension == "deadline":
+            return self._out_of_time(error)
+        advice = ("resume with a larger budget",)
+        return self._end(TurnState.FAILED, "budget_exceeded", str(error), advice, error=error)
 
     def _provider_failed(self, said: str, error: Exception) -> TurnResult:
         advice = ("resume the session to try again",)
@@ -482,9 +537,9 @@ class InnerLoop:
         if isinstance(error, ModelCallError) and not is_last:
             kind = error.kind
         if not said:
-            return self._end(TurnState.FAILED, kind, details, advice)
-        self.state.session.dispatch(PartialText(self._turn_id, said))
-        return self._end(TurnState.PARTIAL_FAILED, kind, details, advice)
+            return self._end(TurnState.FAILED, kind, details, advice, error=error)
+        self.state.session.dispatch(PartialText(self._record.turn_id, said))
+        return self._end(TurnState.PARTIAL_FAILED, kind, details, advice, error=error)
 
     def _stopped_by_limits(self, halt: _Halted) -> TurnResult:
         assert self.containment is not None
@@ -492,12 +547,20 @@ class InnerLoop:
         state = _LIMIT_ENDINGS.get(halt.kind, TurnState.FAILED)
         spent = f"{snapshot.step_count} steps, ${snapshot.cost_usd_accumulated:.4f}"
         why = f": {halt.detail}" if halt.detail else ""
-        return self._end(
-            state,
-            halt.kind,
-            f"the run's limits stopped it after {spent}{why}",
-            ("resume with higher limits",),
-        )
+        details = f"the run's limits stopped it after {spent}{why}"
+        refused = CallRefused(details, stop_reason=halt.kind)
+        return self._end(state, halt.kind, details, ("resume with higher limits",), error=refused)
+
+    def _unexpected(self, error: Exception) -> TurnResult:
+        """End a turn that something went wrong with which nobody foresaw."""
+        _logger.exception("the turn failed", exc_info=error)
+        advice: tuple[str, ...]
+        kind, advice = "bug", ("report it with the log of this run", "resume the session to try again")
+        if isinstance(error, RestoreFailedError):
+            kind, advice = "restore_failed", ("look at the workspace: the session needs attention",)
+        elif isinstance(error, UsageError | PromptError):
+            kind, advice = "configuration_error", ("mend what the message names", "resume the session")
+        return self._end(TurnState.FAILED, kind, f"{type(error).__name__}: {error}", advice, error=error)
 
 
 class _Halted(Exception):

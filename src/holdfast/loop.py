@@ -1,0 +1,108 @@
+"""A loop for one kind of request: how it becomes a prompt, and where its session comes from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+from holdfast.conversation.messages import enable_inner_message_recording
+from holdfast.errors import ConversationNotFound
+from holdfast.prompt.events import PromptResponse
+from holdfast.prompt.output import OutputT
+from holdfast.prompt.template import Prompt
+from holdfast.providers.adapter import ProviderAdapter
+from holdfast.state.budget import Budget, Deadline
+from holdfast.state.run_context import RunContext
+from holdfast.state.session import Session
+from holdfast.tools.context import Heartbeat
+
+UserRequestT = TypeVar("UserRequestT")
+
+
+class MainLoop(ABC, Generic[UserRequestT, OutputT]):
+    """Serves requests of one type with one adapter.
+
+    Say how a request becomes a prompt, and, if sessions are not to live in memory alone, where they
+    come from. Messages are recorded from the first one on, so that an evaluation that was cut off can
+    be resumed.
+    """
+
+    def __init__(self, adapter: ProviderAdapter, *, budget: Budget | None = None) -> None:
+        self.adapter = adapter
+        self.budget = budget
+
+    @abstractmethod
+    def create_prompt(self, request: UserRequestT) -> Prompt[OutputT]:
+        """Make the prompt that serves a request."""
+
+    def create_session(self) -> Session:
+        """Make the session of a request; it lives in memory unless this is overridden."""
+        return Session()
+
+    def finalize(
+        self, prompt: Prompt[OutputT], session: Session, response: PromptResponse[OutputT]
+    ) -> PromptResponse[OutputT]:
+        """Look at the answer before it is returned, or put another in its place."""
+        return response
+
+    def execute(
+        self,
+        request: UserRequestT,
+        *,
+        session: Session | None = None,
+        deadline: Deadline | None = None,
+        budget: Budget | None = None,
+        heartbeat: Heartbeat | None = None,
+        run_context: RunContext | None = None,
+    ) -> PromptResponse[OutputT]:
+        """Serve a request and return its answer."""
+        prompt = self.create_prompt(request)
+        own = session if session is not None else self.create_session()
+        enable_inner_message_recording(own)
+        response = self.adapter.evaluate(
+            prompt,
+            session=own,
+            deadline=deadline,
+            budget=budget or self.budget,
+            heartbeat=heartbeat,
+            run_context=run_context,
+        )
+        return self.finalize(prompt, own, response)
+
+    def resume(
+        self,
+        request: UserRequestT,
+        session: Session,
+        *,
+        deadline: Deadline | None = None,
+        budget: Budget | None = None,
+        heartbeat: Heartbeat | None = None,
+        run_context: RunContext | None = None,
+    ) -> PromptResponse[OutputT]:
+        """Go on with a request that was cut off in this session.
+
+        A session in which nothing was begun is served from the beginning: a request that died before
+        its first message is not lost.
+        """
+        prompt = self.create_prompt(request)
+        enable_inner_message_recording(session)
+        try:
+            response = self.adapter.evaluate(
+                prompt,
+                session=session,
+                resume=True,
+                deadline=deadline,
+                budget=budget or self.budget,
+                heartbeat=heartbeat,
+                run_context=run_context,
+            )
+        except ConversationNotFound:
+            return self.execute(
+                request,
+                session=session,
+                deadline=deadline,
+                budget=budget,
+                heartbeat=heartbeat,
+                run_context=run_context,
+            )
+        return self.finalize(prompt, session, response)

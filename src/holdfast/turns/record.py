@@ -1,0 +1,253 @@
+"""What a turn writes down: its messages in their order, and what each model call used.
+
+A record belongs to one turn of one session. Every message is durable when the method that
+records it returns. It also folds the conversation as it grows, so that the next input for the
+model costs what was added since the last one. Whatever runs a turn, our loop or a vendor's,
+writes through here, so that their logs differ in nothing but the provider's fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.clock import new_id
+from holdfast.conversation.events import ProviderUsage
+from holdfast.conversation.messages import (
+    InnerMessage,
+    Role,
+    ToolCallRecord,
+    enable_inner_message_recording,
+    get_inner_messages,
+    get_latest_evaluation_id,
+)
+from holdfast.conversation.replay import ORPHAN_TEXT, Replay, Replayer
+from holdfast.errors import ConversationNotFound, PromptMismatch
+from holdfast.providers.collect import CollectedAnswer
+from holdfast.state.budget import TokenUsage
+from holdfast.state.session import Session
+from holdfast.turns.states import TurnStarted
+
+
+@dataclass(slots=True)
+class TurnRecord:
+    """The log of one turn, while it is being written."""
+
+    session: Session
+    provider: str
+    model: str
+    prompt_ns: str
+    prompt_key: str
+    turn_id: str = ""
+    evaluation_id: str = ""
+    messages: list[InnerMessage] = field(default_factory=list)
+    """The evaluation's messages, in order."""
+    replayer: Replayer = field(default_factory=Replayer)
+    """The conversation of the whole session, as it is sent."""
+    answers_so_far: int = 0
+    usage: TokenUsage = field(default_factory=TokenUsage)
+    """What the evaluation has used, as far as providers said."""
+    cost_usd: float | None = None
+    """What it has cost; None while nobody knows."""
+    _sequence: int = 0
+    _turn: int = 0
+    _breaks_seen: int = 0
+
+    # .. the two ways to begin ..
+
+    def new_turn(self) -> None:
+        """Name a turn that is about to begin."""
+        self.turn_id, self.evaluation_id = new_id().hex, new_id().hex
+
+    def begin(
+        self, agent: str, system: str, task: str, workspace: str | None = None, beside: Sequence[object] = ()
+    ) -> None:
+        """Take up a request: what an earlier turn left open is closed for good, and this one is started.
+
+        The start, the events beside it and the first messages are one append.
+        """
+        enable_inner_message_recording(self.session)
+        self._read_history()
+        self._close_orphans()
+        self._open(self._started(agent, task, workspace), system, task, beside)
+
+    def go_on(self, agent: str, system: str, workspace: str | None = None) -> TurnStarted:
+        """Go on with the session's newest turn. Raises `ConversationNotFound` or `PromptMismatch`."""
+        enable_inner_message_recording(self.session)
+        started = self.session[TurnStarted].latest()
+        evaluation_id = get_latest_evaluation_id(self.session) if started is None else started.evaluation_id
+        if evaluation_id is None:
+            raise ConversationNotFound("this session has no conversation to resume; run a task first")
+        self.messages = list(get_inner_messages(self.session, evaluation_id))
+        self._check_prompt(agent, started)
+        self.evaluation_id = evaluation_id
+        self._read_history()
+        self._sequence = max((each.sequence for each in self.messages), default=-1) + 1
+        self._turn = max((each.turn for each in self.messages), default=0)
+        if started is not None:
+            self.turn_id = started.turn_id
+            if not self.messages:
+                # A process of an older version died between the start and its first message.
+                self._open(None, system, started.task, ())
+            return started
+        # The conversation came out of a snapshot, without the turn that it belonged to.
+        self.turn_id = new_id().hex
+        task = next((each.content for each in self.messages if each.role == "user"), "")
+        started = self._started(agent, task, workspace)
+        self.session.dispatch(started)
+        return started
+
+    def _started(self, agent: str, task: str, workspace: str | None) -> TurnStarted:
+        return TurnStarted(
+            self.turn_id, self.evaluation_id, agent, task, self.provider, self.model, workspace
+        )
+
+    def _open(self, started: TurnStarted | None, system: str, task: str, beside: Sequence[object]) -> None:
+        first = [self.message("system", system, self.reserve())]
+        if task:
+            first.append(self.message("user", task, self.reserve()))
+        self.session.dispatch_all((*(() if started is None else (started,)), *beside, *first))
+        for each in first:
+            self.keep(each)
+
+    def _check_prompt(self, agent: str, started: TurnStarted | None) -> None:
+        system = next((each for each in self.messages if each.role == "system"), None)
+        here = (self.prompt_ns, self.prompt_key)
+        if system is not None and (system.prompt_ns, system.prompt_key) != here:
+            raise PromptMismatch(
+                f"this session belongs to the prompt {system.prompt_ns}:{system.prompt_key}, not to "
+                f"{self.prompt_ns}:{self.prompt_key}; resume it with that one, or begin a new session"
+            )
+        if system is None and started is not None and started.agent != agent:
+            raise PromptMismatch(
+                f"this session belongs to the agent {started.agent!r}, not to {agent!r}; "
+                "resume it with that one"
+            )
+
+    def _read_history(self) -> None:
+        """Fold what the session knows already; from here on messages are added one by one."""
+        self.replayer = Replayer(self.model, self.provider)
+        self.answers_so_far = 0
+        seen = set()
+        evaluation_id = ""
+        for envelope, value in self.session.events():
+            self.replayer.add(envelope.seq, value, envelope.type)
+            if isinstance(value, InnerMessage):
+                seen.add(value.message_id)
+                self.answers_so_far += value.role == "assistant"
+            elif isinstance(value, TurnStarted):
+                evaluation_id = value.evaluation_id
+            elif isinstance(value, ProviderUsage) and evaluation_id == self.evaluation_id:
+                self._count(value.usage, value.cost_usd)
+        known = self.session[InnerMessage].all()
+        if any(each.message_id not in seen for each in known):
+            # They came out of a snapshot: then the slice is the conversation, not the events.
+            self.replayer = Replayer(self.model, self.provider)
+            for place, each in enumerate(known, start=1):
+                self.replayer.add(place, each)
+            self.answers_so_far = sum(each.role == "assistant" for each in known)
+        self._breaks_seen = len(self.replayer.input().breaks)
+
+    def _close_orphans(self) -> None:
+        """Answer for good the calls that an earlier turn left open: this turn does not go on with them."""
+        waiting = self.replayer.waiting_calls
+        if not waiting:
+            return
+        asked = [
+            each for each in self.session[InnerMessage].all() if each.role == "assistant" and each.tool_calls
+        ]
+        for call_id in waiting:
+            owner = next(m for m in reversed(asked) if any(c.call_id == call_id for c in m.tool_calls))
+            said = get_inner_messages(self.session, owner.evaluation_id)
+            closed = InnerMessage(
+                role="tool",
+                content=ORPHAN_TEXT,
+                evaluation_id=owner.evaluation_id,
+                sequence=1 + max(each.sequence for each in said),
+                tool_call_id=call_id,
+                tool_name=next(c.name for c in owner.tool_calls if c.call_id == call_id),
+                turn=owner.turn,
+                prompt_ns=owner.prompt_ns,
+                prompt_key=owner.prompt_key,
+                created_at=self.session.clock.now(),
+            )
+            self.session.dispatch(closed)
+            self.replayer.add(self.session.head, closed)
+
+    # .. messages ..
+
+    @property
+    def last(self) -> InnerMessage | None:
+        """The newest message of the evaluation."""
+        return self.messages[-1] if self.messages else None
+
+    def reserve(self) -> int:
+        """Take the next place in the conversation, for a message that is recorded later."""
+        self._sequence += 1
+        return self._sequence - 1
+
+    def message(self, role: Role, content: str, sequence: int, **fields: Any) -> InnerMessage:
+        """Make a message for a place that was reserved."""
+        return InnerMessage(
+            role=role,
+            content=content,
+            evaluation_id=self.evaluation_id,
+            sequence=sequence,
+            turn=self._turn,
+            prompt_ns=self.prompt_ns,
+            prompt_key=self.prompt_key,
+            created_at=self.session.clock.now(),
+            **fields,
+        )
+
+    def add(self, role: Role, content: str, *before: object, **fields: Any) -> InnerMessage:
+        """Record a message at the end, in one append with the events before it."""
+        if role == "assistant":
+            self._turn += 1
+            self.answers_so_far += 1
+        message = self.message(role, content, self.reserve(), **fields)
+        self.session.dispatch_all((*before, message))
+        self.keep(message)
+        return message
+
+    def add_answer(self, answer: CollectedAnswer, usage: ProviderUsage) -> InnerMessage:
+        """Record a model's answer together with what it used."""
+        calls = tuple(ToolCallRecord(each.id, each.name, each.arguments_json) for each in answer.calls)
+        return self.add("assistant", answer.text, usage, tool_calls=calls, parts=answer.parts)
+
+    def keep(self, message: InnerMessage) -> None:
+        """Take in a message that was logged elsewhere: a tool's, in the append that ended its call."""
+        self.messages.append(message)
+        self.replayer.add(self.session.head, message)
+
+    # .. usage ..
+
+    def usage_of(
+        self, answer: CollectedAnswer, replayed: Replay, *, model: str | None = None, is_cut_off: bool = False
+    ) -> ProviderUsage:
+        """Say what a call used, and whether its input extended the one before: a broken cache shows.
+
+        It counts from now on; whoever asks records it.
+        """
+        extends = len(replayed.breaks) == self._breaks_seen
+        self._breaks_seen = len(replayed.breaks)
+        self._count(answer.usage, answer.cost_usd)
+        return ProviderUsage(
+            provider=self.provider,
+            model=model or self.model,
+            call_index=self.answers_so_far + 1,
+            usage=answer.usage,
+            cost_usd=answer.cost_usd,
+            stop_reason="cut_off" if is_cut_off else answer.stop,
+            input_items=len(replayed.items),
+            prefix_hash=replayed.prefix_hash(),
+            extends_previous=extends,
+            output_truncated=answer.stop == "length",
+            notes=answer.notes,
+        )
+
+    def _count(self, usage: TokenUsage, cost_usd: float | None) -> None:
+        self.usage = self.usage + usage
+        if cost_usd is not None:
+            self.cost_usd = (self.cost_usd or 0.0) + cost_usd
