@@ -267,6 +267,7 @@ def merge_of_packs(bench: Bench, watch: Watch) -> None:
         held.prepare()
         bench.commit()
         held.finish()
+        fs.close()
 
 
 def recovery(bench: Bench, watch: Watch) -> None:
@@ -362,8 +363,18 @@ def _judge(bench: Bench, script: Script, before: Tree, after: Tree) -> str:
         fs.write("next.txt", "next")
         held.rollback()
         fs.snapshot(scan=True)
+        _read_history(fs)
     assert look_at(bench.root) == found
     return side
+
+
+def _read_history(fs: HostFilesystem) -> None:
+    """Read every object that any boundary needs; a missing or damaged one is an error."""
+    history = fs._history
+    assert history is not None
+    commits = {bytes.fromhex(boundary.commit) for boundary in history.line.boundaries}
+    for oid in history.objects._reachable(commits):
+        history.objects.read(oid)
 
 
 def _fsck(store: Path) -> str:
