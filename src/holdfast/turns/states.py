@@ -1,29 +1,57 @@
 """How a turn may end: the one table, and how an ending is derived from the log.
 
-A turn begins with `TurnStarted` and ends with `TurnEnded`. Each ending needs evidence
-in the log; without it the turn has not ended that way, whatever was shown on a screen.
+Theory of operation
+-------------------
+A turn begins with `TurnStarted` and is said to be over by `TurnEnded`. Saying so is not enough. Each state
+names the evidence that must stand in the log (`ENDINGS`), and `derive_turn` believes a `TurnEnded` only as
+far as its evidence goes: a `completed` without a clean answer is `unfinished`, a `partial_failed` without
+text is `failed`. A process that exited, a stream that closed or a text on a screen is evidence of nothing.
 
-    state           evidence that must stand in the log
-    completed       a clean assistant message after the turn's start, every tool call answered
-    partial_failed  partial text, and the failure that cut it off
-    failed          a failure with its kind
-    interrupted     a person or a signal stopped it; open calls were rolled back
-    timed_out       a time limit, with how much it was
-    held            a call waits for a person
+Every cause has a kind of its own (`CAUSES`), and its kind decides the state and what a person can do next.
+The loop never decides: it hands whatever stopped it to `ending_for`, which looks it up. `end_turn` checks the
+ending against the log before it writes it; an illegal one raises `IllegalEndingError` and changes nothing.
 
-A turn whose log simply stops (the process died) has no ending: it is `unfinished`
-until somebody opens the session and resumes it or closes it as interrupted.
+A turn whose log simply stops (the process died) has no ending. It is `unfinished`, which is no state of its
+own but the lack of one, until somebody resumes it, or opens the session and closes it as interrupted by a
+crash (`close_crashed_turn`). A resumed turn is `unfinished` again: an ending counts only while nothing of its
+turn comes after it. So a log that was cut off at any event never reads as `completed`: only the whole
+evidence does.
+
+Everything here is values and plain functions, except for the two functions that append an ending.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
+from uuid import UUID
 
-from holdfast.conversation.messages import InnerMessage
-from holdfast.log.event import SlicePolicy
+from holdfast.containment import StopReason
+from holdfast.conversation.messages import InnerMessage, get_inner_messages
+from holdfast.errors import (
+    BudgetExceededError,
+    CallRefused,
+    CancelledByToken,
+    DeadlineExceededError,
+    ExecutionStateError,
+    HoldRequired,
+    IllegalEndingError,
+    LogError,
+    ModelCallError,
+    OutputParseError,
+    PromptError,
+    PromptEvaluationError,
+    UsageError,
+    WorkspaceError,
+)
+from holdfast.log.event import Envelope, SlicePolicy
 from holdfast.state.events import event
-from holdfast.state.session import Session
+from holdfast.state.session import Session, stamped
+from holdfast.state.slices import entries_of
+from holdfast.tools.events import ToolHeld, ToolInvoked, ToolStarted
 
 
 class TurnState(Enum):
@@ -43,6 +71,9 @@ class TurnState(Enum):
         return self not in (TurnState.HELD, TurnState.UNFINISHED)
 
 
+# --- what stands in the log --------------------------------------------------------------------------
+
+
 @event(name="holdfast.TurnStarted", policy=SlicePolicy.LOG)
 @dataclass(frozen=True, slots=True)
 class TurnStarted:
@@ -56,6 +87,16 @@ class TurnStarted:
     model: str
     workspace: str | None = None
     """The directory that the turn works in, so that a resume finds it."""
+
+
+@event(name="holdfast.TurnResumed", policy=SlicePolicy.LOG)
+@dataclass(frozen=True, slots=True)
+class TurnResumed:
+    """A turn that had stopped goes on: whatever ending it had no longer counts."""
+
+    turn_id: str
+    provider: str = ""
+    model: str = ""
 
 
 @event(name="holdfast.TurnEnded", policy=SlicePolicy.LOG)
@@ -79,25 +120,660 @@ class PartialText:
     text: str
 
 
-def turn_state(session: Session) -> TurnState:
-    """Derive how the session's newest turn ended, from its log."""
+# --- the causes --------------------------------------------------------------------------------------
+
+_FAILED, _PARTIAL = TurnState.FAILED, TurnState.PARTIAL_FAILED
+_RESUME = "holdfast resume {session}"
+_SHOW = "holdfast show {session}"
+
+
+@dataclass(frozen=True, slots=True)
+class CauseRule:
+    """What one cause makes of a turn."""
+
+    kind: str
+    meaning: str
+    state: TurnState
+    """The ending, if the model had said nothing that was cut off."""
+    with_text: TurnState
+    """The ending, if it had."""
+    next_actions: tuple[str, ...]
+    """What a person can do; `{session}` and `{call}` stand for their ids."""
+
+
+def _causes() -> Iterator[CauseRule]:
+    failed, partial = _FAILED, _PARTIAL
+    again = (_RESUME, _SHOW)
+
+    def provider(kind: str, meaning: str, *actions: str) -> CauseRule:
+        return CauseRule(kind, meaning, failed, partial, (*actions, *again))
+
+    def always(kind: str, meaning: str, state: TurnState, *actions: str) -> CauseRule:
+        return CauseRule(kind, meaning, state, state, actions)
+
+    # A model call that failed, by the kinds of `ModelCallError` and `ThrottleError`.
+    yield provider("provider_error", "the provider failed, or its failures used up the retries")
+    yield provider("rate_limit", "the provider asked us to slow down", "wait a little")
+    yield provider(
+        "quota_exhausted", "the provider's account has nothing left", "look at its plan and billing"
+    )
+    yield provider("throttle_timeout", "the provider made us wait for too long", "wait a little")
+    yield provider("throttled", "the provider held us back and did not say why", "wait a little")
+    yield provider("transient", "the provider failed for the moment")
+    yield provider("connection", "the connection broke, or there was none", "check the network")
+    yield provider(
+        "context_too_long", "the conversation no longer fits the model", "use a model with more room"
+    )
+    yield provider("content_filtered", "the provider withheld the answer", "change what is asked")
+    yield provider("truncated", "the answer reached its length limit", "allow longer answers")
+    yield provider("refused", "the model would not answer", "change what is asked")
+    yield provider("authentication", "the provider did not accept our credentials", "check the API key")
+    yield provider("bad_request", "the provider did not accept the request", "read what it says about it")
+
+    # What the model said is there, and is not good enough.
+    yield always("incomplete", "the completion check did not accept the answer", partial, _RESUME, _SHOW)
+    yield always(
+        "output_invalid", "the answer does not fit the declared output type", partial, _RESUME, _SHOW
+    )
+
+    # The ceilings. A turn that they stop has not failed by itself, and is never complete.
+    yield always("iteration_cap", "the turn asked the model as often as it may", failed, _SHOW, _RESUME)
+    yield always(
+        "budget_exceeded", "the money or the tokens are spent", failed, _RESUME + " --max-cost <more>", _SHOW
+    )
+    yield always("retry_budget_exceeded", "the run's retries are used up", failed, _RESUME, _SHOW)
+    yield always(
+        "circuit_open", "the model failed so often that it is left alone for a while", failed, _RESUME, _SHOW
+    )
+    yield always(
+        "step_limit_exceeded", "the run's steps are used up", failed, _RESUME + " --max-steps <more>", _SHOW
+    )
+    yield always(
+        "provider_rate_limit", "the run's own rate limit was reached", failed, "wait a little", _RESUME
+    )
+    yield always("halted", "a rule of the run refused a call", failed, _SHOW, _RESUME)
+    yield always(
+        "timeout", "the run's time is over", TurnState.TIMED_OUT, _RESUME + " --timeout <longer>", _SHOW
+    )
+    yield always(
+        "deadline",
+        "the turn's deadline has passed",
+        TurnState.TIMED_OUT,
+        _RESUME + " --timeout <longer>",
+        _SHOW,
+    )
+
+    # Somebody stopped it.
+    interrupted = TurnState.INTERRUPTED
+    yield always("interrupt", "a person pressed Ctrl-C", interrupted, _RESUME)
+    yield always("terminated", "the process was told to end (SIGTERM)", interrupted, _RESUME)
+    yield always("cancelled", "the program around the turn cancelled it", interrupted, _RESUME)
+    yield always("aborted", "the program aborted the run", interrupted, _RESUME)
+    yield always("crash", "the process ended without a word", interrupted, _RESUME, _SHOW)
+
+    # Somebody has to answer.
+    yield always(
+        "hold",
+        "a tool call waits for a person",
+        TurnState.HELD,
+        "holdfast hold answer {session} {call}",
+        _RESUME,
+    )
+
+    # It is our side that failed.
+    yield always("prompt_error", "the prompt cannot be rendered", failed, "correct the prompt", _RESUME)
+    yield always("store_error", "the store refused or failed", failed, "holdfast diagnose {session}", _RESUME)
+    yield always(
+        "workspace_error",
+        "the workspace could not be put right",
+        failed,
+        "holdfast diagnose {session}",
+        _RESUME,
+    )
+    yield always("bug", "something failed that should not", failed, "holdfast diagnose {session}", _RESUME)
+
+
+CAUSES: Mapping[str, CauseRule] = MappingProxyType({each.kind: each for each in _causes()})
+"""Every cause that ends a turn before it is complete, by its kind."""
+
+_PROVIDER_KINDS = frozenset(
+    each.kind for each in CAUSES.values() if (each.state, each.with_text) == (_FAILED, _PARTIAL)
+)
+_THROTTLE_KINDS = {"timeout": "throttle_timeout", "unknown": "throttled"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a turn ends: what `ending_for` makes of a cause."""
+
+    state: TurnState
+    error_kind: str | None = None
+    details: str = ""
+    next_actions: tuple[str, ...] = ()
+    partial_text: str = ""
+    """What the model had said: kept as evidence, never an answer."""
+
+    def for_turn(self, turn_id: str) -> TurnEnded:
+        """Return the event that says so."""
+        return TurnEnded(turn_id, self.state, self.error_kind, self.details, self.next_actions)
+
+
+def ending_for(
+    cause: BaseException | str | None,
+    *,
+    details: str = "",
+    said: str = "",
+    stop_reason: str | None = None,
+    session_id: UUID | str | None = None,
+    call_id: str | None = None,
+) -> Ending:
+    """Look up how a turn ends.
+
+    `cause` is what stopped it: None for an answer that is complete, a kind of `CAUSES`, or an exception.
+    `said` is what the model had said of an answer that was cut off. `stop_reason` is why the containment or
+    the turn's token stopped, if one of them did: it tells apart what one exception may mean.
+    """
+    if cause is None:
+        return Ending(TurnState.COMPLETED)
+    kind = cause if isinstance(cause, str) else kind_of(cause, stop_reason=stop_reason)
+    rule = CAUSES.get(kind)
+    if rule is None:
+        known = ", ".join(CAUSES)
+        raise UsageError(f"{kind!r} is no cause that ends a turn; the causes are: {known}")
+    if isinstance(cause, HoldRequired):
+        call_id = call_id or cause.call_id
+    if isinstance(cause, BaseException):
+        details = details or _described(cause, kind)
+        said = said or (cause.partial if isinstance(cause, ModelCallError) else "")
+    words = {"session": str(session_id or "<session>"), "call": call_id or "<call>"}
+    return Ending(
+        rule.with_text if said else rule.state,
+        kind,
+        details or rule.meaning,
+        tuple(each.format(**words) for each in rule.next_actions),
+        said,
+    )
+
+
+def kind_of(error: BaseException, *, stop_reason: str | None = None) -> str:
+    """Name the cause that an exception is. What nobody foresaw is a `bug`.
+
+    A cancellation that no exception of ours stands for is `cancelled`, unless `stop_reason` says why.
+    """
+    match error:
+        case HoldRequired():
+            return "hold"
+        case CallRefused() if error.stop_reason in CAUSES:
+            return str(error.stop_reason)
+        case CallRefused():
+            return "halted"
+        case CancelledByToken():
+            return stop_reason if stop_reason and stop_reason in CAUSES else "aborted"
+        case DeadlineExceededError():
+            return "timeout" if stop_reason == StopReason.TIMEOUT else "deadline"
+        case BudgetExceededError():
+            return "deadline" if error.exceeded_dimension == "deadline" else "budget_exceeded"
+        case ModelCallError() if stop_reason == StopReason.PROVIDER_ERROR:
+            # The failure that used the last retry is the run's ending; until then it is the call's.
+            return "provider_error"
+        case ModelCallError():
+            kind = _THROTTLE_KINDS.get(error.kind, error.kind)
+            return kind if kind in _PROVIDER_KINDS else "provider_error"
+        case OutputParseError():
+            return "output_invalid"
+        case PromptEvaluationError():
+            return {"tool": "deadline", "budget": "budget_exceeded"}.get(error.phase, "provider_error")
+        case PromptError():
+            return "prompt_error"
+        case LogError():
+            return "store_error"
+        case WorkspaceError() | ExecutionStateError():
+            return "workspace_error"
+        case KeyboardInterrupt():
+            return stop_reason if stop_reason in ("terminated", "interrupt") else "interrupt"
+        case Exception():
+            return "bug"
+    return stop_reason if stop_reason and stop_reason in CAUSES else "cancelled"
+
+
+def _described(error: BaseException, kind: str) -> str:
+    text = str(error)
+    if kind == "bug" or (not text and isinstance(error, Exception)):
+        return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if isinstance(error, Exception) else ""
+
+
+# --- the endings -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EndingRule:
+    """One state: what it means, what must stand in the log for it, and what may follow it."""
+
+    state: TurnState
+    meaning: str
+    evidence: tuple[str, ...]
+    """Names of `EVIDENCE`, each of which must hold."""
+    otherwise: TurnState
+    """What a turn is that claims this state and lacks the evidence."""
+    then: tuple[TurnState, ...]
+    """The states that may come next: `unfinished` if the turn can be resumed."""
+    shown_as: str
+    """What a screen may make of it."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of causes that may end a turn so."""
+        return tuple(each.kind for each in CAUSES.values() if self.state in (each.state, each.with_text))
+
+
+_S = TurnState
+_AGAIN = (_S.UNFINISHED,)
+
+ENDINGS: Mapping[TurnState, EndingRule] = MappingProxyType(
+    {
+        each.state: each
+        for each in (
+            EndingRule(
+                _S.COMPLETED,
+                "the model gave a clean answer, and whatever checks it accepted it",
+                ("start", "ending", "clean_answer", "answered_calls"),
+                _S.UNFINISHED,
+                (),
+                "a final answer",
+            ),
+            EndingRule(
+                _S.PARTIAL_FAILED,
+                "there is useful text, and the turn failed before it was a clean answer",
+                ("start", "ending", "text", "kind"),
+                _S.FAILED,
+                _AGAIN,
+                "the text, marked as partial, with the failure",
+            ),
+            EndingRule(
+                _S.FAILED,
+                "the turn failed, or a ceiling stopped it",
+                ("start", "ending", "kind"),
+                _S.FAILED,
+                _AGAIN,
+                "a failure, with what to do",
+            ),
+            EndingRule(
+                _S.INTERRUPTED,
+                "a person, a signal, the program or a crash stopped it",
+                ("start", "ending", "kind"),
+                _S.INTERRUPTED,
+                _AGAIN,
+                "an interruption",
+            ),
+            EndingRule(
+                _S.TIMED_OUT,
+                "its time was over",
+                ("start", "ending", "kind", "next_actions"),
+                _S.TIMED_OUT,
+                _AGAIN,
+                "a timeout, with what to do",
+            ),
+            EndingRule(
+                _S.HELD,
+                "a call waits for a person",
+                ("start", "ending", "kind", "hold"),
+                _S.UNFINISHED,
+                _AGAIN,
+                "a question",
+            ),
+            EndingRule(
+                _S.UNFINISHED,
+                "there is no ending: it is under way, or its process died",
+                ("start",),
+                _S.UNFINISHED,
+                tuple(each for each in TurnState if each is not _S.UNFINISHED),
+                "work under way, or a run to resume",
+            ),
+        )
+    }
+)
+"""The table: every state with its evidence and what may follow it."""
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What the events of one turn say, up to the ending that counts."""
+
+    started: tuple[int, TurnStarted] | None = None
+    ended: tuple[int, TurnEnded] | None = None
+    answers: list[int] = field(default_factory=list)
+    last: tuple[int, InnerMessage] | None = None
+    open_calls: list[tuple[int, str]] = field(default_factory=list)
+    partial: list[int] = field(default_factory=list)
+    holds: list[int] = field(default_factory=list)
+    attempts: dict[str, tuple[int, ToolStarted]] = field(default_factory=dict)
+    """Tool calls that were begun and whose end is not in the log."""
+
+    def take(self, seq: int, stamp: str | None, value: object, turn_id: str) -> None:
+        """Fold one event of the turn's part of the log."""
+        match value:
+            case TurnStarted():
+                self.started = (seq, value)
+            case TurnResumed(turn_id=of) if of == turn_id:
+                self.ended = None
+            case TurnEnded(turn_id=of) if of == turn_id:
+                self.ended = (seq, value)
+            case PartialText(turn_id=of) if of == turn_id:
+                self.partial.append(seq)
+            case InnerMessage() if self._is_ours(value, stamp, turn_id):
+                self.take_message(seq, value)
+            case ToolHeld():
+                self.holds.append(seq)
+            case ToolStarted():
+                self.attempts[value.attempt_id] = (seq, value)
+                if stamp == turn_id:
+                    self.ended = None
+            case ToolInvoked():
+                self.attempts.pop(value.attempt_id, None)
+
+    def _is_ours(self, message: InnerMessage, stamp: str | None, turn_id: str) -> bool:
+        # A later turn closes the calls that this one left open: its stamp, this one's evaluation.
+        if stamp is not None:
+            return stamp == turn_id
+        return self.started is not None and message.evaluation_id == self.started[1].evaluation_id
+
+    def take_message(self, seq: int, message: InnerMessage) -> None:
+        """Fold a message that is the turn's: whatever ending it had before does not count."""
+        self.ended = None
+        self.last = (seq, message)
+        if message.role == "assistant":
+            self.answers.append(seq)
+            self.open_calls.extend((seq, each.call_id) for each in message.tool_calls)
+        elif message.role == "tool":
+            # A provider may use a call id again in a later answer: a result settles one call.
+            for index, (_, call_id) in enumerate(self.open_calls):
+                if call_id == message.tool_call_id:
+                    del self.open_calls[index]
+                    break
+
+
+def _one(place: tuple[int, object] | None) -> tuple[int, ...] | None:
+    return None if place is None else (place[0],)
+
+
+def _clean_answer(facts: _Facts) -> tuple[int, ...] | None:
+    if facts.last is None:
+        return None
+    seq, message = facts.last
+    return (seq,) if message.role == "assistant" and not message.tool_calls else None
+
+
+def _text(facts: _Facts) -> tuple[int, ...] | None:
+    # An answer that a check did not accept is in the conversation; one that was cut off is not.
+    judged = facts.ended is not None and facts.ended[1].error_kind in ("incomplete", "output_invalid")
+    found = [*facts.partial, *(facts.answers[-1:] if judged else ())]
+    return tuple(found) or None
+
+
+def _kind(facts: _Facts) -> tuple[int, ...] | None:
+    if facts.ended is None:
+        return None
+    seq, ended = facts.ended
+    return (seq,) if ended.error_kind in ENDINGS[ended.state].kinds else None
+
+
+def _next_actions(facts: _Facts) -> tuple[int, ...] | None:
+    return _one(facts.ended) if facts.ended is not None and facts.ended[1].next_actions else None
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceRule:
+    """One thing that must stand in the log, and how it is found there."""
+
+    name: str
+    meaning: str
+    find: Callable[[_Facts], tuple[int, ...] | None] = field(repr=False)
+    """Returns the events that show it, or None if it is missing."""
+
+
+EVIDENCE: Mapping[str, EvidenceRule] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            EvidenceRule("start", "the turn's `TurnStarted`", lambda facts: _one(facts.started)),
+            EvidenceRule(
+                "ending", "a `TurnEnded` with nothing of the turn after it", lambda facts: _one(facts.ended)
+            ),
+            EvidenceRule(
+                "clean_answer", "the turn's last message is an answer that asks for no tool", _clean_answer
+            ),
+            EvidenceRule(
+                "answered_calls",
+                "every tool call has its result",
+                lambda facts: None if facts.open_calls else (),
+            ),
+            EvidenceRule("text", "the text: a `PartialText`, or the answer that was not accepted", _text),
+            EvidenceRule("kind", "an error kind that belongs to the state", _kind),
+            EvidenceRule("next_actions", "what a person can do next", _next_actions),
+            EvidenceRule("hold", "a `ToolHeld`", lambda facts: tuple(facts.holds) or None),
+        )
+    }
+)
+"""What evidence is, by the names that the table uses."""
+
+
+# --- deriving ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TurnDerivation:
+    """How a turn stands, and which events show it."""
+
+    turn_id: str
+    state: TurnState
+    evidence: Mapping[str, tuple[int, ...]]
+    """The sequence numbers of the events that show each piece of evidence."""
+    missing: tuple[str, ...] = ()
+    """The evidence that the claimed state needs and the log does not have."""
+    claimed: TurnState | None = None
+    """What the turn's `TurnEnded` says, if there is one that counts."""
+    started: TurnStarted | None = None
+    ended: TurnEnded | None = None
+    open_calls: tuple[tuple[int, str], ...] = ()
+    """Tool calls without a result: the events that asked for them, and their ids."""
+    open_attempts: tuple[tuple[int, str], ...] = ()
+    """Tool calls that were begun and never ended: the events that began them, and their call ids."""
+
+    @property
+    def is_as_claimed(self) -> bool:
+        """Whether the log shows what its `TurnEnded` says."""
+        return not self.missing and self.claimed in (None, self.state)
+
+
+Event = tuple[Envelope, object | None]
+"""An event of a log with its value; None where the value cannot be read."""
+
+
+def derive_turn(events: Iterable[Event], turn_id: str) -> TurnDerivation:
+    """Say how a turn stands, from the events of its log alone. It is a pure function."""
+    return _derived(turn_id, _facts(events, turn_id))
+
+
+def _facts(events: Iterable[Event], turn_id: str) -> _Facts:
+    facts = _Facts()
+    inside = False
+    for envelope, value in events:
+        if isinstance(value, TurnStarted):
+            inside = value.turn_id == turn_id
+        if inside:
+            facts.take(envelope.seq, envelope.turn_id, value, turn_id)
+    return facts
+
+
+def _derived(turn_id: str, facts: _Facts) -> TurnDerivation:
+    claimed = None if facts.ended is None else facts.ended[1].state
+    rule = ENDINGS[claimed or TurnState.UNFINISHED]
+    found = {name: EVIDENCE[name].find(facts) for name in rule.evidence}
+    missing = tuple(name for name, seqs in found.items() if seqs is None)
+    return TurnDerivation(
+        turn_id=turn_id,
+        state=rule.otherwise if missing else rule.state,
+        evidence={name: seqs for name, seqs in found.items() if seqs is not None},
+        missing=missing,
+        claimed=claimed,
+        started=None if facts.started is None else facts.started[1],
+        ended=None if facts.ended is None else facts.ended[1],
+        open_calls=tuple(facts.open_calls),
+        open_attempts=tuple((seq, each.call_id) for seq, each in facts.attempts.values()),
+    )
+
+
+def newest_turn(session: Session) -> TurnDerivation | None:
+    """Say how the session's newest turn stands; None if it has none. It reads that turn's events only."""
+    found = _newest_facts(session)
+    return None if found is None else _derived(*found)
+
+
+def _newest_facts(session: Session) -> tuple[str, _Facts] | None:
     started = session[TurnStarted].latest()
     if started is None:
-        return TurnState.UNFINISHED
+        return None
+    ((_, origin),) = deque(entries_of(session[TurnStarted].view()), maxlen=1)
+    facts = _facts(session.events(after=max(origin - 1, 0), upto=session.head), started.turn_id)
+    if facts.started is None or facts.last is None:
+        facts = _restored_facts(session, started, facts.started)
+    return started.turn_id, facts
+
+
+def _restored_facts(session: Session, started: TurnStarted, begun: tuple[int, TurnStarted] | None) -> _Facts:
+    """Read a turn that this session took over from a snapshot: it has it in its slices, not as events."""
+    after = 0 if begun is None else begun[0]
+    events = list(session.events(after=after, upto=session.head))
+    logged = {value.message_id for _, value in events if isinstance(value, InnerMessage)}
+    facts = _Facts(started=begun or (0, started))
+    for message in get_inner_messages(session, started.evaluation_id):
+        if message.message_id not in logged:
+            facts.take_message(0, message)
     ended = session[TurnEnded].latest()
-    if ended is None or ended.turn_id != started.turn_id:
-        return TurnState.UNFINISHED
-    if ended.state is TurnState.COMPLETED and not _has_clean_answer(session, started):
-        # The record claims what the conversation does not show: believe the conversation.
-        return TurnState.UNFINISHED
-    return ended.state
+    is_ours = begun is None and ended is not None and ended.turn_id == started.turn_id
+    if is_ours and ended is not None and not any(value == ended for _, value in events):
+        facts.ended = (0, ended)
+    for envelope, value in events:
+        facts.take(envelope.seq, envelope.turn_id, value, started.turn_id)
+    return facts
 
 
-def _has_clean_answer(session: Session, started: TurnStarted) -> bool:
-    last = session[InnerMessage].latest()
-    return (
-        last is not None
-        and last.role == "assistant"
-        and last.evaluation_id == started.evaluation_id
-        and not last.tool_calls
+def turn_state(session: Session) -> TurnState:
+    """Derive how the session's newest turn ended, from its log."""
+    derived = newest_turn(session)
+    return TurnState.UNFINISHED if derived is None else derived.state
+
+
+# --- ending ------------------------------------------------------------------------------------------
+
+
+def check_ending(derived: TurnDerivation, ended: TurnEnded) -> None:
+    """Raise `IllegalEndingError` unless the table lets a turn that stands so end so.
+
+    It looks at the move and at the cause; whether the evidence is there is seen when it is derived again.
+    """
+    state, kind = ended.state, ended.error_kind
+    if state is TurnState.UNFINISHED:
+        raise IllegalEndingError(
+            f"turn {ended.turn_id} cannot end as unfinished: that is the lack of an ending; "
+            "end it with a state of holdfast.turns.states.ENDINGS"
+        )
+    if state not in ENDINGS[derived.state].then:
+        raise IllegalEndingError(
+            f"turn {ended.turn_id} is {derived.state.value} and cannot become {state.value}; "
+            "resume it first, if it may go on"
+        )
+    kinds = ENDINGS[state].kinds
+    if (kind not in kinds) if kinds else (kind is not None):
+        allowed = ", ".join(kinds) or "none"
+        raise IllegalEndingError(
+            f"turn {ended.turn_id} cannot end as {state.value} because of {kind!r}; "
+            f"the causes of that ending are: {allowed}"
+        )
+
+
+def end_turn(session: Session, turn_id: str, ending: Ending) -> TurnEnded:
+    """Append a turn's ending, with the text that was cut off.
+
+    Raises `IllegalEndingError`, and has changed nothing, if the table does not allow it or its evidence is
+    not in the log. A turn that is completed already stays as it is: ending it so again changes nothing.
+    """
+    found = _newest_facts(session)
+    if found is None or found[0] != turn_id:
+        raise IllegalEndingError(
+            f"turn {turn_id} is not the newest turn of session {session.session_id}; only that one can end"
+        )
+    present = _derived(*found)
+    if present.state is TurnState.COMPLETED and ending.state is TurnState.COMPLETED and present.ended:
+        return present.ended
+    ended = ending.for_turn(turn_id)
+    check_ending(present, ended)
+    said = [PartialText(turn_id, ending.partial_text)] if ending.partial_text else []
+    # Derive what the log would say afterwards, before anything is written.
+    facts, head = found[1], session.head
+    for seq, each in enumerate((*said, ended), start=head + 1):
+        facts.take(seq, turn_id, each, turn_id)
+    missing = _derived(turn_id, facts).missing
+    if missing:
+        needed = "; ".join(EVIDENCE[name].meaning for name in missing)
+        raise IllegalEndingError(
+            f"turn {turn_id} cannot end as {ended.state.value}, because its log does not show: {needed}"
+        )
+    with stamped(turn_id=turn_id):
+        session.dispatch_all((*said, ended))
+    return ended
+
+
+def close_crashed_turn(session: Session) -> TurnEnded | None:
+    """Close the newest turn as interrupted by a crash, if its log simply stops.
+
+    For whoever opens a session for writing and does not resume it, before anything else runs there: holding
+    the session's lease is what shows that nobody else is at work on the turn. Calls that the crash left open
+    stay open, for a resume to run or for the next turn to close. Returns None, and has changed nothing, if
+    the turn has an ending or there is none. A session opened for reading cannot be closed (`ReadOnlyError`).
+    """
+    present = newest_turn(session)
+    if present is None or present.state is not TurnState.UNFINISHED or present.ended is not None:
+        return None
+    details = "the process ended before the turn did"
+    if present.open_attempts:
+        calls = ", ".join(call_id for _, call_id in present.open_attempts)
+        details += f"; cut off in the middle, to be rolled back by a resume: {calls}"
+    elif present.open_calls:
+        calls = ", ".join(call_id for _, call_id in present.open_calls)
+        details += f"; not run yet: {calls}"
+    return end_turn(
+        session, present.turn_id, ending_for("crash", details=details, session_id=session.session_id)
     )
+
+
+# --- the table, for people ---------------------------------------------------------------------------
+
+
+def endings_page() -> str:
+    """Write the tables as Markdown: what `docs/endings.md` shows."""
+    lines = [
+        "| state | meaning | evidence in the log | without it | may become | shown as |",
+        "|" + "---|" * 6,
+    ]
+    for each in ENDINGS.values():
+        evidence = "; ".join(EVIDENCE[name].meaning for name in each.evidence)
+        then = ", ".join(f"`{state.value}`" for state in each.then) or "nothing: it is final"
+        lines.append(
+            f"| `{each.state.value}` | {each.meaning} | {evidence} | `{each.otherwise.value}` | {then} "
+            f"| {each.shown_as} |"
+        )
+    lines += ["", "| kind | cause | ends as | with text | next |", "|" + "---|" * 5]
+    for cause in CAUSES.values():
+        actions = "; ".join(f"`{each}`" if "holdfast" in each else each for each in cause.next_actions)
+        lines.append(
+            f"| `{cause.kind}` | {cause.meaning} | `{cause.state.value}` | `{cause.with_text.value}` "
+            f"| {actions} |"
+        )
+    lines += ["", "```mermaid", "stateDiagram-v2", "    [*] --> unfinished"]
+    for each in ENDINGS.values():
+        lines += [f"    {each.state.value} --> {state.value}" for state in each.then]
+        if not each.then:
+            lines.append(f"    {each.state.value} --> [*]")
+    return "\n".join([*lines, "```", ""])
