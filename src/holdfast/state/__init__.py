@@ -36,6 +36,7 @@ from holdfast.state.session import (
     SessionSnapshotAdapter,
     Transaction,
     iter_sessions_bottom_up,
+    nested_session,
     stamped,
 )
 from holdfast.state.slices import (
@@ -104,6 +105,7 @@ __all__ = [
     "append_all",
     "event",
     "iter_sessions_bottom_up",
+    "nested_session",
     "reducer",
     "replace_latest",
     "replace_latest_by",

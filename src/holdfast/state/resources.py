@@ -274,12 +274,15 @@ class ResourceRegistry:
         )
 
     def snapshotable_resources(self) -> Mapping[type[object], Snapshotable[object]]:
-        """Return the instances that were handed in and can be snapshotted, by type, in binding order."""
+        """Return the instances that were handed in and can be snapshotted, by type, in binding order.
+
+        What is read-only here is not among them: whoever owns it takes its snapshots.
+        """
         return MappingProxyType(
             {
                 resource_type: binding.provided
                 for resource_type, binding in self._entries.items()
-                if isinstance(binding.provided, Snapshotable)
+                if isinstance(binding.provided, Snapshotable) and not _is_read_only(binding.provided)
             }
         )
 
@@ -412,7 +415,10 @@ class ResourceContext:
                 raise interrupt
 
     def snapshotable_resources(self) -> Mapping[type[object], Snapshotable[object]]:
-        """Return the singletons that exist at this moment and can be snapshotted, in binding order."""
+        """Return the singletons that exist at this moment and can be snapshotted, in binding order.
+
+        What is read-only here is not among them: whoever owns it takes its snapshots.
+        """
         with self._lock:
             present = {
                 resource_type: self._singletons[resource_type]
@@ -423,7 +429,7 @@ class ResourceContext:
             {
                 resource_type: resource
                 for resource_type, resource in present.items()
-                if isinstance(resource, Snapshotable)
+                if isinstance(resource, Snapshotable) and not _is_read_only(resource)
             }
         )
 
@@ -584,6 +590,11 @@ def _policy(binding: Binding[T] | None, resource: object) -> SlicePolicy:
     source = resource if resource is not None or binding is None else binding.protocol
     declared = getattr(source, "snapshot_policy", None)
     return declared if isinstance(declared, SlicePolicy) else SlicePolicy.STATE
+
+
+def _is_read_only(resource: object) -> bool:
+    """Say whether a resource shows state that is not this run's to change, and so not its to roll back."""
+    return getattr(resource, "read_only", False) is True
 
 
 def _name(resource_type: type[object]) -> str:

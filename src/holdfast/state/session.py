@@ -388,7 +388,15 @@ class Session:
 
         def snapshot(*, include_all: bool) -> Snapshot:
             handle = self if transaction is None or transaction.is_open else _handle(core)
-            return handle.snapshot(include_all=include_all)
+            # Without a way back to the session that it was taken from.
+            return replace(handle.snapshot(include_all=include_all), taken_by=None)
+
+        def adopt(child: Session) -> None:
+            with core.lock:
+                core.children.append(child)
+
+        def spawn(view: SessionView, **given: Any) -> Session:
+            return Session(parent=view, log=core.log, codec=core.codec, **given)
 
         return SessionView(
             read,
@@ -396,7 +404,8 @@ class Session:
             tags=core.tags,
             clock=core.clock,
             snapshot=snapshot,
-            adopt=self._adopt,
+            adopt=adopt,
+            spawn=spawn,
         )
 
     def events(self, *, after: int = 0, upto: int | None = None) -> Iterator[tuple[Envelope, object | None]]:
@@ -1056,6 +1065,25 @@ class _LiveSlices(Mapping[type, Slice[Any]]):
 
     def __len__(self) -> int:
         return len(self._core.slices)
+
+
+def nested_session(
+    parent: Session | SessionView,
+    *,
+    session_id: UUID | None = None,
+    dispatcher: Dispatcher | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> Session:
+    """Make a session under another one: own slices, own events, in the log that holds the parent's.
+
+    The child knows its parent only as a read-only view, so that nothing done in the child reaches the
+    parent, and it can be opened and looked at afterwards wherever the parent can.
+    """
+    view = parent.read_only_view()
+    if view._spawn is None:
+        raise UsageError(f"this view of the session {view.session_id} has no log in which a child could live")
+    made: Session = view._spawn(view, session_id=session_id, dispatcher=dispatcher, tags=tags)
+    return made
 
 
 def iter_sessions_bottom_up(root: Session) -> Iterator[Session]:

@@ -87,7 +87,7 @@ class SliceReader(Generic[T]):
 class SessionView:
     """A session that can be read and not changed."""
 
-    __slots__ = ("_adopt", "_read", "_snapshot", "clock", "session_id", "tags")
+    __slots__ = ("_adopt", "_read", "_snapshot", "_spawn", "clock", "session_id", "tags")
 
     session_id: UUID | None
     tags: Mapping[str, str]
@@ -102,11 +102,13 @@ class SessionView:
         clock: Clock | None = None,
         snapshot: Callable[..., Snapshot] | None = None,
         adopt: Callable[[Any], None] | None = None,
+        spawn: Callable[..., Any] | None = None,
     ) -> None:
         put = object.__setattr__
         put(self, "_read", read)
         put(self, "_snapshot", snapshot)
         put(self, "_adopt", adopt)
+        put(self, "_spawn", spawn)
         put(self, "session_id", session_id)
         put(self, "tags", MappingProxyType(dict(tags)) if tags else _NO_TAGS)
         put(self, "clock", clock)
