@@ -47,6 +47,7 @@ HoldfastError
 │   ├── ConversationNotFound          nothing to resume (also a ValueError)
 │   ├── ModelCallError                one call of a model failed; carries kind, retryable and partial text
 │   │   └── ThrottleError             the provider said "slow down"
+│   ├── NestedEvaluationError         a judge's evaluation failed; carries kind and cause
 │   ├── OutputParseError              the model's answer does not fit the output type (also a ValueError)
 │   └── PromptMismatch                the session belongs to another prompt (also a ValueError)
 ├── VisibilityExpansionRequired       a section must be opened before the call can go on
@@ -330,8 +331,11 @@ class ModelCallError(PromptEvaluationError):
     `kind` says how, the same for every provider: `transient`, `connection`, `context_too_long`,
     `content_filtered`, `truncated`, `refused`, `authentication` or `bad_request` (a `ThrottleError` has
     kinds of its own). `retryable` says whether the same call may go well later. `partial` is what the
-    model had said by then: evidence, not an answer.
+    model had said by then: evidence, not an answer. `stop_reason` says why the run's limits let no other
+    attempt be made, if one was wanted.
     """
+
+    stop_reason: str | None = None
 
     def __init__(
         self,
@@ -383,6 +387,18 @@ class ThrottleError(ModelCallError):
             partial=partial,
             attempts=attempts,
         )
+
+
+class NestedEvaluationError(PromptEvaluationError):
+    """An evaluation inside a run failed. The run that it looks at was not harmed.
+
+    `kind` says how: `throttled`, `output` (the answer does not fit), `evaluation`, `refused` (by the
+    run's limits), `depth` (too many evaluations inside each other) or `crashed`. The cause is chained.
+    """
+
+    def __init__(self, message: str, *, prompt_name: str = "", kind: str = "evaluation") -> None:
+        self.kind = kind
+        super().__init__(message, prompt_name=prompt_name, phase="request")
 
 
 class OutputParseError(PromptEvaluationError, ValueError):

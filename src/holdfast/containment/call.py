@@ -39,6 +39,18 @@ class Call:
     """The call during which this one was made."""
     index = -1
     """Its place on the chain's list of nodes; -1 before it is there."""
+    retry: Call | None = None
+    """The newest attempt that the called function itself has made after the first one failed."""
+    pending: Call | None = None
+    """The attempt that it has asked for and not begun yet."""
+    further = 0
+    """How many such attempts it has begun."""
+    refusal: tuple[Decision, str | None, str] | None = None
+    """Why it was not let to make another one: the decision, the stop reason, and the words for it."""
+    retries = ""
+    """For such an attempt: the reservation of the attempt that failed before it."""
+    cause: BaseException | None = None
+    """For such an attempt: what the one before it failed with."""
     value: object = None
     error: BaseException | None = None
 
@@ -59,6 +71,8 @@ class Call:
     is_open = False
     """Whether a reservation waits to be settled."""
     is_dispatched = False
+    is_over = False
+    """Whether its caller has been answered: a function that still runs can book nothing more on it."""
     is_retry = False
     is_abandoned = False
     """Whether its handler still runs although nobody waits for it any more."""
@@ -68,6 +82,8 @@ class Call:
     token: CancellationToken | None = None
     """The present attempt's own token; a call on its caller's thread has the chain's."""
     timer: Timer | None = None
+    due_at: float | None = None
+    """When the attempt's own time is over, on the chain's clock; None if it has none."""
     permits: tuple[Permit, ...] = ()
     """What the circuit breakers gave for the present attempt; each is settled once."""
     handover: Handover | None = None
@@ -101,6 +117,11 @@ class Call:
     def name(self) -> str:
         """What to call it in a message."""
         return self.operation_name or f"the {self.kind} call"
+
+    @property
+    def dispatched(self) -> Call:
+        """The attempt that is under way, or was last: what is reported is about it."""
+        return self.retry or self
 
     def model(self) -> str | None:
         """Return the model that is called: the degraded one, the call's own, or the chain's."""
@@ -149,14 +170,19 @@ class ActiveCall:
         return self._call.context
 
     @property
+    def kind(self) -> Kind:
+        """Whether it is a model call or a tool call."""
+        return self._call.kind
+
+    @property
     def attempt(self) -> int:
         """Which attempt this is, from 1."""
-        return self._call.attempts
+        return self._call.attempts + self._call.further
 
     @property
     def plan(self) -> DegradePlan | None:
-        """How the call is to be degraded, if it is."""
-        return self._call.plan
+        """How the present attempt is to be degraded, if it is."""
+        return self._call.dispatched.plan
 
     @property
     def token(self) -> CancellationToken:
@@ -175,8 +201,9 @@ class ActiveCall:
         """Say what the call has really cost, or what it has used; several reports add up.
 
         A call that then fails, or is stopped, is charged what was reported rather than what was reserved.
+        It is about the present attempt; about one that has ended, nothing more can be said.
         """
-        call = self._call
+        call = self._call.dispatched
         if cost_usd is not None:
             cost = to_pico(number("report", "cost_usd", cost_usd, zero_ok=True))
             call.reported = cost + (call.reported or 0)
@@ -188,6 +215,25 @@ class ActiveCall:
                     for name in CallUsage.__dataclass_fields__
                 }
             )
+
+    def end_attempt(self, error: BaseException, *, delay_s: float = 0.0) -> float:
+        """Say that the present attempt has failed and that another one is wanted after `delay_s`.
+
+        For whoever tries again within one call, such as a provider that retries. The failed attempt is
+        settled: it costs what was reported of it, or else what was reserved. Return how long to wait
+        before `begin_attempt()`, which may be longer than was asked for. `CallRefused` says that no other
+        attempt may be made, and why; then let `error` end the call. A wait that would pass the run's
+        deadline, or the call's own, is refused before it begins. One attempt at a time.
+        """
+        return self._call.context.end_attempt(self._call, error, delay_s)
+
+    def begin_attempt(self) -> None:
+        """Book the attempt that `end_attempt` allowed: a step, a retry and its money, in one step.
+
+        It is a call like any other, with a node of its own below this one's. `CallRefused` if somebody
+        else was quicker to take the last of anything; then the attempt must not be made.
+        """
+        self._call.context.begin_attempt(self._call)
 
 
 def current_call() -> ActiveCall | None:

@@ -66,6 +66,7 @@ from holdfast.containment.limits import (
     Limits,
     StopReason,
     as_config,
+    number,
     to_usd,
 )
 from holdfast.containment.loops import LoopDetector, LoopPolicy
@@ -98,7 +99,7 @@ from holdfast.containment.shield import (
     Verdict,
 )
 from holdfast.containment.threads import Job, call_later, describe, logger
-from holdfast.errors import CancelledByToken, UsageError
+from holdfast.errors import CallRefused, CancelledByToken, UsageError
 
 T = TypeVar("T")
 
@@ -551,7 +552,7 @@ class ExecutionContext:
         # The shield is not asked about a call that a ceiling forbids anyway.
         if self._limits_forbid(call):
             return True
-        if not call.is_retry:
+        if not (call.is_retry or call.retries):
             for detector in self._detectors:
                 finding = detector.observe(call.kind, options.operation_name, options.fingerprint)
                 if finding is None:
@@ -594,7 +595,9 @@ class ExecutionContext:
         estimate, ledger = call.estimate, self._ledger
         with ledger.lock:
             # Check and booking are one step: nobody can take the last place in between.
-            refused = ledger.book(self._accounts, estimate, is_retry=call.is_retry)
+            refused = ledger.book(
+                self._accounts, estimate, is_retry=call.is_retry, takes_retry=bool(call.retries)
+            )
             if refused is None and call.index < 0:
                 self._enter(call)
         if refused is not None:
@@ -606,6 +609,8 @@ class ExecutionContext:
             with ledger.lock:
                 self._passing_stops.clear()
         if ledger.journal is not None:
+            if call.retries:
+                self._journal_retry(call.node_id, call.retries)
             ledger.journal(
                 Reserved(
                     reservation_id=call.reservation_id,
@@ -666,6 +671,9 @@ class ExecutionContext:
         owner = self._ancestry[place]
         detail = owner._limit_detail(reason, call.estimate)
         is_final = owner._account.is_spent_out(reason)
+        if reason is StopReason.RETRY_BUDGET_EXCEEDED and call.cause is not None:
+            # It is this failure that no retry is left for, as when the containment itself tries again.
+            reason, detail = StopReason.PROVIDER_ERROR, f"{describe(call.cause)}; {detail}"
         # The chain whose ceiling it is and every chain between it and the caller end with their own records.
         for context in self._ancestry[place::-1]:
             said = detail if context is owner else f"the chain {owner.chain_id} above has stopped: {detail}"
@@ -770,6 +778,129 @@ class ExecutionContext:
         for pot, pot_id in pots:
             pot.rollback(pot_id)
 
+    # --- one call: attempts that the called function makes itself ---------------------------------
+
+    def end_attempt(self, call: Call, error: BaseException, delay_s: float) -> float:
+        """Settle a failed attempt and ask the guards for another; see `ActiveCall.end_attempt`."""
+        number("end_attempt", "delay_s", delay_s, zero_ok=True)
+        failed = call.dispatched
+        with self._ledger.lock:
+            if call.is_over:
+                raise self._refused(call, Decision.HALT, call.stop_reason, "the call is over")
+            if not failed.is_open:
+                raise UsageError(f"{call.name} has no attempt under way; begin one before you end it")
+            # Taken here: a caller that is released at this moment must not settle it a second time.
+            failed.is_open = False
+        self._replace_reservation(failed, None, "error")
+        for permit in failed.permits:
+            permit.fail(error)
+        failed_id, ctx = failed.reservation_id, failed.shield_ctx
+        if failed is not call:
+            self._finish(failed, "error", Decision.RETRY)
+        token = call.token or self.cancellation_token
+        if token.reason is not None:
+            raise self._refused(call, Decision.HALT, token.reason, token.detail)
+        for pipeline in self._pipelines if ctx is not None else ():
+            # Without a hook for errors there is only a default, and it is not meant for whoever tries again.
+            if ctx is None or not pipeline.has_retry_hook:
+                continue
+            verdict = pipeline.judge_error(ctx, error)
+            self._note(*verdict.events)
+            if verdict.plan is not None:
+                delay_s = max(delay_s, verdict.plan.delay_ms / 1000)
+            elif verdict.is_blocking and verdict.decision is not Decision.RETRY:
+                raise self._refused(call, verdict.decision, None, verdict.reason)
+        again = Call(self, call.kind, _nothing, call.options)
+        again.parent, again.retries, again.cause = call, failed_id, error
+        # Asked before the wait, so that nobody waits in vain; booked after it.
+        if self._consult(again) or (not self._must_consult and self._limits_forbid(again)):
+            raise self._refused(call, again.decision, again.stop_reason, again.detail)
+        delay_s = max(delay_s, again.delay_s)
+        if self._is_too_late(call, delay_s):
+            detail = f"the next attempt is due in {delay_s:g} s, and there is not so much time left"
+            self._passing_stop(StopReason.TIMEOUT, f"{describe(error)}; {detail}")
+            self._block(again, Decision.HALT, StopReason.TIMEOUT, detail)
+            raise self._refused(call, Decision.HALT, StopReason.TIMEOUT, detail)
+        if not self._adopt(call, again, is_begun=False):
+            self._take_back(again)
+            raise self._refused(call, Decision.HALT, call.stop_reason, "the call is over")
+        return delay_s
+
+    def begin_attempt(self, call: Call) -> None:
+        """Book another attempt of the called function's own; see `ActiveCall.begin_attempt`."""
+        with self._ledger.lock:
+            again, call.pending = call.pending, None
+        token = call.token or self.cancellation_token
+        if call.is_over or token.reason is not None:
+            if again is not None:
+                self._take_back(again)
+            raise self._refused(call, Decision.HALT, token.reason or call.stop_reason, token.detail)
+        if again is None:
+            raise UsageError(f"{call.name} has not asked for another attempt; end the one before it first")
+        if self._reserve(again):
+            raise self._refused(call, again.decision, again.stop_reason, again.detail)
+        if not self._adopt(call, again, is_begun=True):
+            # The caller was released while this was being booked; nobody else would close it.
+            again.reported = 0
+            self._settle(again, None, "aborted")
+            for permit in again.permits:
+                permit.release()
+            self._finish(again, "aborted", Decision.HALT)
+            raise self._refused(call, Decision.HALT, call.stop_reason, "the call is over")
+
+    def _adopt(self, call: Call, again: Call, *, is_begun: bool) -> bool:
+        """Make an attempt the call's next one, or its present one once it is booked; not if it is over."""
+        with self._ledger.lock:
+            if not call.is_over and is_begun:
+                call.retry = again
+                call.further += 1
+                call.retries_used += 1
+            elif not call.is_over:
+                call.pending = again
+            return not call.is_over
+
+    def _is_too_late(self, call: Call, delay_s: float) -> bool:
+        """Say whether that long a wait would not end before the chain's time does, or the call's."""
+        now = self.clock.monotonic()
+        return any(due is not None and now + delay_s >= due for due in (self._deadline, call.due_at))
+
+    def _refused(self, call: Call, decision: Decision | None, reason: str | None, detail: str) -> CallRefused:
+        """Remember that the call was not let to try again: it decides what its failure means."""
+        decision = decision or Decision.HALT
+        call.refusal = (decision, reason, detail)
+        return CallRefused(
+            f"{call.name} may not be tried again ({reason or decision}): {detail}",
+            decision=str(decision),
+            stop_reason=None if reason is None else str(reason),
+        )
+
+    def _close_attempts(
+        self, call: Call, value: object, status: Status, error: BaseException | None = None
+    ) -> None:
+        """Settle and close what the called function has booked itself, before its call is closed."""
+        if call.retry is None and call.pending is None and call.handover is None:
+            return
+        with self._ledger.lock:
+            # A function that is left behind on its worker may be asking for an attempt at this moment.
+            call.is_over = True
+            pending, call.pending = call.pending, None
+            last = call.retry
+        if pending is not None:
+            self._take_back(pending)
+        if last is None or not last.is_open:
+            return
+        last.handover, call.handover = call.handover, None
+        self._settle(last, value, status)
+        call.is_abandoned = last.is_abandoned
+        for permit in last.permits:
+            if status == "ok":
+                permit.succeed()
+            elif error is not None:
+                permit.fail(error)
+            else:
+                permit.release()
+        self._finish(last, status, Decision.ALLOW if status == "ok" else Decision.HALT)
+
     # --- one call: the two ways to wait -----------------------------------------------------------
 
     def _drive(self, call: Call) -> Call:
@@ -816,6 +947,11 @@ class ExecutionContext:
 
     def _give_up(self, call: Call) -> None:
         """Close a call whose own ending failed (a journal that cannot write), so that nothing stays taken."""
+        last = call.retry
+        if last is not None and last.status == "running":
+            for permit in last.permits:
+                permit.release()
+            self._finish(last, "error", Decision.HALT)
         for permit in call.permits:
             permit.release()
         self._finish(call, "error", Decision.HALT)
@@ -851,6 +987,7 @@ class ExecutionContext:
         if token.reason is not None:
             # It came back, but only after it was told to stop: what it brought is kept, the stop stands.
             return self._stopped(call, token, None)
+        self._close_attempts(call, value, "ok")
         self._settle(call, value, "ok")
         for permit in call.permits:
             permit.succeed()
@@ -861,6 +998,7 @@ class ExecutionContext:
         """Settle a failed attempt; False if it is to be dispatched again. Raises what must pass through."""
         call.error = error
         if call.is_misused:
+            self._close_attempts(call, None, "error")
             self._settle(call, None, "error")
             self._finish(call, "error", Decision.HALT)
             call.error = None
@@ -872,6 +1010,7 @@ class ExecutionContext:
             status: Status = "aborted" if not isinstance(error, Exception) else "error"
             if not call.is_dispatched:
                 self._take_back(call)
+            self._close_attempts(call, None, status)
             self._settle(call, None, status)
             for permit in call.permits:
                 permit.release()
@@ -881,6 +1020,7 @@ class ExecutionContext:
         token = call.token or self.cancellation_token
         if token.reason is not None:
             return self._stopped(call, token, error)
+        self._close_attempts(call, None, "error", error)
         self._settle(call, None, "error")
         return self._answer_failure(call, error, "error")
 
@@ -892,6 +1032,8 @@ class ExecutionContext:
         call.stop_reason = reason
         call.detail = token.detail
         status: Status = "timeout" if reason is StopReason.TIMEOUT else "aborted"
+        is_own = chain.reason is None and reason is StopReason.TIMEOUT
+        self._close_attempts(call, call.value, status, TimeoutError(token.detail) if is_own else None)
         self._settle(call, call.value, status)
         if chain.reason is None and reason is StopReason.TIMEOUT:
             # Only this call ran out of time. That says something about the provider, and it may
@@ -912,7 +1054,7 @@ class ExecutionContext:
         decision = Decision.RETRY
         delay_ms = 0
         ctx = call.shield_ctx
-        if ctx is not None:
+        if ctx is not None and call.refusal is None:
             for pipeline in self._pipelines:
                 # The pipeline's default for errors is not meant against a call that asks for retries itself.
                 if wanted is not None and not pipeline.has_retry_hook:
@@ -925,6 +1067,12 @@ class ExecutionContext:
                     decision = verdict.decision
                     break
         again = wanted is not None and call.retries_used < wanted and decision is Decision.RETRY
+        if call.refusal is not None:
+            # It asked for another attempt itself, and was told no.
+            again, wanted = False, None
+            refused, call.stop_reason, detail = call.refusal
+            call.detail = f"{describe(error)}; not tried again: {detail}"
+            decision = Decision.HALT if refused is Decision.RETRY else refused
         if wanted is not None and not again:
             # Its own retries are used up, or a hook forbids more: nothing is taken from the chain's.
             self._finish(call, status, Decision.HALT if decision is Decision.RETRY else decision)
@@ -933,17 +1081,7 @@ class ExecutionContext:
             decision = Decision.HALT
         if self._ledger.take_retry(self._accounts):
             call.retries_used += 1
-            if self._ledger.journal is not None:
-                self._ledger.journal(
-                    RetryTaken(
-                        reservation_id=call.reservation_id,
-                        lineage=self._lineage,
-                        node_id=call.node_id,
-                        at=self.clock.now(),
-                        elapsed_ms=self._elapsed_ms(),
-                        elapsed_above_ms=self._elapsed_above_ms(),
-                    )
-                )
+            self._journal_retry(call.node_id, call.dispatched.reservation_id)
             if again:
                 self._prepare_retry(call, delay_ms)
                 return False
@@ -951,12 +1089,13 @@ class ExecutionContext:
         else:
             drained = True
         if drained:
-            call.stop_reason = StopReason.PROVIDER_ERROR
-            call.detail = f"{describe(error)}; no retries are left"
+            if call.stop_reason is None or call.refusal is None:
+                call.stop_reason = StopReason.PROVIDER_ERROR
+                call.detail = f"{describe(error)}; no retries are left"
             for context in self._ancestry:
                 account = context._account
                 if account.max_retries is not None and account.retries >= account.max_retries:
-                    context._stop(StopReason.PROVIDER_ERROR, call.detail)
+                    context._stop(StopReason.PROVIDER_ERROR, f"{describe(error)}; no retries are left")
             if decision is Decision.RETRY:
                 decision = Decision.HALT
         self._finish(call, status, decision)
@@ -972,6 +1111,8 @@ class ExecutionContext:
         close_token(call)
         call.token = None
         call.is_retry = True
+        call.is_over = False
+        call.retry = call.pending = call.refusal = None
         call.reported = None
         call.usage = None
         call.value = None
@@ -985,10 +1126,20 @@ class ExecutionContext:
         call.plan = None
 
     def _settle(self, call: Call, value: object, status: Status) -> None:
-        """Replace the reservation by the real cost, once, and tell those who keep count."""
-        if not call.is_open:
-            return
-        call.is_open = False
+        """Settle an attempt whose function is over, or is left behind; once."""
+        if call.is_open:
+            call.is_open = False
+            self._replace_reservation(call, value, status)
+            if call.handover is not None:
+                handover, call.handover, attempt = call.handover, None, call.attempts
+                call.is_abandoned = not handover.is_finished
+                handover.listen(lambda job: self._late(call, attempt, job))
+        elif call.handover is not None:
+            call.is_abandoned = not call.handover.is_finished
+            call.handover = None
+
+    def _replace_reservation(self, call: Call, value: object, status: Status) -> None:
+        """Replace an attempt's reservation by the real cost, and tell those who keep count."""
         reserved = call.reserved
         # Most calls carry nothing to read a cost from.
         is_plain = not (call.reported or self._names_model or self._pipelines or self._watches)
@@ -1003,10 +1154,6 @@ class ExecutionContext:
             pot.commit(pot_id, to_usd(cost))
         if self._ledger.journal is not None:
             self._journal_settled(call, cost, status)
-        if call.handover is not None:
-            handover, call.handover, attempt = call.handover, None, call.attempts
-            call.is_abandoned = not handover.is_finished
-            handover.listen(lambda job: self._late(call, attempt, job))
         callback = call.options.reconciliation_callback
         if callback is not None:
             try:
@@ -1019,6 +1166,19 @@ class ExecutionContext:
                 self._note(self._event(event_type, Decision.ALLOW, reason, hook="RateWatch"))
         if self._pipelines:
             self._tell_shield(call, value, cost, status)
+
+    def _journal_retry(self, node_id: str, failed_id: str) -> None:
+        if self._ledger.journal is not None:
+            self._ledger.journal(
+                RetryTaken(
+                    reservation_id=failed_id,
+                    lineage=self._lineage,
+                    node_id=node_id,
+                    at=self.clock.now(),
+                    elapsed_ms=self._elapsed_ms(),
+                    elapsed_above_ms=self._elapsed_above_ms(),
+                )
+            )
 
     def _journal_settled(self, call: Call, cost: int, status: Status) -> None:
         if self._ledger.journal is not None:
@@ -1275,6 +1435,10 @@ def _pots(configs: Sequence[ExecutionConfig]) -> tuple[tuple[BudgetBackend, floa
         if pot is not None and ceiling is not None:
             pots[id(pot)] = (pot, min(ceiling, pots.get(id(pot), (pot, ceiling))[1]))
     return tuple(pots.values())
+
+
+def _nothing() -> None:
+    """Stand for the function of an attempt that is made within another call's."""
 
 
 def _some(item: T | None) -> tuple[T, ...]:

@@ -106,6 +106,7 @@ def _open_token(call: Call) -> CancellationToken:
         def expire() -> None:
             token.cancel(StopReason.TIMEOUT, detail=detail)
 
+        call.due_at = call.context.clock.monotonic() + timeout_ms / 1000
         call.timer = call_later(call.context.clock, timeout_ms / 1000, expire)
     return token
 

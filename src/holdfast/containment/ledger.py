@@ -186,9 +186,9 @@ class Ledger:
         return None
 
     def book(
-        self, accounts: Sequence[Account], cost: int, *, is_retry: bool = False
+        self, accounts: Sequence[Account], cost: int, *, is_retry: bool = False, takes_retry: bool = False
     ) -> tuple[int, StopReason] | None:
-        """Book one step and `cost` in every account, or in none and say who refused.
+        """Book one step and `cost`, and a retry if it takes one, in every account, or in none: who refused?
 
         Hold the lock around it.
         """
@@ -197,6 +197,7 @@ class Ledger:
             for account in accounts:
                 account.steps += 1
                 account.reserved += cost
+                account.retries += takes_retry
         return refused
 
     def settle(self, accounts: Sequence[Account], reserved: int, cost: int) -> None:

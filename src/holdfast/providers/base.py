@@ -69,7 +69,7 @@ class UsageReported:
     cache_write_tokens: int = 0
     """How much of the input was written to the provider's cache; it may cost more than plain input."""
     newest: UsageReported | None = field(default=None, compare=False, repr=False)
-    """What of it the newest attempt has used, if attempts before it are counted in: they are booked already."""
+    """What of it the newest attempt has used, if those before it are counted in: they are booked already."""
 
 
 @dataclass(frozen=True, slots=True)
