@@ -191,6 +191,15 @@ class GenaiPrices:
             return None
         return float(price.total_price)
 
+    def context_window(self, model: str) -> int | None:
+        """Return how many tokens fit into a model's context, or None if the table does not know."""
+        snapshot = self._prices.data_snapshot.get_snapshot()
+        try:
+            _, found = snapshot.find_provider_model(model, None, self._provider_id, None)
+        except LookupError:
+            return None
+        return found.context_window or None
+
 
 class FirstKnown:
     """Several tables as one: the first that knows the model answers."""

@@ -1,12 +1,24 @@
 """The conversation: messages that survive, and the pure function from a log to a provider's input."""
 
+from holdfast.conversation.branches import branch_summary, fork_conversation
+from holdfast.conversation.compaction import (
+    CompactionPlan,
+    CompactionSettings,
+    Compactor,
+    compact,
+    compacted,
+    plan_compaction,
+    plan_session,
+)
 from holdfast.conversation.events import (
     BranchSummary,
+    ContextPressure,
     HistoryCompacted,
     ProviderUsage,
     SubagentEvent,
     subagent_event_text,
 )
+from holdfast.conversation.inspection import ReplayInspection, inspect_replay
 from holdfast.conversation.messages import (
     ContentPart,
     ImagePart,
@@ -19,11 +31,16 @@ from holdfast.conversation.messages import (
     get_pending_tool_calls,
     inner_message_append,
 )
+from holdfast.conversation.pressure import known_window, pressure
 from holdfast.conversation.replay import LeftOut, Replay, ReplayCall, Replayer, ReplayItem, replay
 
 __all__ = [
     "BranchSummary",
+    "CompactionPlan",
+    "CompactionSettings",
+    "Compactor",
     "ContentPart",
+    "ContextPressure",
     "HistoryCompacted",
     "ImagePart",
     "InnerMessage",
@@ -32,15 +49,25 @@ __all__ = [
     "ReasoningPart",
     "Replay",
     "ReplayCall",
+    "ReplayInspection",
     "ReplayItem",
     "Replayer",
     "SubagentEvent",
     "ToolCallRecord",
+    "branch_summary",
+    "compact",
+    "compacted",
     "enable_inner_message_recording",
+    "fork_conversation",
     "get_inner_messages",
     "get_latest_evaluation_id",
     "get_pending_tool_calls",
     "inner_message_append",
+    "inspect_replay",
+    "known_window",
+    "plan_compaction",
+    "plan_session",
+    "pressure",
     "replay",
     "subagent_event_text",
 ]

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 from holdfast.log.event import Channel, SlicePolicy
 from holdfast.state.budget import TokenUsage
 from holdfast.state.events import event
+
+CompactionTrigger = Literal["manual", "pressure", "overflow"]
+"""Why a conversation was compacted: somebody asked, the context was nearly full, or a provider refused it."""
+
+SummaryStrategy = Literal["deterministic", "model", "deterministic_fallback"]
+"""Who wrote a summary: we, the model, or we because the model's was of no use."""
 
 
 @event(name="holdfast.HistoryCompacted", channel=Channel.REPLAY, policy=SlicePolicy.LOG)
@@ -21,16 +28,19 @@ class HistoryCompacted:
     summary: str
     from_seq: int
     to_seq: int
-    strategy: str
-    """How the summary was made: `deterministic` or `model`."""
-    trigger: str
-    """Why: `manual`, `pressure` or `overflow`."""
+    strategy: SummaryStrategy
+    trigger: CompactionTrigger
     source_event_count: int = 0
+    """How many events of the conversation the summary stands for, those of earlier summaries included."""
     tail_event_count: int = 0
+    """How many events of the conversation are still told as they are."""
+    event_counts: tuple[tuple[str, int], ...] = ()
+    """How many events of each kind lie in the range, audit included."""
     tool_calls: tuple[tuple[str, int], ...] = ()
     files_touched: tuple[str, ...] = ()
     open_tasks: tuple[str, ...] = ()
     limitations: tuple[str, ...] = ()
+    """What the summary does not carry, and what went wrong while it was made."""
 
 
 @event(name="holdfast.BranchSummary", channel=Channel.REPLAY, policy=SlicePolicy.LOG)
@@ -42,7 +52,7 @@ class BranchSummary:
     from_session: str
     from_seq: int
     to_seq: int
-    strategy: str = "deterministic"
+    strategy: SummaryStrategy = "deterministic"
     limitations: tuple[str, ...] = ()
 
 
@@ -139,3 +149,22 @@ class ProviderUsage:
     output_truncated: bool = False
     notes: tuple[str, ...] = ()
     """What was cut or mended in the answer before it was recorded."""
+    context_tier: str = ""
+    """How full the model's context was, by the estimate before the call; empty if its size is not known."""
+    context_ratio: float | None = None
+
+
+PressureTier = Literal["none", "advisory", "warning", "critical"]
+"""How full a model's context is: under 70 %, under 80 %, under 90 %, more."""
+
+
+@event(name="holdfast.ContextPressure", channel=Channel.LIVE)
+@dataclass(frozen=True, slots=True)
+class ContextPressure:
+    """How full the model's context is. Published while a turn runs, never logged."""
+
+    tier: PressureTier
+    ratio: float
+    tokens: int
+    window: int
+    next_actions: tuple[str, ...] = ()

@@ -306,6 +306,11 @@ class Replayer:
         )
 
     @property
+    def said(self) -> Sequence[tuple[int, Said]]:
+        """What the conversation is made of, with its places in the log."""
+        return Growing(self._said)
+
+    @property
     def seq(self) -> int:
         """The newest event that was taken."""
         return self._seq
@@ -329,7 +334,7 @@ class Replayer:
         assert isinstance(before, InnerMessage)
         self._leave_out(seq, "InnerMessage", f"the message of event {at} again")
         if _as_sent(before) != _as_sent(event):
-            self._said[place] = (at, event)
+            self._said = [*self._said[:place], (at, event), *self._said[place + 1 :]]
             self._fold_again(f"event {seq} changed the message of event {at}")
 
     def _rewrite(self, seq: int, event: InitializeSlice | ClearSlice | StateRestored) -> bool:
@@ -377,7 +382,7 @@ class Replayer:
             elif item.origin > 0:
                 for at in range(item.origin, (item.upto or item.origin) + 1):
                     if at in known:
-                        yield at, known[at]
+                        yield seq, known[at]
 
     def _become(
         self, seq: int, now: list[tuple[int, InnerMessage]], wanted: list[tuple[int, InnerMessage]]

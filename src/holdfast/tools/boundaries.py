@@ -21,7 +21,7 @@ from holdfast.state.session import Session
 from holdfast.state.snapshot import CompositeSnapshot, SnapshotMetadata
 from holdfast.tools._process import wait_for_orphans
 from holdfast.tools.context import filesystem_of
-from holdfast.tools.events import ToolInvoked, ToolStarted
+from holdfast.tools.events import SessionForked, ToolInvoked, ToolStarted
 from holdfast.tools.tool import ToolResult
 from holdfast.workspace.base import Filesystem, FilesystemSnapshot, WorkspaceDiff
 
@@ -246,8 +246,10 @@ def fork_at(
         shared = shared.merge(ResourceRegistry.build({cast("type[Any]", Filesystem): made}))
     if resources is not None:
         shared = shared.merge(resources, strict=False)
+    session = state.session.fork(at=at)
+    session.dispatch(SessionForked(str(state.session.session_id), at, call_id, side))
     return ExecutionState(
-        session=state.session.fork(at=at),
+        session=session,
         resources=shared,
         clock=state.clock,
         rng=state.rng,

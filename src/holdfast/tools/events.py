@@ -136,3 +136,16 @@ class OutboxFailed:
     key: str
     attempt: int
     error: str
+
+
+@event(name="holdfast.SessionForked", policy=SlicePolicy.LOG)
+@dataclass(frozen=True, slots=True)
+class SessionForked:
+    """This session began as a copy of another one, up to an event. Its workspace is its own."""
+
+    from_session: str
+    at_seq: int
+    """The last event that both have in common."""
+    call_id: str
+    """The tool call at whose boundary they part."""
+    side: Literal["before", "after"]
