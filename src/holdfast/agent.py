@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,8 @@ from holdfast.providers.retrying import RetryPolicy
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import ResourceRegistry
 from holdfast.state.session import Session
-from holdfast.tools.boundaries import boundaries, diff_calls, fork_at
+from holdfast.tools.boundaries import boundaries, diff_calls, fork_at, recover
+from holdfast.tools.context import filesystem_of
 from holdfast.tools.policies import Permissions, ToolPolicy
 from holdfast.tools.tool import Tool
 from holdfast.turns.adapter import DEFAULT_RETRY
@@ -113,9 +114,17 @@ class Agent:
         permissions: Permissions | None = None,
         watch: Watch | None = None,
         cancellation: CancellationToken | None = None,
+        run_id: UUID | str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> Run:
-        """Take up a task. Without a `store` the run lives in memory; with a path it is durable."""
-        started = self._begin(provider, workspace, limits, store, permissions, watch, cancellation)
+        """Take up a task. Without a `store` the run lives in memory; with a path it is durable.
+
+        With `run_id` it is the next task of an earlier run, which the model remembers. `tags` are kept
+        with a new run.
+        """
+        started = self._begin(
+            provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id, tags=tags
+        )
         return started.finish(anyio.run(started.go, started.loop.run, task))
 
     async def arun(
@@ -129,9 +138,13 @@ class Agent:
         permissions: Permissions | None = None,
         watch: Watch | None = None,
         cancellation: CancellationToken | None = None,
+        run_id: UUID | str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> Run:
         """Take up a task, inside an event loop."""
-        started = self._begin(provider, workspace, limits, store, permissions, watch, cancellation)
+        started = self._begin(
+            provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id, tags=tags
+        )
         return started.finish(await started.go(started.loop.run, task))
 
     def resume(
@@ -181,11 +194,12 @@ class Agent:
         cancellation: CancellationToken | None,
         *,
         run_id: UUID | str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> _Started:
         """Open or make the session and its workspace, and a loop on them."""
         log = _open_log(store, must_exist=run_id is not None)
         if run_id is None:
-            session = Session(log=log, tags={"agent": self.name})
+            session = Session(log=log, tags={**(tags or {}), "agent": self.name})
         else:
             session = Session.open(log, run_id if isinstance(run_id, UUID) else UUID(run_id))
             enable_inner_message_recording(session)
@@ -330,6 +344,36 @@ def opened(store: str | Path, run_id: UUID, *, read_only: bool = True) -> Iterat
         yield session
     finally:
         session.close()
+        log.close()
+
+
+@contextmanager
+def reopened(
+    store: str | Path, run_id: UUID, *, workspace: str | Path | None = None
+) -> Iterator[ExecutionState]:
+    """Open a stored run with its workspace, to change it: to roll back, to fork, to answer a hold.
+
+    What a crash left half done is rolled back first. Raises `LeaseHeldError` while somebody else
+    writes the run.
+    """
+    log = _open_log(store, must_exist=True)
+    try:
+        session = Session.open(log, run_id)
+        try:
+            enable_inner_message_recording(session)
+            started = session[TurnStarted].latest()
+            place = workspace if workspace is not None else (started.workspace if started else None)
+            state, _ = _open_state(session, place, store)
+            filesystem = filesystem_of(state)
+            try:
+                recover(state)
+                yield state
+            finally:
+                if isinstance(filesystem, HostFilesystem):
+                    filesystem.close()
+        finally:
+            session.close()
+    finally:
         log.close()
 
 
