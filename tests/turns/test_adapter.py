@@ -130,7 +130,7 @@ def test_an_answer_that_never_fits_ends_the_turn_and_is_raised() -> None:
         ModelAdapter(ScriptedProvider(["{}"], repeat=True)).evaluate(REVIEW, session=session)
     ended = session[TurnEnded].latest()
     assert ended is not None
-    assert (ended.state, ended.error_kind) == (TurnState.FAILED, "output_parse")
+    assert (ended.state, ended.error_kind) == (TurnState.PARTIAL_FAILED, "output_parse")
     assert sum(each.role == "assistant" for each in session[InnerMessage].all()) == 3
     assert session[Review].latest() is None
 

@@ -36,16 +36,14 @@ from holdfast.errors import (
     CallRefused,
     CancelledByToken,
     DeadlineExceededError,
-    ExecutionStateError,
     HoldRequired,
     IllegalEndingError,
-    LogError,
     ModelCallError,
     OutputParseError,
     PromptError,
     PromptEvaluationError,
+    RestoreFailedError,
     UsageError,
-    WorkspaceError,
 )
 from holdfast.log.event import Envelope, SlicePolicy
 from holdfast.state.events import event
@@ -172,9 +170,7 @@ def _causes() -> Iterator[CauseRule]:
 
     # What the model said is there, and is not good enough.
     yield always("incomplete", "the completion check did not accept the answer", partial, _RESUME, _SHOW)
-    yield always(
-        "output_invalid", "the answer does not fit the declared output type", partial, _RESUME, _SHOW
-    )
+    yield always("output_parse", "the answer does not fit the declared output type", partial, _RESUME, _SHOW)
 
     # The ceilings. A turn that they stop has not failed by itself, and is never complete.
     yield always("iteration_cap", "the turn asked the model as often as it may", failed, _SHOW, _RESUME)
@@ -221,11 +217,12 @@ def _causes() -> Iterator[CauseRule]:
     )
 
     # It is our side that failed.
-    yield always("prompt_error", "the prompt cannot be rendered", failed, "correct the prompt", _RESUME)
-    yield always("store_error", "the store refused or failed", failed, "holdfast diagnose {session}", _RESUME)
     yield always(
-        "workspace_error",
-        "the workspace could not be put right",
+        "configuration_error", "the prompt or its settings are wrong", failed, "mend what it names", _RESUME
+    )
+    yield always(
+        "restore_failed",
+        "the files could not be put back",
         failed,
         "holdfast diagnose {session}",
         _RESUME,
@@ -320,15 +317,13 @@ def kind_of(error: BaseException, *, stop_reason: str | None = None) -> str:
             kind = _THROTTLE_KINDS.get(error.kind, error.kind)
             return kind if kind in _PROVIDER_KINDS else "provider_error"
         case OutputParseError():
-            return "output_invalid"
+            return "output_parse"
         case PromptEvaluationError():
             return {"tool": "deadline", "budget": "budget_exceeded"}.get(error.phase, "provider_error")
-        case PromptError():
-            return "prompt_error"
-        case LogError():
-            return "store_error"
-        case WorkspaceError() | ExecutionStateError():
-            return "workspace_error"
+        case RestoreFailedError():
+            return "restore_failed"
+        case PromptError() | UsageError():
+            return "configuration_error"
         case KeyboardInterrupt():
             return stop_reason if stop_reason in ("terminated", "interrupt") else "interrupt"
         case Exception():
@@ -506,7 +501,7 @@ def _clean_answer(facts: _Facts) -> tuple[int, ...] | None:
 
 def _text(facts: _Facts) -> tuple[int, ...] | None:
     # An answer that a check did not accept is in the conversation; one that was cut off is not.
-    judged = facts.ended is not None and facts.ended[1].error_kind in ("incomplete", "output_invalid")
+    judged = facts.ended is not None and facts.ended[1].error_kind in ("incomplete", "output_parse")
     found = [*facts.partial, *(facts.answers[-1:] if judged else ())]
     return tuple(found) or None
 

@@ -33,17 +33,12 @@ from holdfast.containment.threads import threadsafe
 from holdfast.conversation.messages import InnerMessage, ToolCallRecord, get_pending_tool_calls
 from holdfast.conversation.replay import Replay
 from holdfast.errors import (
-    BudgetExceededError,
     CallRefused,
     CancelledByToken,
     DeadlineExceededError,
-    HoldRequired,
     LogError,
-    ModelCallError,
     OutputParseError,
-    PromptError,
     PromptEvaluationError,
-    RestoreFailedError,
     UsageError,
     VisibilityExpansionRequired,
 )
@@ -65,7 +60,8 @@ from holdfast.tools.policies import Permissions
 from holdfast.tools.runner import ToolRunner
 from holdfast.tools.tool import ToolCall, ToolResult
 from holdfast.turns.record import TurnRecord
-from holdfast.turns.states import PartialText, TurnEnded, TurnState, turn_state
+from holdfast.turns.signals import noted_signals
+from holdfast.turns.states import Ending, TurnEnded, TurnResumed, TurnState, end_turn, ending_for, turn_state
 
 _logger = logging.getLogger("holdfast.turns")
 
@@ -79,9 +75,6 @@ MAX_REPAIRS = 2
 
 _REPAIR = "<invalid-answer>"
 """How the message begins that sends an answer back."""
-
-_LIMIT_ENDINGS = {"timeout": TurnState.TIMED_OUT, "aborted": TurnState.INTERRUPTED}
-"""How a turn ends when the containment stops it; every other reason is a failure of its own kind."""
 
 Watch = Callable[[ModelEvent], object]
 """Sees what the model says while it says it. It is for display only: nothing depends on it."""
@@ -167,6 +160,7 @@ class InnerLoop:
             return TurnResult(TurnState.COMPLETED, text, output=parse_output(text, self._rendered))
         pending = get_pending_tool_calls(session, self._record.evaluation_id)
         with stamped(turn_id=self._record.turn_id):
+            session.dispatch(TurnResumed(self._record.turn_id, self.provider.name, self.provider.model))
             return await self._to_its_end(pending)
 
     def _prepare(self) -> None:
@@ -206,34 +200,18 @@ class InnerLoop:
     # .. the loop ..
 
     async def _to_its_end(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
-        try:
-            return await self._loop(pending)
-        except _Halted as halt:
-            return self._stopped_by_limits(halt)
-        except CancelledByToken as error:
-            return self._end(
-                TurnState.INTERRUPTED, "aborted", str(error), ("resume the session",), error=error
-            )
-        except DeadlineExceededError as error:
-            return self._out_of_time(error)
-        except BudgetExceededError as error:
-            return self._out_of_budget(error)
-        except HoldRequired as hold:
-            answer = (f"answer the call {hold.call_id}", "resume the session")
-            return self._end(TurnState.HELD, "hold", str(hold), answer, error=hold)
-        except PromptEvaluationError as error:
-            if error.phase == "tool":
-                return self._out_of_time(error)
-            return self._provider_failed("", error)
-        except (KeyboardInterrupt, anyio.get_cancelled_exc_class()):
-            self._end(
-                TurnState.INTERRUPTED, "interrupted", "the turn was interrupted", ("resume the session",)
-            )
-            raise
-        except LogError:
-            raise  # What cannot be written down cannot be given an ending either.
-        except Exception as error:  # noqa: BLE001  # every stop has an ending, also one that nobody foresaw
-            return self._unexpected(error)
+        with noted_signals() as noted:
+            try:
+                return await self._loop(pending)
+            except _Halted as halt:
+                return self._stopped_by_limits(halt)
+            except (KeyboardInterrupt, anyio.get_cancelled_exc_class()) as stopped:
+                self._end(self._ending(stopped, stop_reason=noted.reason))
+                raise
+            except LogError:
+                raise  # What cannot be written down cannot be given an ending either.
+            except Exception as error:  # noqa: BLE001  # every stop has an ending, also one that nobody foresaw
+                return self._ended_by(error)
 
     async def _loop(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
         if pending:
@@ -253,12 +231,8 @@ class InnerLoop:
             ended = await self._finish(answer.text)
             if ended is not None:
                 return ended
-        return self._end(
-            TurnState.FAILED,
-            "iteration_cap",
-            f"the turn asked the model {self.max_iterations} times and was not done",
-            ("look at the timeline for a loop", "resume with a higher max_iterations"),
-        )
+        asked = f"the turn asked the model {self.max_iterations} times and was not done"
+        return self._end(self._ending("iteration_cap", details=asked))
 
     async def _finish(self, text: str) -> TurnResult | None:
         """End the turn with this answer; None if the answer has to go back to the model."""
@@ -272,8 +246,7 @@ class InnerLoop:
         """Tell the model what is wrong with its answer, a few times at most."""
         told = sum(each.role == "user" and each.content.startswith(_REPAIR) for each in self._record.messages)
         if told >= MAX_REPAIRS:
-            advice = ("resume the session to try again", "make the output type simpler")
-            return self._end(TurnState.FAILED, "output_parse", str(error), advice, error=error)
+            return self._ended_by(error)
         self._record.add("user", f"{_REPAIR}\n{error}\n</invalid-answer>")
         return None
 
@@ -505,62 +478,48 @@ class InnerLoop:
 
     # .. endings ..
 
-    def _end(
+    def _ending(
         self,
-        state: TurnState,
-        kind: str | None = None,
-        details: str = "",
-        next_actions: tuple[str, ...] = (),
+        cause: BaseException | str,
         *,
-        error: Exception | None = None,
-    ) -> TurnResult:
+        details: str = "",
+        said: str = "",
+        stop_reason: str | None = None,
+    ) -> Ending:
+        """Look the cause up in the table of endings."""
+        stopped = self.cancellation.reason or (self.containment.stop_reason if self.containment else None)
+        return ending_for(
+            cause,
+            details=details,
+            said=said,
+            stop_reason=stop_reason or stopped,
+            session_id=self.state.session.session_id,
+        )
+
+    def _end(self, ending: Ending, error: Exception | None = None) -> TurnResult:
         self._log_safety_events()
-        ended = TurnEnded(self._record.turn_id, state, kind, details, next_actions)
-        self.state.session.dispatch(ended)
-        return TurnResult(state, "", kind, details, next_actions, error=error)
+        ended = end_turn(self.state.session, self._record.turn_id, ending)
+        return TurnResult(ended.state, "", ended.error_kind, ended.details, ended.next_actions, error=error)
 
-    def _out_of_time(self, error: Exception) -> TurnResult:
-        advice = ("resume the session with more time",)
-        return self._end(TurnState.TIMED_OUT, "deadline", str(error), advice, error=error)
-
-    def _out_of_budget(self, error: BudgetExceededError) -> TurnResult:
-        if error.exceeded_dimension == "deadline":
-            return self._out_of_time(error)
-        advice = ("resume with a larger budget",)
-        return self._end(TurnState.FAILED, "budget_exceeded", str(error), advice, error=error)
+    def _ended_by(self, error: Exception, said: str = "") -> TurnResult:
+        ending = self._ending(error, said=said)
+        if ending.error_kind == "bug":
+            _logger.exception("the turn failed", exc_info=error)
+        return self._end(ending, error)
 
     def _provider_failed(self, said: str, error: Exception) -> TurnResult:
-        advice = ("resume the session to try again",)
-        kind, details = "provider_error", f"{type(error).__name__}: {error}"
-        # A failure that has used up the run's retries is the run's ending; until then it is the call's.
-        is_last = self.containment is not None and self.containment.stop_reason == kind
-        if isinstance(error, ModelCallError) and not is_last:
-            kind = error.kind
-        if not said:
-            return self._end(TurnState.FAILED, kind, details, advice, error=error)
-        self.state.session.dispatch(PartialText(self._record.turn_id, said))
-        return self._end(TurnState.PARTIAL_FAILED, kind, details, advice, error=error)
+        if isinstance(error, PromptEvaluationError):
+            return self._ended_by(error, said)
+        details = f"{type(error).__name__}: {error}"
+        return self._end(self._ending("provider_error", details=details, said=said), error)
 
     def _stopped_by_limits(self, halt: _Halted) -> TurnResult:
         assert self.containment is not None
         snapshot = self.containment.get_snapshot()
-        state = _LIMIT_ENDINGS.get(halt.kind, TurnState.FAILED)
         spent = f"{snapshot.step_count} steps, ${snapshot.cost_usd_accumulated:.4f}"
         why = f": {halt.detail}" if halt.detail else ""
         details = f"the run's limits stopped it after {spent}{why}"
-        refused = CallRefused(details, stop_reason=halt.kind)
-        return self._end(state, halt.kind, details, ("resume with higher limits",), error=refused)
-
-    def _unexpected(self, error: Exception) -> TurnResult:
-        """End a turn that something went wrong with which nobody foresaw."""
-        _logger.exception("the turn failed", exc_info=error)
-        advice: tuple[str, ...]
-        kind, advice = "bug", ("report it with the log of this run", "resume the session to try again")
-        if isinstance(error, RestoreFailedError):
-            kind, advice = "restore_failed", ("look at the workspace: the session needs attention",)
-        elif isinstance(error, UsageError | PromptError):
-            kind, advice = "configuration_error", ("mend what the message names", "resume the session")
-        return self._end(TurnState.FAILED, kind, f"{type(error).__name__}: {error}", advice, error=error)
+        return self._ended_by(CallRefused(details, stop_reason=halt.kind))
 
 
 class _Halted(Exception):

@@ -1,0 +1,88 @@
+"""Ctrl-C and SIGTERM as causes: a turn that they stop knows which one it was.
+
+Inside an event loop both arrive as the same cancellation. While a turn runs in the main thread, the handlers
+here note which signal came and then let things take their course: Ctrl-C goes on to whoever handled it
+before; SIGTERM, unless the program handles it itself, stops the turn as Ctrl-C does, and ends the process
+when the turn's ending is in the log. Nothing else changes, and when no turn runs nothing is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+class SignalNote:
+    """Which signal came while a turn ran, as a kind of cause; None if none did."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+
+
+# Handlers run in the main thread, and so does whoever installs them: no lock is needed.
+_active: list[SignalNote] = []
+_before: dict[int, Any] = {}
+_terminated = False
+
+
+def _note(reason: str) -> None:
+    for each in _active:
+        each.reason = each.reason or reason
+
+
+def _on_interrupt(signum: int, frame: FrameType | None) -> None:
+    _note("interrupt")
+    _before[signal.SIGINT](signum, frame)
+
+
+def _on_terminate(signum: int, frame: FrameType | None) -> None:
+    global _terminated  # noqa: PLW0603  # a process is told to end once, whatever runs in it
+    _terminated = True
+    _note("terminated")
+    _before[signal.SIGINT](signal.SIGINT, frame)
+
+
+def _install() -> None:
+    interrupt = signal.getsignal(signal.SIGINT)
+    if not callable(interrupt):
+        return
+    _before[signal.SIGINT] = interrupt
+    signal.signal(signal.SIGINT, _on_interrupt)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        _before[signal.SIGTERM] = signal.SIG_DFL
+        signal.signal(signal.SIGTERM, _on_terminate)
+
+
+def _uninstall() -> None:
+    for signum, ours in ((signal.SIGINT, _on_interrupt), (signal.SIGTERM, _on_terminate)):
+        before = _before.pop(signum, None)
+        # Whoever has put a handler of his own in place since then keeps it.
+        if before is not None and signal.getsignal(signum) is ours:
+            signal.signal(signum, before)
+    if _terminated:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def noted_signals() -> Iterator[SignalNote]:
+    """Note Ctrl-C and SIGTERM while the block runs. In another thread than the main one it does nothing."""
+    note = SignalNote()
+    if threading.current_thread() is not threading.main_thread():
+        yield note
+        return
+    if not _active:
+        _install()
+    _active.append(note)
+    try:
+        yield note
+    finally:
+        _active.remove(note)
+        if not _active:
+            _uninstall()
