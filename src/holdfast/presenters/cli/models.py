@@ -1,0 +1,107 @@
+"""From the name of a model to a provider. Each SDK is imported only when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import UsageError
+from holdfast.presenters.cli.settings import Settings
+from holdfast.providers.base import Provider
+from holdfast.providers.scripted import Answer, ScriptedProvider
+from holdfast.tools.tool import ToolCall
+
+DEFAULT_OPENAI_MODEL = "gpt-5-mini"
+DEFAULT_ANTHROPIC_MODEL = "claude-sonnet-4-5"
+
+NO_PROVIDER = (
+    "no model to talk to: set OPENAI_API_KEY or ANTHROPIC_API_KEY, or name a server of your own with "
+    "--base-url URL --model NAME. To see what Holdfast does without any model, run `holdfast demo`"
+)
+
+_KINDS = ("openai", "anthropic", "litellm", "claude-agent", "scripted")
+
+
+def provider_for(settings: Settings, environ: Mapping[str, str]) -> Provider:
+    """Make the provider that the settings name. Raises `UsageError` with what to do."""
+    kind, model = _kind_and_model(settings, environ)
+    base_url = settings.text("base_url")
+    if kind == "scripted":
+        return ScriptedProvider(read_script(Path(model)), model="scripted")
+    if kind == "openai":
+        module = _imported("holdfast.providers.openai", "openai")
+        api = settings.text("api") or ("responses" if base_url is None else "chat")
+        return _made(module.OpenAI, model, api=api, base_url=base_url)
+    if kind == "anthropic":
+        module = _imported("holdfast.providers.anthropic", "anthropic")
+        return _made(module.Anthropic, model, base_url=base_url)
+    if kind == "litellm":
+        module = _imported("holdfast.providers.litellm", "litellm")
+        return _made(module.LiteLLM, model, base_url=base_url)
+    module = _imported("holdfast.providers.claude_agent", "claude-agent")
+    return _made(module.ClaudeAgent, model)
+
+
+def _made(kind: Any, model: str, **options: Any) -> Provider:
+    made: Provider = kind(model, **{name: value for name, value in options.items() if value is not None})
+    return made
+
+
+def _kind_and_model(settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:
+    named, base_url = settings.text("model"), settings.text("base_url")
+    if named is not None:
+        kind, slash, model = named.partition("/")
+        if slash and kind in _KINDS:
+            if not model:
+                raise UsageError(f"the model {named!r} has no name behind its provider; write {kind}/NAME")
+            return kind, model
+        if named.startswith("scripted:"):
+            return "scripted", named.removeprefix("scripted:")
+        if base_url is None and named.startswith("claude"):
+            return "anthropic", named
+        return "openai", named
+    if base_url is not None:
+        raise UsageError(f"the server {base_url} needs the name of a model; say it with --model NAME")
+    if environ.get("ANTHROPIC_API_KEY"):
+        return "anthropic", DEFAULT_ANTHROPIC_MODEL
+    if environ.get("OPENAI_API_KEY"):
+        return "openai", DEFAULT_OPENAI_MODEL
+    raise UsageError(NO_PROVIDER)
+
+
+def _imported(name: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(
+            f"the provider needs a package that is not installed ({error.name or error}); install it with "
+            f"`pip install 'holdfast[{extra}]'`"
+        ) from error
+
+
+def read_script(path: Path) -> list[Answer]:
+    """Read a script of answers: a JSON list of texts, or of objects with text, calls and cost_usd."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the script {path} cannot be read: {error}") from error
+    if not isinstance(data, list):
+        raise UsageError(f"the script {path} must be a list of answers")
+    return [_answer(each, f"{path}, answer {number}") for number, each in enumerate(data, start=1)]
+
+
+def _answer(data: object, place: str) -> Answer:
+    if isinstance(data, str):
+        return Answer(data)
+    if not isinstance(data, dict) or not data.keys() <= {"text", "calls", "cost_usd"}:
+        raise UsageError(f"{place} must be a text, or an object with text, calls and cost_usd")
+    calls: list[tuple[str, Mapping[str, Any]] | ToolCall] = []
+    for call in data.get("calls", ()):
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            raise UsageError(f"{place} has a call without a name")
+        calls.append((call["name"], call.get("arguments") or {}))
+    cost = data.get("cost_usd")
+    return Answer(str(data.get("text", "")), calls, cost_usd=None if cost is None else float(cost))

@@ -1,0 +1,67 @@
+"""Where runs are kept: outside the tree that an agent works in, one store for each project."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from holdfast.errors import UsageError
+
+STORE_NAME = "runs.db"
+
+
+def project_of(directory: Path) -> Path:
+    """Return the project around a directory: the nearest place with a settings file or a repository."""
+    for each in (directory, *directory.parents):
+        if (each / "holdfast.toml").is_file() or (each / ".git").exists():
+            return each
+    return directory
+
+
+def store_for(directory: Path, given: str | None, environ: Mapping[str, str]) -> Path:
+    """Return the store of a project: the one that is named, or one under the user's state directory.
+
+    By default it lies outside the project, so that no tool of an agent can reach it.
+    """
+    if given is not None:
+        path = Path(given).expanduser()
+        return path if path.is_absolute() else directory / path
+    project = project_of(directory.resolve())
+    base = environ.get("XDG_STATE_HOME") or os.path.join(
+        environ.get("HOME") or str(Path.home()), ".local/state"
+    )
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", project.name) or "root"
+    digest = hashlib.sha256(os.fsencode(project)).hexdigest()[:12]
+    return Path(base) / "holdfast" / f"{name}-{digest}" / STORE_NAME
+
+
+def ready(store: Path) -> Path:
+    """Make the store's directory, ignored by any repository around it; `UsageError` if that fails."""
+    directory = store.parent
+    try:
+        new = not directory.exists()
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if new:
+            (directory / ".gitignore").write_text("*\n", encoding="utf-8")
+        probe = directory / f".probe-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"runs cannot be kept in {directory} ({error.strerror or error}); name another place with "
+            "--store FILE or HOLDFAST_STORE"
+        ) from error
+    return store
+
+
+def existing(store: Path) -> Path:
+    """Return a store that is there. Raises `UsageError` with what to do."""
+    if not store.is_file():
+        raise UsageError(
+            f'there are no runs yet: {store} does not exist; begin one with `holdfast run "task"`, or name '
+            "another store with --store"
+        )
+    return store
