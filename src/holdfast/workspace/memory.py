@@ -500,7 +500,7 @@ class InMemoryFilesystem:
                     )
                 self.write_bytes(path, content, mode=mode, create_parents=create_parents)
 
-        return _WriteStream(path, publish, self._max_total_bytes)
+        return WriteStream(path, publish, self._max_total_bytes)
 
     def delete(self, path: str, *, recursive: bool = False) -> None:
         """Delete a file or a link, or a directory (with its content if `recursive`)."""
@@ -806,7 +806,7 @@ class _MemoryCall:
             raise WorkspaceError(f"the call {self._call_id!r} has ended and cannot be {verb}")
 
 
-class _WriteStream(io.BytesIO):
+class WriteStream(io.BytesIO):
     """Collects what is written and publishes it when closed, unless an exception came first."""
 
     def __init__(self, path: str, publish: Callable[[bytes], None], max_bytes: int) -> None:
