@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
+from dataclasses import replace
 
 import pytest
+from conversation_kit import (
+    NOW,
+    asked,
+    fold,
+    long_conversation,
+    said,
+    sent,
+    session_of,
+    texts,
+    violations,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.conversation.events import (
     BranchSummary,
+    ContextPressure,
     HistoryCompacted,
     ProviderUsage,
     SubagentEvent,
@@ -23,54 +35,18 @@ from holdfast.conversation.messages import (
     enable_inner_message_recording,
 )
 from holdfast.conversation.replay import (
+    AUDIT_REASON,
     BEGIN_TEXT,
     ORPHAN_TEXT,
     Replay,
     Replayer,
     ReplayItem,
     replay,
-    replay_events,
 )
 from holdfast.providers.translate import to_anthropic, to_openai_chat, to_openai_responses
-from holdfast.state import Session, TokenUsage
-from holdfast.testing.wire_rules import (
-    anthropic_violations,
-    openai_chat_violations,
-    openai_responses_violations,
-)
+from holdfast.state import Session, Snapshot, TokenUsage
 from holdfast.tools.events import ToolStarted
 from holdfast.turns import PartialText, TurnEnded, TurnState
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def said(
-    role: str, content: str = "text", *calls: str, result_of: str | None = None, **fields
-) -> InnerMessage:
-    return InnerMessage(
-        role,
-        content,
-        "e",
-        0,
-        tool_calls=tuple(ToolCallRecord(each, "look", "{}") for each in calls),
-        tool_call_id=result_of,
-        tool_name="look" if result_of else None,
-        created_at=NOW,
-        **fields,
-    )
-
-
-def fold(*events: object, **options):
-    return replay_events(((seq, each, "") for seq, each in enumerate(events, start=1)), **options)
-
-
-def sent(replayed) -> list[bytes]:
-    return [each.canonical() for each in replayed.items]
-
-
-def texts(replayed) -> list[str]:
-    return [f"{each.role}:{each.text}" for each in replayed.items]
-
 
 AUDIT = [
     ProviderUsage("p", "m", 1, TokenUsage(input_tokens=1)),
@@ -80,8 +56,93 @@ AUDIT = [
 ]
 
 
+def ended(event: str, **fields) -> SubagentEvent:
+    return SubagentEvent(event, "s1", "child", "helper", "look", event, summary="FOUND", **fields)
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (said("user", "u"), "user:u"),
+        (said("assistant", "a"), "assistant:a"),
+        (HistoryCompacted("s", 1, 2, "deterministic", "manual"), "user:<summary>\ns\n</summary>"),
+        (BranchSummary("b", "o", 1, 2), "user:<branch-summary>\nb\n</branch-summary>"),
+    ],
+    ids=lambda each: type(each).__name__ if not isinstance(each, str) else "",
+)
+def test_the_table_what_is_replayed(event: object, line: str) -> None:
+    """The seed's first row: conversation, compactions and branch summaries reach the provider."""
+    assert texts(fold(said("system", "s"), said("user", "before"), event))[-1] == line
+
+
+@pytest.mark.parametrize("event", ["finished", "failed", "cancelled", "timed_out"])
+def test_the_table_endings_of_subagents_are_replayed(event: str) -> None:
+    last = fold(said("user"), ended(event)).items[-1]
+    assert last.role == "user"
+    assert last.text.startswith("<subagent>")
+    assert "FOUND" in last.text
+
+
+@pytest.mark.parametrize("event", ["queued", "started", "detached", "closed", "retried"])
+def test_the_table_other_news_of_subagents_is_audit(event: str) -> None:
+    """It does not change the prefix; it is counted as left out."""
+    replayed = fold(said("user"), ended(event), said("assistant"))
+    assert sent(replayed) == sent(fold(said("user"), said("assistant")))
+    assert [(each.seq, each.reason) for each in replayed.left_out] == [(2, AUDIT_REASON)]
+
+
+@pytest.mark.parametrize("event", AUDIT, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("place", range(5))
+def test_the_table_audit_never_enters_wherever_it_stands(event: object, place: int) -> None:
+    """The seed's second row, at each place, between a call and its result as well."""
+    clean = [said("system"), said("user"), said("assistant", "", "c1"), said("tool", result_of="c1")]
+    noisy = [*clean[:place], event, *clean[place:]]
+    assert sent(fold(*noisy)) == sent(fold(*clean))
+    assert fold(*noisy).prefix_hash() == fold(*clean).prefix_hash()
+    assert fold(*noisy).breaks == ()
+
+
+def test_the_table_live_events_never_reach_the_log() -> None:
+    """The seed's third row: what is only shown has no place in history."""
+    session = session_of(said("user"))
+    session.dispatch(ContextPressure("critical", 0.95, 95, 100))
+    assert session.head == 1
+    assert len(replay(session).left_out) == 0
+
+
+def test_news_of_a_subagent_waits_until_the_calls_have_their_results() -> None:
+    replayed = fold(
+        said("user"),
+        said("assistant", "", "c1", "c2"),
+        said("tool", "r1", result_of="c1"),
+        ended("finished"),
+        BranchSummary("b", "o", 1, 2),
+        said("tool", "r2", result_of="c2"),
+        said("assistant", "done"),
+    )
+    assert [each.role for each in replayed.items] == [
+        "user", "assistant", "tool", "tool", "user", "user", "assistant",
+    ]  # fmt: skip
+    assert replayed.synthetic == ()
+    assert violations(replayed.items) == []
+
+
+def test_a_prompt_without_a_request_is_begun_with_a_word() -> None:
+    """A prompt alone, and an answer to it, are input that every provider takes, and stay a prefix."""
+    alone = fold(said("system", "Solve it."))
+    assert texts(alone) == ["system:Solve it.", f"user:{BEGIN_TEXT}"]
+    answered = fold(said("system", "Solve it."), said("assistant", "Solved."))
+    assert sent(answered)[:2] == sent(alone)
+    further = fold(said("system", "Solve it."), said("assistant", "Solved."), said("user", "More."))
+    assert sent(further)[:3] == sent(answered)
+    for each in (alone, answered, further):
+        assert each.is_sendable
+        assert violations(each.items) == []
+    assert not fold().is_sendable
+
+
 def test_audit_events_never_change_what_is_sent() -> None:
-    """The seed's table, row by row: usage, failures, partial text and starts stay out."""
+    """Between every two messages something is logged; what is sent is the same, to the byte."""
     clean = [said("system"), said("user"), said("assistant", "", "c1"), said("tool", result_of="c1")]
     noisy = [each for pair in zip(clean, AUDIT, strict=True) for each in pair]
     assert [each.canonical() for each in fold(*noisy).items] == [
@@ -161,6 +222,113 @@ def test_replay_of_a_session_reads_its_log_up_to_an_event() -> None:
     assert texts(replay(session, upto=2)) == ["system:text", "user:one"]
 
 
+# --- messages that change, go and come back ----------------------------------------------------------
+
+
+def test_a_message_that_is_recorded_again_is_sent_once() -> None:
+    """The seed marks a call as completed by recording its message again: nothing else is sent for it."""
+    first = said("assistant", "", "c1")
+    done = replace(first, tool_calls=(replace(first.tool_calls[0], status="completed"),))
+    replayed = fold(said("user"), first, said("tool", "r", result_of="c1"), done)
+    assert texts(replayed) == ["user:text", "assistant:", "tool:r"]
+    assert replayed.breaks == ()
+    assert replayed.left_out[-1].seq == 4
+
+
+def test_a_newer_version_takes_the_place_of_a_message_and_is_a_reported_break() -> None:
+    first = said("user", "old")
+    replayed = fold(first, said("assistant", "a"), replace(first, content="new"))
+    assert texts(replayed) == ["user:new", "assistant:a"]
+    assert len(replayed.breaks) == 1
+    assert replayed.prefix_hash() == fold(said("user", "new"), said("assistant", "a")).prefix_hash()
+
+
+def test_a_conversation_that_came_out_of_a_snapshot_is_replayed() -> None:
+    """A new session that takes over a checkpoint sends what the old one would have sent."""
+    messages = [said("system"), said("user", "go"), said("assistant", "", "c1"), said("tool", result_of="c1")]
+    messages = [replace(each, sequence=place) for place, each in enumerate(messages)]
+    old = session_of(*messages)
+    new = session_of()
+    new.mutate().rollback(Snapshot.from_json(old.snapshot().to_json()))
+    assert sent(replay(new)) == sent(replay(old))
+    assert replay(new).breaks == ()
+    new.dispatch(replace(said("assistant", "on"), sequence=4))
+    assert texts(replay(new))[-1] == "assistant:on"
+
+
+def test_a_clone_sends_the_same() -> None:
+    old = session_of(*(replace(e, sequence=n) for n, e in enumerate(long_conversation(3))))
+    assert sent(replay(old.clone())) == sent(replay(old))
+
+
+def test_a_cleared_conversation_is_gone_and_one_that_is_rolled_back_to_is_there_again() -> None:
+    messages = [replace(said("user", f"m{place}"), sequence=place) for place in range(4)]
+    session = session_of(*messages)
+    kept = session.snapshot()
+    session[InnerMessage].clear(lambda message: message.sequence in (1, 2))
+    assert texts(replay(session)) == ["user:m0", "user:m3"]
+    assert [each.reason for each in replay(session).left_out] == ["taken back by event 5"] * 2
+    session[InnerMessage].clear()
+    assert texts(replay(session)) == []
+    session.rollback(kept, preserve_logs=False)
+    assert texts(replay(session)) == [f"user:m{place}" for place in range(4)]
+    assert len(replay(session).breaks) == 2
+
+
+def test_a_conversation_that_was_set_is_what_is_sent() -> None:
+    session = session_of(said("user", "old"))
+    session[InnerMessage].seed([replace(said("user", "new"), sequence=0)])
+    assert texts(replay(session)) == ["user:new"]
+
+
+def test_catching_up_sees_whatever_anybody_wrote() -> None:
+    session = session_of(said("user", "one"))
+    replayer = Replayer()
+    replayer.catch_up(session)
+    assert texts(replayer.input()) == ["user:one"]
+    session.dispatch(ended("finished"))
+    session.dispatch(AUDIT[0])
+    replayer.catch_up(session)
+    replayer.catch_up(session)
+    assert len(replayer.input().items) == 2
+    assert replayer.seq == session.head
+    assert replayer.input() == replay(session)
+
+
+def test_what_was_summarised_is_counted_as_left_out() -> None:
+    replayed = fold(said("user"), said("assistant"), HistoryCompacted("s", 1, 2, "deterministic", "manual"))
+    assert [(e.seq, e.reason) for e in replayed.left_out] == [
+        (1, "summarised by event 3"),
+        (2, "summarised by event 3"),
+    ]
+
+
+def test_an_input_stays_as_it_was_when_the_conversation_goes_on() -> None:
+    """Nothing is copied for it, and yet nobody can change it."""
+    replayer = Replayer()
+    replayer.add(1, said("user", "one"))
+    replayer.add(2, AUDIT[0])
+    before = replayer.input()
+    copies = (tuple(before.items), tuple(before.left_out))
+    for seq, event in enumerate([said("assistant", "", "c"), AUDIT[0], said("system", "late")], start=3):
+        replayer.add(seq, event)
+    replayer.add(9, HistoryCompacted("s", 1, 3, "deterministic", "manual"))
+    assert (before.items, before.left_out) == copies
+    assert before.items[-1].text == "one"
+    assert hash(before.items) == hash(copies[0])
+
+
+def test_a_provider_that_numbers_its_calls_anew_each_time_costs_no_more() -> None:
+    """Ten thousand calls named call_0 get ten thousand ids, in time that grows with their number."""
+    replayer = Replayer()
+    replayer.add(0, said("user"))
+    for seq in range(10_000):
+        replayer.add(seq, asked("call_0"))
+    ids = {call.call_id for each in replayer.input().items for call in each.calls}
+    assert len(ids) == 10_000
+    assert "call_0-9999" in ids
+
+
 # --- laws ------------------------------------------------------------------------------------------
 
 _ids = st.sampled_from(["c1", "c2", "c3", ""])
@@ -191,11 +359,10 @@ _events = st.one_of(
 def test_every_prefix_of_every_log_is_input_that_every_provider_takes(events: list[object]) -> None:
     for end in range(len(events) + 1):
         replayed = fold(*events[:end])
-        if not replayed.is_sendable:
+        if not replayed.items:
             continue
-        assert openai_chat_violations(to_openai_chat(replayed.items)) == []
-        assert openai_responses_violations(to_openai_responses(replayed.items)[1]) == []
-        assert anthropic_violations(to_anthropic(replayed.items)[1]) == []
+        assert replayed.is_sendable
+        assert violations(replayed.items) == []
 
 
 @settings(max_examples=300)
