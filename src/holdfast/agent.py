@@ -30,6 +30,7 @@ from holdfast.state.resources import ResourceRegistry
 from holdfast.state.session import Session
 from holdfast.tools.boundaries import boundaries, diff_calls, fork_at, recover
 from holdfast.tools.context import filesystem_of
+from holdfast.tools.events import SessionForked
 from holdfast.tools.policies import Permissions, ToolPolicy
 from holdfast.tools.tool import Tool
 from holdfast.turns.adapter import DEFAULT_RETRY
@@ -203,8 +204,7 @@ class Agent:
         else:
             session = Session.open(log, run_id if isinstance(run_id, UUID) else UUID(run_id))
             enable_inner_message_recording(session)
-            before = session[TurnStarted].latest()
-            workspace = workspace if workspace is not None else (before.workspace if before else None)
+            workspace = workspace if workspace is not None else workspace_of(session)
         state, root = _open_state(session, workspace, store)
         loop = InnerLoop(
             state=state,
@@ -361,8 +361,7 @@ def reopened(
         session = Session.open(log, run_id)
         try:
             enable_inner_message_recording(session)
-            started = session[TurnStarted].latest()
-            place = workspace if workspace is not None else (started.workspace if started else None)
+            place = workspace if workspace is not None else workspace_of(session)
             state, _ = _open_state(session, place, store)
             filesystem = filesystem_of(state)
             try:
@@ -396,6 +395,15 @@ def erase_run(store: str | Path, run_id: UUID) -> None:
 def _line_of(run_id: UUID) -> str:
     """Name a run's history in the store of its workspace."""
     return f"session-{run_id}"
+
+
+def workspace_of(session: Session) -> str | None:
+    """Return the directory that a run works in, as its log has it; None for a workspace in memory."""
+    place: str | None = None
+    for _, value in session.events():
+        if isinstance(value, TurnStarted | SessionForked):
+            place = value.workspace
+    return place
 
 
 def workspace_store(store: Path) -> Path:

@@ -247,7 +247,8 @@ def fork_at(
     if resources is not None:
         shared = shared.merge(resources, strict=False)
     session = state.session.fork(at=at)
-    session.dispatch(SessionForked(str(state.session.session_id), at, call_id, side))
+    place = None if workspace is None else str(workspace.resolve())
+    session.dispatch(SessionForked(str(state.session.session_id), at, call_id, side, place))
     return ExecutionState(
         session=session,
         resources=shared,

@@ -149,3 +149,5 @@ class SessionForked:
     call_id: str
     """The tool call at whose boundary they part."""
     side: Literal["before", "after"]
+    workspace: str | None = None
+    """The directory of its workspace, so that a resume finds it; None for one in memory."""
