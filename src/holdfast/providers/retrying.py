@@ -44,6 +44,7 @@ from holdfast.providers.base import (
     UsageReported,
     takes_output_schema,
 )
+from holdfast.providers.degrading import degraded
 from holdfast.state.budget import TokenUsage
 
 _NOTHING = UsageReported(TokenUsage())
@@ -114,6 +115,15 @@ class Retrying:
         return f"Retrying({self._provider!r}, {self._policy!r})"
 
     @property
+    def within(self) -> Provider:
+        """The provider that is tried again."""
+        return self._provider
+
+    def on(self, provider: Provider) -> Retrying:
+        """Return the same patience with another provider."""
+        return Retrying(provider, self._policy, clock=self._clock, rng=self._rng, on_retry=self._on_retry)
+
+    @property
     def name(self) -> str:
         """The name of the provider within."""
         return self._provider.name
@@ -176,6 +186,8 @@ class Retrying:
                 await self._clock.async_sleep(delay)
                 if call is not None:
                     call.begin_attempt()
+                    # Each attempt has a plan of its own; what was made less for the one before stays so.
+                    request, _ = degraded(request, call.plan, model=self.model)
             except CallRefused as refused:
                 error.stop_reason = refused.stop_reason or refused.decision
                 error.add_note(str(refused))
@@ -217,5 +229,6 @@ def _sum(spent: UsageReported | None, now: UsageReported) -> UsageReported:
         spent.usage + now.usage,
         (spent.cost_usd or 0.0) + (now.cost_usd or 0.0) if known else None,
         spent.cache_write_tokens + now.cache_write_tokens,
+        model=now.model,
         newest=now,
     )

@@ -262,18 +262,23 @@ class WireServer:
 
     def _record(self, api: Api, headers: Mapping[str, str], body: Mapping[str, Any]) -> WireRequest:
         kept = {name: "[redacted]" if name in _SECRET_HEADERS else value for name, value in headers.items()}
+        answers, violations = self._read(api, body)
         with self._arrived:
             request = WireRequest(
                 number=len(self._requests) + 1,
                 api=api,
                 headers=kept,
                 body=body,
-                answers_so_far=_answers_in(api, body),
-                violations=tuple(_violations(api, body)),
+                answers_so_far=answers,
+                violations=violations,
             )
             self._requests.append(request)
             self._arrived.notify_all()
         return request
+
+    def _read(self, api: Api, body: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
+        """Say how many answers a request holds, and what a provider would refuse it for."""
+        return _answers_in(api, body), tuple(violations_of(api, body))
 
     def _step(self, request: WireRequest) -> Step:
         if request.violations:
@@ -426,7 +431,8 @@ def _answers_in(api: Api, body: Mapping[str, Any]) -> int:
     return count
 
 
-def _violations(api: Api, body: Mapping[str, Any]) -> Iterator[str]:
+def violations_of(api: Api, body: Mapping[str, Any]) -> Iterator[str]:
+    """Say what a provider would refuse a request for."""
     if api == "openai.responses":
         items = body.get("input")
         if not isinstance(items, list):

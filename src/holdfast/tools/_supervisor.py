@@ -13,6 +13,9 @@ killed, or when our parent is no longer the process that started us. Then, and a
 ended and left something running, every descendant is stopped first (so that none can start another while
 we count them) and then killed.
 
+What to run comes on the control pipe, or stands on our own command line before the last two words: then
+the command has our input, our outputs and our environment.
+
 What happens is reported on the status pipe, one line each: `failed ERRNO` (not started), `stopped` (before
 its own end), `leftover COUNT`, `survived PID ...`, `exited CODE`. The end of the pipe is our end.
 
@@ -168,6 +171,7 @@ def main() -> int:
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    given = sys.argv[3:-2]
     parent = os.getppid()
     is_subreaper = prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -177,7 +181,8 @@ def main() -> int:
         except OSError:
             pass  # nobody is left to listen; the work goes on
 
-    reaper = Reaper(start(receive(control, status), status))
+    own: dict[str, object] = {"argv": given, "env": dict(os.environ), "cwd": os.getcwd()}
+    reaper = Reaper(start(own if given else receive(control, status), status))
     while True:
         reaper.collect()
         if reaper.exit_code is not None:

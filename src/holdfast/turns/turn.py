@@ -58,10 +58,11 @@ from holdfast.tools.boundaries import recover
 from holdfast.tools.context import Heartbeat, ToolContext
 from holdfast.tools.policies import Permissions
 from holdfast.tools.runner import ToolRunner
-from holdfast.tools.tool import ToolCall, ToolResult
+from holdfast.tools.tool import Tool, ToolCall, ToolResult
 from holdfast.turns.record import TurnRecord
 from holdfast.turns.signals import noted_signals
 from holdfast.turns.states import Ending, TurnEnded, TurnResumed, TurnState, end_turn, ending_for, turn_state
+from holdfast.turns.vendor import Seat, seated
 
 _logger = logging.getLogger("holdfast.turns")
 
@@ -127,11 +128,13 @@ class InnerLoop:
     """The places of the results of the calls that are running, by call id."""
     _expansions: list[tuple[ToolCall, int, VisibilityExpansionRequired]] = field(default_factory=list)
     """The calls that want sections opened, with their places in the conversation."""
+    _seat: Seat = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.agent = self.agent or self.prompt.name
         if self.retry is not None and not isinstance(self.provider, Retrying):
             self.provider = Retrying(self.provider, self.retry, clock=self.state.clock)
+        self._seat = Seat(self.provider)
         if self.budget_tracker is None:
             self.budget_tracker = self.state.resources.get(BudgetTracker, None)
 
@@ -179,7 +182,7 @@ class InnerLoop:
         self._tool_tokens = estimate_tokens(described) if described else 0
         self._runner = ToolRunner(
             self.state,
-            rendered.tool_registry,
+            self._registry(),
             self.agent,
             adapter=self.provider.name,
             policies=rendered.policies,
@@ -202,7 +205,7 @@ class InnerLoop:
     async def _to_its_end(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
         with noted_signals() as noted:
             try:
-                return await self._loop(pending)
+                return await self._in_seat(pending)
             except _Halted as halt:
                 return self._stopped_by_limits(halt)
             except (KeyboardInterrupt, anyio.get_cancelled_exc_class()) as stopped:
@@ -212,6 +215,19 @@ class InnerLoop:
                 raise  # What cannot be written down cannot be given an ending either.
             except Exception as error:  # noqa: BLE001  # every stop has an ending, also one that nobody foresaw
                 return self._ended_by(error)
+
+    async def _in_seat(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
+        """Run the loop with the provider in its seat: one that brings a loop of its own is held there."""
+        async with seated(
+            self.provider, self.state, deadline=self.deadline, cancellation=self.cancellation
+        ) as self._seat:
+            self._runner.tool_registry = self._registry()
+            return await self._loop(pending)
+
+    def _registry(self) -> Mapping[str, Tool[Any, Any]]:
+        """Return the tools that can be run: the prompt's, and the native ones of a vendor's loop."""
+        native = self._seat.native_tools
+        return {**self._rendered.tool_registry, **native} if native else self._rendered.tool_registry
 
     async def _loop(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
         if pending:
@@ -279,7 +295,7 @@ class InnerLoop:
         async def call() -> CollectedAnswer:
             # Closed whatever happens here: an answer that nobody reads any more is not paid for.
             try:
-                async with aclosing(self.provider.stream(request)) as events:
+                async with aclosing(self._seat.provider.stream(request)) as events:
                     async for each in events:
                         collector.add(each)
                         self._show(each)
@@ -402,7 +418,7 @@ class InnerLoop:
 
         async def run() -> ToolResult[Any]:
             try:
-                return await execute()
+                return await self._seat.run(call, execute, self._runner.tool_registry)
             except VisibilityExpansionRequired as required:
                 self._expansions.append((call, self._places[call.id], required))
                 return ToolResult.ok(message=str(required))

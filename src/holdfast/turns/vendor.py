@@ -1,0 +1,130 @@
+"""Where a vendor's loop sits in a turn of ours.
+
+The turn's loop stays what it is: it asks a provider and runs tools. If the provider brings a loop
+of its own (`VendorLoop`), a seat is made for it for the length of the turn, and two things change:
+the provider that is asked is the vendor's run, and each call waits until the vendor's loop has come
+to it and is told to it when its end is in the log. For every other provider a seat does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from holdfast.containment import CancellationToken
+from holdfast.containment.threads import threadsafe
+from holdfast.conversation.events import HistoryCompacted, ProviderUsage
+from holdfast.errors import DeadlineExceededError, PromptEvaluationError, ToolValidationError
+from holdfast.providers.base import Provider
+from holdfast.providers.retrying import Retrying
+from holdfast.providers.vendor_loop import VendorLoop, VendorRun, VendorSeat, VendorSession
+from holdfast.state.budget import Deadline
+from holdfast.state.execution import ExecutionState
+from holdfast.state.session import Session
+from holdfast.tools.context import filesystem_of
+from holdfast.tools.events import SessionForked
+from holdfast.tools.tool import Tool, ToolCall, ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a turn asks, and how it runs calls, while a provider sits in it."""
+
+    provider: Provider
+    vendor: VendorRun | None = None
+    deadline: Deadline | None = None
+    cancellation: CancellationToken = field(default_factory=CancellationToken)
+
+    @property
+    def native_tools(self) -> Mapping[str, Tool[Any, Any]]:
+        """The vendor's own tools, to be run beside the prompt's."""
+        return {} if self.vendor is None else self.vendor.native_tools
+
+    async def run(
+        self,
+        call: ToolCall,
+        execute: Callable[[], Awaitable[ToolResult[Any]]],
+        tools: Mapping[str, Tool[Any, Any]],
+    ) -> ToolResult[Any]:
+        """Run a call when the vendor's loop has come to it, and tell the vendor how it ended."""
+        if self.vendor is None:
+            return await execute()
+        said = await self._in_time(self.vendor, call)
+        if said is not None and call.name not in self.native_tools and _would_run(call, tools):
+            raise PromptEvaluationError(
+                f"{self.provider.name} refused a call of {call.name} that this run allows, so it was not run "
+                f"({said}); look at the vendor's own settings",
+                phase="response",
+            )
+        result = await execute()
+        await self.vendor.deliver(call, result)
+        return result
+
+    async def _in_time(self, vendor: VendorRun, call: ToolCall) -> str | None:
+        seconds = None if self.deadline is None else max(self.deadline.remaining().total_seconds(), 0)
+        with anyio.move_on_after(seconds):
+            with anyio.CancelScope() as scope:
+                forget = self.cancellation.on_cancel(threadsafe(scope.cancel))
+                try:
+                    return await vendor.asked(call)
+                finally:
+                    forget()
+            self.cancellation.raise_if_cancelled()
+        raise DeadlineExceededError(f"the deadline passed before {self.provider.name} came to {call.name}")
+
+
+def _would_run(call: ToolCall, tools: Mapping[str, Tool[Any, Any]]) -> bool:
+    tool = tools.get(call.name)
+    if tool is None:
+        return False
+    try:
+        tool.parse(call.arguments)
+    except ToolValidationError:
+        return False
+    return True
+
+
+@asynccontextmanager
+async def seated(
+    provider: Provider,
+    state: ExecutionState,
+    *,
+    deadline: Deadline | None = None,
+    cancellation: CancellationToken | None = None,
+) -> AsyncIterator[Seat]:
+    """Seat a provider for the length of a turn. When the block ends, nothing of a vendor's loop is left."""
+    within = provider.within if isinstance(provider, Retrying) else provider
+    if not isinstance(within, VendorLoop):
+        yield Seat(provider)
+        return
+    session, filesystem = state.session, filesystem_of(state)
+    place = VendorSeat(
+        root=None if filesystem is None else filesystem.host_root,
+        vendor_session_id=vendor_session_of(session, within.name),
+        began=lambda vendor_session_id: session.dispatch(VendorSession(within.name, vendor_session_id)),
+    )
+    async with within.open(place) as run:
+        asked = provider.on(run) if isinstance(provider, Retrying) else run
+        yield Seat(asked, run, deadline, cancellation or CancellationToken())
+
+
+def vendor_session_of(session: Session, provider: str) -> str | None:
+    """Return the vendor's conversation that knows all of ours up to its newest answer, or None.
+
+    One that another provider has answered in since, or that was summarised since, does not: the vendor
+    would see another conversation than the one that goes on. A fork's log begins with its parent's, whose
+    conversation with the vendor went elsewhere.
+    """
+    found: str | None = None
+    for _, value in session.events():
+        if isinstance(value, VendorSession) and value.provider == provider:
+            found = value.vendor_session_id
+        elif isinstance(value, HistoryCompacted | SessionForked) or (
+            isinstance(value, ProviderUsage) and value.provider != provider
+        ):
+            found = None
+    return found
