@@ -33,6 +33,7 @@ from holdfast.conversation.messages import (
 )
 from holdfast.conversation.pressure import known_window, pressure
 from holdfast.conversation.replay import LeftOut, Replay, ReplayCall, Replayer, ReplayItem, replay
+from holdfast.conversation.trimming import trimmed
 
 __all__ = [
     "BranchSummary",
@@ -70,4 +71,5 @@ __all__ = [
     "pressure",
     "replay",
     "subagent_event_text",
+    "trimmed",
 ]

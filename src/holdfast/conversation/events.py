@@ -94,6 +94,10 @@ class SubagentEvent:
     """What the child left behind for the parent to look at, such as the id of a diff."""
     call_id: str | None = None
     """The parent's tool call that asked for it, so that a call that is run again asks for nothing twice."""
+    max_steps: int | None = None
+    """How many calls it may make."""
+    max_cost_usd: float | None = None
+    """What it may spend."""
 
 
 TOLD_SUBAGENT_EVENTS = ("finished", "failed", "cancelled", "timed_out")

@@ -63,7 +63,7 @@ T = TypeVar("T")
 EMPTY_TEXT = "(empty)"
 """Stands for an empty request or result, which providers refuse."""
 
-_IMAGE_BYTES = 6_000
+IMAGE_BYTES = 6_000
 """What an image counts for: about 2,000 tokens, at three bytes a token."""
 
 BYTES_PER_TOKEN = 3
@@ -250,6 +250,8 @@ class Replayer:
     _used: dict[str, int] = field(default_factory=dict)
     """The ids on the wire, with the number that the next call of the same id gets."""
     _system: str | None = None
+    _summary: ReplayItem | None = None
+    """The newest compaction's; there is only ever one."""
     _hash: hashlib._Hash = field(default_factory=hashlib.sha256)
     """The hash of the first `_hashed` items, and their size: what is only added to is hashed once."""
     _hashed: int = 0
@@ -414,7 +416,7 @@ class Replayer:
         said = {seq for seq, each in self._said}
         left_out = [each for each in self._left_out if each.seq not in said or each.reason == AUDIT_REASON]
         self._items, self._later, self._synthetic, self._left_out = [], [], [], left_out
-        self._open, self._used, self._system = {}, {}, None
+        self._open, self._used, self._system, self._summary = {}, {}, None, None
         self._begin_hash_anew()
         self._places = {
             each.message_id: place
@@ -547,14 +549,18 @@ class Replayer:
         for each in self._items:
             if each.role == "system":
                 system.append(each)
+            elif each is self._summary:
+                dropped.append(each)
             elif each.call_id in known if each.role == "tool" else each.seq > event.to_seq:
                 tail.append(each)
             else:
                 dropped.append(each)
+        dropped.extend(each for each in self._later if each.seq <= event.to_seq)
         for each in dropped:
             if each.seq:
                 self._leave_out(each.seq, each.role, f"summarised by event {seq}")
-        self._items = [*system, ReplayItem("user", _framed("summary", event.summary), seq=seq), *tail]
+        self._summary = ReplayItem("user", _framed("summary", event.summary), seq=seq)
+        self._items = [*system, self._summary, *tail]
         self._later = [each for each in self._later if each.seq > event.to_seq]
         self._open = {
             call_id: kept
@@ -572,8 +578,9 @@ class Replayer:
         self._left_out.append(LeftOut(seq, type_name, reason))
 
     def _note_usage(self, event: ProviderUsage) -> None:
-        """Remember the provider's own count; it was sent everything that is here now."""
-        if event.usage.input_tokens:
+        """Remember the provider's own count, if it was sent everything that is here now."""
+        was_trimmed = 0 < event.input_items < len(self._items)
+        if event.usage.input_tokens and not was_trimmed:
             self._hash_new_items()
             self._reported = (event.usage.input_tokens, self._bytes)
 
@@ -653,7 +660,7 @@ def _digest_item(digest: hashlib._Hash, item: ReplayItem) -> int:
     content = item.canonical()
     digest.update(len(content).to_bytes(8, "big"))
     digest.update(content)
-    return len(content) + _IMAGE_BYTES * sum(not isinstance(each, ReasoningPart) for each in item.parts)
+    return len(content) + IMAGE_BYTES * sum(not isinstance(each, ReasoningPart) for each in item.parts)
 
 
 def _orphan(wire_id: str) -> ReplayItem:

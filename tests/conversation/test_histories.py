@@ -1,0 +1,221 @@
+"""Whole histories, as sessions write them: every prefix can be sent, and what was sent stays a prefix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from conversation_kit import NOW, said, session_of, violations
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.conversation import (
+    BranchSummary,
+    HistoryCompacted,
+    InnerMessage,
+    ProviderUsage,
+    ReasoningPart,
+    Replayer,
+    SubagentEvent,
+    ToolCallRecord,
+    branch_summary,
+    inspect_replay,
+    plan_session,
+    replay,
+)
+from holdfast.conversation.replay import ORPHAN_TEXT
+from holdfast.log.memory import MemoryLog
+from holdfast.state import Session, TokenUsage
+from holdfast.tools.events import ToolHeld, ToolStarted
+from holdfast.turns import PartialText, TurnEnded, TurnState
+
+MODEL, DIALECT = "m", "d"
+
+
+@dataclass
+class History:
+    """Writes a session as a loop does, from a list of things that happen to it."""
+
+    session: Session = field(default_factory=session_of)
+    sequence: int = 0
+    waiting: list[str] = field(default_factory=list)
+    sent: list[tuple[int, list[bytes], int]] = field(default_factory=list)
+    """What was sent, after which event, and how many breaks there had been."""
+
+    def message(self, message: InnerMessage) -> None:
+        self.session.dispatch(replace(message, sequence=self.sequence))
+        self.sequence += 1
+
+    def ask(self) -> bool:
+        """Send what is there, if a loop would: the calls before are answered."""
+        if self.waiting:
+            return False
+        replayed = replay(self.session, model=MODEL, dialect=DIALECT)
+        self.sent.append(
+            (self.session.head, [each.canonical() for each in replayed.items], len(replayed.breaks))
+        )
+        self.session.dispatch(ProviderUsage("p", MODEL, 1, TokenUsage(input_tokens=100)))
+        return True
+
+    # .. what can happen ..
+
+    def turn(self, text: str) -> None:
+        for each in self.waiting:
+            self.message(said("tool", ORPHAN_TEXT, result_of=each))
+        self.waiting.clear()
+        self.message(said("system", "You help."))
+        self.message(said("user", text))
+
+    def answer(self, calls: int) -> None:
+        if self.sequence and self.ask():
+            ids = [f"call_{place}" for place in range(calls)]
+            thought = ReasoningPart(MODEL, DIALECT, {"type": "thinking", "thinking": "x"})
+            records = tuple(ToolCallRecord(each, "look", '{"path": "a.py"}') for each in ids)
+            self.message(
+                replace(
+                    said("assistant", "" if calls else "done"),
+                    tool_calls=records,
+                    parts=(thought,),
+                    created_at=NOW,
+                )
+            )
+            self.waiting = ids
+
+    def result(self, text: str) -> None:
+        if self.waiting:
+            call_id = self.waiting.pop()
+            self.session.dispatch(ToolStarted(call_id, "a", "look", "workspace"))
+            self.message(said("tool", text, result_of=call_id))
+
+    def hold(self, _: str) -> None:
+        if self.waiting:
+            self.session.dispatch(ToolHeld(self.waiting[-1], "look", "{}", "may it?", NOW))
+            self.session.dispatch(TurnEnded("t", TurnState.HELD, "hold"))
+
+    def fail(self, text: str) -> None:
+        if self.sequence and self.ask():
+            self.session.dispatch(PartialText("t", text or "half"))
+            self.session.dispatch(TurnEnded("t", TurnState.PARTIAL_FAILED, "provider_error"))
+
+    def child(self, event: str) -> None:
+        self.session.dispatch(SubagentEvent(event, "s", "c", "helper", "dig", event, summary="found"))
+
+    def compact(self, tail: int) -> None:
+        plan = plan_session(self.session, keep_tail=tail)
+        if plan is not None:
+            self.session.dispatch(plan.event(plan.summary(2_000), "pressure"))
+
+    def fork(self, back: int) -> None:
+        at = max(self.session.head - back, 0)
+        other = self.session
+        self.session = other.fork(at=at)
+        told = branch_summary(other, at)
+        self.sent = [each for each in self.sent if each[0] <= at]
+        pending: list[str] = []
+        for each in self.session[InnerMessage].all():
+            if each.role == "tool":
+                pending.remove(each.tool_call_id or "")
+            elif each.role == "assistant":
+                pending = [call.call_id for call in each.tool_calls]
+        self.waiting = pending
+        if told is not None:
+            self.session.dispatch(told)
+
+
+_text = st.sampled_from(["", "a", "b\nc"])
+_happenings = st.one_of(
+    st.tuples(st.just("turn"), _text),
+    st.tuples(st.just("answer"), st.integers(0, 3)),
+    st.tuples(st.just("answer"), st.integers(0, 3)),
+    st.tuples(st.just("result"), _text),
+    st.tuples(st.just("result"), _text),
+    st.tuples(st.just("hold"), _text),
+    st.tuples(st.just("fail"), _text),
+    st.tuples(st.just("child"), st.sampled_from(["started", "finished", "timed_out", "failed", "detached"])),
+    st.tuples(st.just("compact"), st.integers(0, 6)),
+    st.tuples(st.just("fork"), st.integers(0, 8)),
+)
+
+
+def written(happenings: list[tuple[str, object]]) -> History:
+    history = History()
+    for what, with_ in happenings:
+        getattr(history, what)(with_)
+    return history
+
+
+@settings(max_examples=150)
+@given(st.lists(_happenings, min_size=3, max_size=25))
+def test_a_crash_after_any_event_leaves_input_that_every_provider_takes(happenings: list) -> None:
+    """The log is cut after each event in turn: what is folded from the rest is valid and says so."""
+    session = written(happenings).session
+    growing = Replayer(MODEL, DIALECT)
+    for seq in range(1, session.head + 1):
+        growing.catch_up(session, upto=seq)
+        cut = replay(session, upto=seq, model=MODEL, dialect=DIALECT)
+        assert growing.input() == cut, "folding on and folding anew agree"
+        assert not cut.items or (cut.is_sendable and violations(cut.items) == [])
+
+
+@settings(max_examples=150)
+@given(st.lists(_happenings, min_size=3, max_size=25))
+def test_what_a_loop_sent_is_a_prefix_of_what_it_sends_next(happenings: list) -> None:
+    """To the byte, over failures, holds, crashes, forks and subagents; only a reported break ends it."""
+    history = written(happenings)
+    history.ask()
+    for (_, before, breaks), (_, after, later) in zip(history.sent, history.sent[1:], strict=False):
+        if breaks == later:
+            assert after[: len(before)] == before
+
+
+@settings(max_examples=60)
+@given(st.lists(_happenings, min_size=3, max_size=25))
+def test_an_inspection_accounts_for_every_event(happenings: list) -> None:
+    """Each event of the log is an item, or is left out for a reason."""
+    session = written(happenings).session
+    seen = inspect_replay(session, model=MODEL, dialect=DIALECT)
+    accounted = {each.seq for each in seen.items} | {each.seq for each in seen.left_out}
+    # An earlier summary is what a newer one took the place of.
+    assert accounted >= set(range(1, session.head + 1))
+    assert sum(seen.left_out_counts.values()) == len(seen.left_out)
+
+
+@settings(max_examples=60)
+@given(st.lists(_happenings, min_size=3, max_size=25), st.integers(0, 6))
+def test_a_compaction_never_leaves_a_call_without_its_result(happenings: list, tail: int) -> None:
+    """At any time, with any tail: no result is made up for a call that has one."""
+    history = written(happenings)
+    before = replay(history.session)
+    history.compact(tail)
+    after = replay(history.session)
+    assert set(after.synthetic) <= set(before.synthetic)
+    assert [e for e in after.items if e.role == "system"] == [e for e in before.items if e.role == "system"]
+    assert violations(after.items) == [] or not after.items
+
+
+def test_a_fork_is_told_what_the_other_branch_did_and_only_that() -> None:
+    history = History(Session(log=MemoryLog()))
+    history.turn("first")
+    history.answer(1)
+    history.result("before the fork")
+    at = history.session.head
+    history.answer(1)
+    history.result("after the fork")
+    told = branch_summary(history.session, at)
+    assert isinstance(told, BranchSummary)
+    assert (told.from_seq, told.to_seq) == (at + 1, history.session.head)
+    assert "after the fork" in told.summary
+    assert "before the fork" not in told.summary
+    assert branch_summary(history.session, history.session.head) is None
+
+
+def test_the_newest_compaction_alone_counts() -> None:
+    history = History()
+    for place in range(6):
+        history.turn(f"request {place}")
+        history.answer(0)
+    history.compact(4)
+    history.compact(2)
+    seen = inspect_replay(history.session)
+    assert len(seen.compactions) == 2
+    assert sum(each.text.startswith("<summary>") for each in seen.items) == 1
+    assert isinstance(seen.compactions[-1], HistoryCompacted)
