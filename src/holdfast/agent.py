@@ -126,7 +126,7 @@ class Agent:
         started = self._begin(
             provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id, tags=tags
         )
-        return started.finish(anyio.run(started.go, started.loop.run, task))
+        return started.to_its_end(started.loop.run, task)
 
     async def arun(
         self,
@@ -146,7 +146,7 @@ class Agent:
         started = self._begin(
             provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id, tags=tags
         )
-        return started.finish(await started.go(started.loop.run, task))
+        return await started.go(started.loop.run, task)
 
     def resume(
         self,
@@ -164,7 +164,7 @@ class Agent:
         started = self._begin(
             provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id
         )
-        return started.finish(anyio.run(started.go, started.loop.resume))
+        return started.to_its_end(started.loop.resume)
 
     async def aresume(
         self,
@@ -182,7 +182,7 @@ class Agent:
         started = self._begin(
             provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id
         )
-        return started.finish(await started.go(started.loop.resume))
+        return await started.go(started.loop.resume)
 
     def _begin(
         self,
@@ -230,18 +230,24 @@ class _Started:
     state: ExecutionState
     store: str | Path | Log | None
 
-    async def go(self, run: Callable[..., Awaitable[TurnResult]], *task: str) -> TurnResult:
-        """Drive the turn, and disarm its limits: a run that is over must not time out afterwards."""
+    def to_its_end(self, run: Callable[..., Awaitable[TurnResult]], *task: str) -> Run:
+        """Drive the turn, blocking."""
+        return anyio.run(self.go, run, *task)
+
+    async def go(self, run: Callable[..., Awaitable[TurnResult]], *task: str) -> Run:
+        """Drive the turn, and disarm its limits: a run that is over must not time out afterwards.
+
+        If the turn raises, nobody gets a run that could be closed: it is closed here.
+        """
+        typed = self.loop.prompt.template.structured_output is not None
         try:
-            return await run(*task)
+            return Run(await run(*task), self.state, self.store, typed)
+        except BaseException:
+            _close(self.state, self.store)
+            raise
         finally:
             if self.loop.containment is not None:
                 self.loop.containment.close()
-
-    def finish(self, result: TurnResult) -> Run:
-        """Say what became of it."""
-        typed = self.loop.prompt.template.structured_output is not None
-        return Run(result, self.state, self.store, typed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,19 +325,22 @@ class Run:
 
     def close(self) -> None:
         """Give up the session's lease and the workspace's handles."""
-        session = self.execution_state.session
-        session.close()
-        filesystem = self.execution_state.resources.get(Filesystem, None)  # type: ignore[type-abstract]  # a protocol
-        if isinstance(filesystem, HostFilesystem):
-            filesystem.close()
-        if isinstance(self.store, (str, Path)):
-            session.log.close()
+        _close(self.execution_state, self.store)
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _close(state: ExecutionState, store: str | Path | Log | None) -> None:
+    state.session.close()
+    filesystem = filesystem_of(state)
+    if isinstance(filesystem, HostFilesystem):
+        filesystem.close()
+    if isinstance(store, (str, Path)):
+        state.session.log.close()
 
 
 @contextmanager

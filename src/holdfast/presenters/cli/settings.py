@@ -161,14 +161,24 @@ class Settings:
         return None if value is None or isinstance(value, str) else float(value)
 
 
-def load(flags: Mapping[str, object | None], environ: Mapping[str, str], directory: Path) -> Settings:
-    """Put the settings together. What is wrong is named together with the place that says it."""
+def load(
+    flags: Mapping[str, object | None],
+    environ: Mapping[str, str],
+    directory: Path,
+    remembered: Mapping[str, str] | None = None,
+) -> Settings:
+    """Put the settings together. What is wrong is named together with the place that says it.
+
+    `remembered` is what an earlier run was told: it counts more than anything but flags.
+    """
     file = find_file(directory)
     written = {} if file is None else _read_file(file)
     chosen: dict[str, Chosen] = {}
     for each in SETTINGS:
         if flags.get(each.name) is not None:
             chosen[each.name] = Chosen(each.name, each.read(each.flag, flags[each.name]), each.flag)
+        elif remembered and each.name in remembered:
+            chosen[each.name] = Chosen(each.name, each.read(each.name, remembered[each.name]), "the run")
         elif environ.get(each.variable):
             value = each.read(each.variable, environ[each.variable])
             chosen[each.name] = Chosen(each.name, value, f"the variable {each.variable}")

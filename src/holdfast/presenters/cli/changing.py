@@ -1,0 +1,137 @@
+"""The commands that change a stored run: rollback, fork, hold, erase, prune."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+from holdfast.agent import erase_run, reopened
+from holdfast.errors import UsageError
+from holdfast.presenters.cli.looking import print_json
+from holdfast.presenters.cli.stored import opened_log, reading
+from holdfast.state.execution import ExecutionState
+from holdfast.state.session import Session
+from holdfast.tools.boundaries import Boundary, boundaries, fork_at, rollback_to_call
+from holdfast.tools.policies import answer_hold, pending_holds
+
+
+def _chosen(session: Session, call: str | None) -> Boundary:
+    """Return the call that a person means: its id, its number in the list, or the newest."""
+    known = boundaries(session)
+    if not known:
+        raise UsageError("this run has no finished tool call; there is nothing to go back to")
+    if call is None:
+        return known[-1]
+    if call.isdigit() and 1 <= int(call) <= len(known):
+        return known[int(call) - 1]
+    found = [each for each in known if each.call_id.startswith(call)]
+    if len({each.call_id for each in found}) == 1:
+        return found[-1]
+    shown = ", ".join(f"{number}={each.call_id} ({each.tool_name})" for number, each in enumerate(known, 1))
+    raise UsageError(
+        f"{'several calls begin' if found else 'no call begins'} with {call!r}; the calls are: {shown}"
+    )
+
+
+def rollback(store: Path, run_id: UUID, *, call: str | None, as_json: bool) -> None:
+    """Put files and state back to where they were before a tool call."""
+    with reopened(store, run_id) as state:
+        boundary = _chosen(state.session, call)
+        rollback_to_call(state, boundary.call_id)
+    _say(
+        as_json,
+        {"run": str(run_id), "rolled_back_to": boundary.call_id, "side": "before"},
+        f"files and state are as they were before {boundary.tool_name} ({boundary.call_id})",
+    )
+
+
+def fork(store: Path, run_id: UUID, *, call: str | None, after: bool, into: Path, as_json: bool) -> None:
+    """Make another run that goes on from a tool call, in a workspace of its own."""
+    if into.exists() and any(into.iterdir()):
+        raise UsageError(f"{into} is not empty; name a new directory for the fork's workspace")
+    into.mkdir(parents=True, exist_ok=True)
+    with reopened(store, run_id) as state:
+        boundary = _chosen(state.session, call)
+        made: ExecutionState = fork_at(
+            state, boundary.call_id, side="after" if after else "before", workspace=into
+        )
+        new_id = made.session.session_id
+        made.session.close()
+    _say(
+        as_json,
+        {"run": str(new_id), "from": str(run_id), "call": boundary.call_id, "workspace": str(into)},
+        f"run {str(new_id)[:8]} goes on from {boundary.tool_name} ({boundary.call_id}) in {into}\n"
+        f"go on with: holdfast resume {str(new_id)[:8]}",
+    )
+
+
+def list_holds(store: Path, run_id: UUID, *, as_json: bool) -> None:
+    """List the calls that wait for a person."""
+    with reading(store, run_id) as session:
+        holds = pending_holds(session)
+    data = [
+        {
+            "call": each.call_id,
+            "tool": each.tool_name,
+            "arguments": each.arguments,
+            "reason": each.reason,
+            "since": each.created_at.isoformat(),
+        }
+        for each in holds
+    ]
+    lines = [f"{each.call_id}  {each.tool_name}  {each.arguments}\n    {each.reason}" for each in holds]
+    _say(as_json, data, "\n".join(lines) or "no call waits for an answer")
+
+
+def answer(store: Path, run_id: UUID, *, call: str | None, approved: bool, note: str, as_json: bool) -> None:
+    """Answer a call that waits."""
+    with reopened(store, run_id) as state:
+        holds = pending_holds(state.session)
+        if not holds:
+            raise UsageError("no call of this run waits for an answer; see `holdfast hold list`")
+        chosen = [each for each in holds if call is None or each.call_id.startswith(call)]
+        if len(chosen) != 1:
+            shown = ", ".join(f"{each.call_id} ({each.tool_name})" for each in holds)
+            raise UsageError(f"say which call you mean; these wait: {shown}")
+        answer_hold(state.session, chosen[0].call_id, approved=approved, note=note, answered_by="cli")
+    _say(
+        as_json,
+        {"run": str(run_id), "call": chosen[0].call_id, "approved": approved},
+        f"{'approved' if approved else 'refused'}: {chosen[0].tool_name} ({chosen[0].call_id})\n"
+        f"go on with: holdfast resume {str(run_id)[:8]}",
+    )
+
+
+def erase(store: Path, run_id: UUID, *, as_json: bool) -> None:
+    """Forget a run and its children: their logs, and the file contents kept for them. Files stay."""
+    with opened_log(store) as log:
+        gone = _with_children(log, run_id)
+    for each in gone:
+        erase_run(store, each)
+    _say(
+        as_json,
+        {"erased": [str(each) for each in gone]},
+        f"forgot {len(gone)} session(s); your files are untouched",
+    )
+
+
+def _with_children(log: object, run_id: UUID) -> list[UUID]:
+    """Return a run's descendants and itself, the youngest first."""
+    found = [run_id]
+    for each in found:
+        found.extend(child.session_id for child in log.sessions(parent_id=each))  # type: ignore[attr-defined]  # a log
+    return found[::-1]
+
+
+def prune(store: Path, run_id: UUID, *, keep_last: int, as_json: bool) -> None:
+    """Forget the oldest events of a run. What was spent is not forgotten."""
+    with reopened(store, run_id) as state:
+        gone = state.session.prune(keep_last=keep_last)
+    _say(as_json, {"run": str(run_id), "forgotten_events": gone}, f"forgot {gone} events")
+
+
+def _say(as_json: bool, data: object, text: str) -> None:
+    if as_json:
+        print_json(data)
+    else:
+        print(text)

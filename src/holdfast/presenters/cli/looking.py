@@ -1,0 +1,196 @@
+"""The commands that look: list, show, diff, replay, diagnose, export. None of them changes a run."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+from uuid import UUID
+
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.agent import workspace_of, workspace_store
+from holdfast.conversation.inspection import inspect_replay
+from holdfast.errors import LogDamagedError, UsageError
+from holdfast.presenters.cli.stored import describe, opened_log, reading
+from holdfast.presenters.cli.timeline import timeline
+from holdfast.state.execution import ExecutionState
+from holdfast.state.resources import ResourceRegistry
+from holdfast.state.session import Session
+from holdfast.tools.boundaries import boundaries, diff_calls
+from holdfast.workspace.base import Filesystem
+from holdfast.workspace.host import HostFilesystem
+
+_MARKS = {
+    "completed": "green",
+    "running": "cyan",
+    "held": "yellow",
+    "unfinished": "yellow",
+    "interrupted": "yellow",
+    "empty": "dim",
+}
+
+
+def print_json(data: object) -> None:
+    """Print one JSON document."""
+    print(json.dumps(data, ensure_ascii=False, indent=2))
+
+
+def list_runs(store: Path, *, as_json: bool, everything: bool = False) -> None:
+    """List the runs of a store, oldest first; children only if they are asked for."""
+    with opened_log(store) as log:
+        infos = [each for each in log.sessions() if everything or each.parent_id is None]
+        known = [describe(log, each) for each in infos]
+    if as_json:
+        print_json([each.as_data() for each in known])
+        return
+    if not known:
+        print("no runs yet")
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("run", "began", "state", "events", "agent", "task"):
+        table.add_column(heading, no_wrap=heading != "task")
+    for each in known:
+        data = each.as_data()
+        style = _MARKS.get(each.state, "red")
+        state = f"[{style}]{each.state}[/]" + (
+            f" ({each.reason})" if each.reason and each.state != "damaged" else ""
+        )
+        table.add_row(
+            str(data["id"])[:8],
+            f"{each.info.created_at:%Y-%m-%d %H:%M}",
+            state,
+            str(data["events"]),
+            str(data["agent"]),
+            " ".join(each.task.split())[:60],
+        )
+    Console().print(table)
+
+
+def show(store: Path, run_id: UUID, *, as_json: bool) -> None:
+    """Show what happened in a run, and in its children."""
+    if as_json:
+        print_json(_tree_data(store, run_id))
+        return
+    console = Console()
+    with opened_log(store) as log:
+        _show_tree(console, log, run_id, "")
+
+
+def _show_tree(console: Console, log: Any, run_id: UUID, indent: str) -> None:
+    session = Session.open(log, run_id, read_only=True)
+    try:
+        for line in timeline(session):
+            mark = "[green]✓[/]" if line.good else "[red]✗[/]"
+            console.print(f"{indent}{line.seq:>4}  {mark} [bold]{line.kind:<8}[/]", end="")
+            console.print(line.text, markup=False, highlight=False)
+    except LogDamagedError as error:
+        console.print(f"{indent}[red]the log is damaged from here on:[/] {error}")
+    finally:
+        session.close()
+    for child in log.sessions(parent_id=run_id):
+        console.print(
+            f"{indent}  [bold]child {str(child.session_id)[:8]}[/] {dict(child.tags).get('agent', '')}"
+        )
+        _show_tree(console, log, child.session_id, indent + "    ")
+
+
+def _tree_data(store: Path, run_id: UUID) -> dict[str, object]:
+    with opened_log(store) as log:
+        known = describe(log, log.info(run_id)).as_data()
+        session = Session.open(log, run_id, read_only=True)
+        lines: list[dict[str, object]] = []
+        try:
+            for line in timeline(session):
+                lines.append(
+                    {
+                        "seq": line.seq,
+                        "at": line.at.isoformat(),
+                        "kind": line.kind,
+                        "text": line.text,
+                        "good": line.good,
+                    }
+                )
+        except LogDamagedError as error:
+            known["damage"] = str(error)
+        finally:
+            session.close()
+        children = [each.session_id for each in log.sessions(parent_id=run_id)]
+    return {**known, "timeline": lines, "children": [_tree_data(store, each) for each in children]}
+
+
+def diff(store: Path, run_id: UUID, *, first: str | None, last: str | None, as_json: bool) -> None:
+    """Show what a run changed in the files: all of it, one call, or from one call to another."""
+    with reading(store, run_id) as session:
+        calls = [each for each in boundaries(session) if each.success]
+        place = workspace_of(session)
+        if place is None:
+            raise UsageError("this run worked in memory; there are no files to compare")
+        if not calls:
+            raise UsageError("this run has no finished tool call, so it changed nothing")
+        filesystem = HostFilesystem(
+            place, store=workspace_store(store), line=f"session-{run_id}", read_only=True
+        )
+        try:
+            state = ExecutionState(
+                session, ResourceRegistry.build({Filesystem: filesystem}), clock=session.clock
+            )
+            start = first or calls[0].call_id
+            end = last or (first if first is not None else calls[-1].call_id)
+            found = diff_calls(state, start, end)
+        finally:
+            filesystem.close()
+    if as_json:
+        changes = [{"path": each.path, "kind": each.kind} for each in found.changes]
+        print_json({"from": start, "to": end, "changes": changes, "text": found.text})
+        return
+    print(found.text or "nothing changed")
+
+
+def replay(store: Path, run_id: UUID, *, at: int | None, as_json: bool) -> None:
+    """Show what the model would see next, and what was left out and why."""
+    with reading(store, run_id) as session:
+        found = inspect_replay(session, at)
+    if as_json:
+        print_json(found.to_data())
+        return
+    print(found.render())
+
+
+def export(store: Path, run_id: UUID, out: Path | None) -> None:
+    """Write every event of a run as a line of JSON: its place, its time, its type, its payload."""
+    with opened_log(store) as log:
+        if out is None:
+            _export_to(sys.stdout, log, run_id)
+            return
+        try:
+            with out.open("x", encoding="utf-8") as file:
+                _export_to(file, log, run_id)
+        except FileExistsError as error:
+            raise UsageError(f"{out} exists already; name another file") from error
+
+
+def _export_to(file: TextIO, log: Any, run_id: UUID) -> None:
+    info = log.info(run_id)
+    about = {"session": str(run_id), "created_at": info.created_at.isoformat(), "tags": dict(info.tags)}
+    print(json.dumps({"format": "holdfast-export-1", **about}), file=file)
+    for each in log.read(run_id, after=info.first - 1):
+        line = {
+            "seq": each.seq,
+            "at": each.at.isoformat(),
+            "type": each.type,
+            "turn_id": each.turn_id,
+            "payload": _payload(each.payload),
+            "checksum": each.checksum.hex(),
+        }
+        print(json.dumps(line, ensure_ascii=False), file=file)
+
+
+def _payload(payload: bytes) -> object:
+    try:
+        return json.loads(payload)
+    except ValueError:
+        return {"base64": base64.b64encode(payload).decode()}

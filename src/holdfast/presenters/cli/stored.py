@@ -1,0 +1,108 @@
+"""Stored runs: finding one by what a person types, and saying what is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from uuid import UUID
+
+from holdfast.conversation.messages import enable_inner_message_recording
+from holdfast.errors import LogError, UsageError
+from holdfast.log.event import SessionInfo
+from holdfast.log.sqlite import SqliteLog
+from holdfast.state.session import Session
+from holdfast.turns.states import TurnEnded, TurnStarted, turn_state
+
+LAST = "@last"
+
+
+@contextmanager
+def opened_log(store: Path) -> Iterator[SqliteLog]:
+    """Open a store for the length of a command."""
+    log = SqliteLog(store)
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+@contextmanager
+def reading(store: Path, run_id: UUID) -> Iterator[Session]:
+    """Open a run for reading. Nobody is kept from writing it."""
+    with opened_log(store) as log:
+        session = Session.open(log, run_id, read_only=True)
+        enable_inner_message_recording(session)
+        try:
+            yield session
+        finally:
+            session.close()
+
+
+def find(store: Path, said: str) -> UUID:
+    """Return the run that a person means: an id, the beginning of one, or @last. Raises `UsageError`."""
+    with opened_log(store) as log:
+        runs = log.sessions()
+    if not runs:
+        raise UsageError(f'there are no runs in {store}; begin one with `holdfast run "task"`')
+    if said == LAST:
+        roots = [each for each in runs if each.parent_id is None]
+        return (roots or list(runs))[-1].session_id
+    wanted = said.strip().lower()
+    found = [each.session_id for each in runs if str(each.session_id).startswith(wanted)]
+    if wanted and len(found) == 1:
+        return found[0]
+    what = f"{len(found)} runs begin" if wanted and found else "no run begins"
+    shown = ", ".join(str(each)[:8] for each in found[:5])
+    raise UsageError(
+        f"{what} with {said!r}{f' ({shown} ...)' if shown else ''}; see `holdfast list`, or say @last"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One line about a run."""
+
+    info: SessionInfo
+    state: str
+    """How its newest turn ended; `damaged` if its log cannot be read whole."""
+    task: str
+    reason: str
+    ended_at: datetime | None = None
+
+    def as_data(self) -> dict[str, object]:
+        """Return it as JSON data."""
+        return {
+            "id": str(self.info.session_id),
+            "created_at": self.info.created_at.isoformat(),
+            "agent": dict(self.info.tags).get("agent", ""),
+            "state": self.state,
+            "reason": self.reason,
+            "task": self.task,
+            "events": self.info.head,
+            "parent": None if self.info.parent_id is None else str(self.info.parent_id),
+            "writer": self.info.owner,
+        }
+
+
+def describe(log: SqliteLog, info: SessionInfo) -> Known:
+    """Say what became of a run, as its log tells it."""
+    try:
+        session = Session.open(log, info.session_id, read_only=True)
+        try:
+            enable_inner_message_recording(session)
+            started, ended = session[TurnStarted].latest(), session[TurnEnded].latest()
+            state = turn_state(session).value
+            if started is None:
+                state = "empty"
+            elif state == "unfinished" and info.owner is not None:
+                state = "running"
+            is_current = ended is not None and started is not None and ended.turn_id == started.turn_id
+            reason = ended.error_kind or "" if ended is not None and is_current else ""
+            return Known(info, state, "" if started is None else started.task, reason)
+        finally:
+            session.close()
+    except LogError as error:
+        return Known(info, "damaged", "", str(error))
