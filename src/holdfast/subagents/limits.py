@@ -45,17 +45,14 @@ class Allowance:
     timeout_s: float | None = None
     max_steps: int | None = None
     max_cost_usd: float | None = None
-    max_retries: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "max_cost_usd"):
             value = getattr(self, name)
             if value is not None:
                 number("Allowance", name, value)
-        for name in ("max_steps", "max_retries"):
-            value = getattr(self, name)
-            if value is not None:
-                integer("Allowance", name, value)
+        if self.max_steps is not None:
+            integer("Allowance", "max_steps", self.max_steps)
 
 
 def narrow(limits: SubagentLimits, asked: Allowance) -> tuple[Allowance, tuple[str, ...]]:
@@ -68,10 +65,9 @@ def narrow(limits: SubagentLimits, asked: Allowance) -> tuple[Allowance, tuple[s
         timeout_s=time_s,
         max_steps=config.max_steps,
         max_cost_usd=config.max_cost_usd,
-        max_retries=config.max_retries_total,
     )
     granted, notes = ceilings, []
-    for name, unit in (("timeout_s", " s"), ("max_steps", ""), ("max_cost_usd", " USD"), ("max_retries", "")):
+    for name, unit in (("timeout_s", " s"), ("max_steps", ""), ("max_cost_usd", " USD")):
         wish, ceiling = getattr(asked, name), getattr(ceilings, name)
         if wish is None:
             continue
@@ -92,7 +88,6 @@ def config_of(allowance: Allowance, budget: ExecutionConfig | Limits) -> Executi
         whole,
         max_cost_usd=allowance.max_cost_usd,
         max_steps=allowance.max_steps,
-        max_retries_total=allowance.max_retries,
         timeout_ms=0 if timeout_s is None else max(1, round(timeout_s * 1000)),
         # A pot of money is the operator's; it needs a ceiling, and the parent's chain has it already.
         budget_backend=whole.budget_backend if allowance.max_cost_usd is not None else None,

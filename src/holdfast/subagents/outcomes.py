@@ -38,8 +38,8 @@ class Ended(Protocol):
         ...
 
     @property
-    def agent(self) -> str:
-        """The name of its agent."""
+    def is_settled(self) -> bool:
+        """Whether it has ended and was sent nothing since."""
         ...
 
     @property
@@ -104,18 +104,18 @@ class WaitOutcome:
         )
 
 
-def bucket_of(status: SubagentStatus) -> str:
-    """Say in which bucket a subagent is counted."""
-    if not status.is_terminal:
+def bucket_of(child: Ended) -> str:
+    """Say in which bucket a subagent is counted. One that was sent something new has not ended."""
+    if not child.is_settled:
         return "incomplete"
-    return "cancelled" if status is SubagentStatus.CLOSED else status.value
+    return "cancelled" if child.status is SubagentStatus.CLOSED else child.status.value
 
 
 def wait_outcome(children: Sequence[Ended], observed_at: datetime) -> WaitOutcome:
     """Say what is known about some subagents."""
     buckets: dict[str, list[str]] = {name: [] for name in BUCKETS}
     for each in children:
-        buckets[bucket_of(each.status)].append(each.id)
+        buckets[bucket_of(each)].append(each.id)
     counts = {name: len(ids) for name, ids in buckets.items()}
     if not children or counts["incomplete"]:
         status: WaitStatus = "incomplete"
@@ -131,7 +131,7 @@ def wait_outcome(children: Sequence[Ended], observed_at: datetime) -> WaitOutcom
         next_actions=_next_actions(children, counts),
         summary=f"{len(children)} subagents: {told}" if children else "there are no subagents",
         observed_at=observed_at,
-        results={each.id: each.summary for each in children if each.status is SubagentStatus.COMPLETED},
+        results={each.id: each.summary for each in children if bucket_of(each) == "completed"},
     )
 
 
@@ -142,7 +142,7 @@ def _next_actions(children: Sequence[Ended], counts: Mapping[str, int]) -> tuple
     if counts["incomplete"]:
         actions.append("wait again for those that are incomplete, or cancel them")
     for each in children:
-        if each.status.is_terminal and each.status is not SubagentStatus.COMPLETED:
+        if bucket_of(each) not in ("incomplete", "completed"):
             why = f" ({each.reason})" if each.reason else ""
             advice = "; ".join(each.next_actions) or "decide whether to go on without it"
             actions.append(f"{each.id} {each.status.value}{why}: {advice}")

@@ -1,0 +1,69 @@
+"""The seam between a subagent's supervision and whatever runs its turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+from holdfast.agent import Agent
+from holdfast.containment import CancellationToken, ExecutionContext
+from holdfast.providers.base import Provider
+from holdfast.state.execution import ExecutionState
+from holdfast.tools.policies import Permissions
+from holdfast.tools.tool import Tool
+from holdfast.turns.turn import InnerLoop, TurnResult
+
+
+@dataclass(frozen=True, slots=True)
+class ChildRun:
+    """One turn of a subagent, ready to be run."""
+
+    agent: Agent
+    state: ExecutionState
+    task: str | None
+    """What to take up; None to go on with the turn that the session's log has begun."""
+    containment: ExecutionContext
+    cancellation: CancellationToken
+    permissions: Permissions
+    depth: int
+    workspace: str | None = None
+    """The directory that the turn works in, if it is on disk."""
+    extra_tools: tuple[Tool[Any, Any], ...] = field(default=())
+    """Tools that it gets besides its agent's own: those for subagents of its own, if it may have any."""
+
+
+@runtime_checkable
+class ChildRunner(Protocol):
+    """Runs one turn of a subagent to its end, whatever the end is."""
+
+    async def run(self, run: ChildRun) -> TurnResult:
+        """Run it. The log of `run.state.session` is the evidence; the result is only a summary of it."""
+        ...
+
+
+class LoopRunner:
+    """Runs subagents in our own loop, with one provider for all or one chosen for each agent."""
+
+    def __init__(self, provider: Provider | Callable[[Agent], Provider]) -> None:
+        self._provider = provider
+
+    async def run(self, run: ChildRun) -> TurnResult:
+        """Run one turn: a new one for a task, or the one that was begun."""
+        agent = run.agent
+        if run.extra_tools:
+            agent = replace(agent, tools=(*agent.tools, *run.extra_tools))
+        provider = self._provider
+        loop = InnerLoop(
+            state=run.state,
+            provider=provider if isinstance(provider, Provider) else provider(run.agent),
+            prompt=agent.prompt,
+            agent=agent.name,
+            containment=run.containment,
+            permissions=run.permissions,
+            max_iterations=agent.max_iterations,
+            retry=agent.retry,
+            cancellation=run.cancellation,
+            workspace=run.workspace,
+        )
+        return await (loop.resume() if run.task is None else loop.run(run.task))
