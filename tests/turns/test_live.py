@@ -1,0 +1,210 @@
+"""Watching harms nothing: publishing never waits, and who is slow or dead is told, or dropped."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import UsageError
+from holdfast.log.event import Channel
+from holdfast.providers.base import ReasoningDelta, TextDelta
+from holdfast.state import InProcessDispatcher, Session
+from holdfast.state.events import spec_of
+from holdfast.turns.live import (
+    LIVE_EVENTS,
+    Lagged,
+    LiveFeed,
+    StatusChanged,
+    ToolCallFinished,
+    UsageChanged,
+    status_of,
+)
+from holdfast.turns.states import TurnState
+
+WAIT_S = 20
+THINKING = StatusChanged("thinking", "t", 1)
+
+
+def drain(subscription) -> list[object]:
+    found = []
+    while (each := subscription.get_nowait()) is not None:
+        found.append(each)
+    return found
+
+
+def test_every_live_event_is_of_the_live_channel_and_is_never_logged() -> None:
+    """Dispatched to a session it reaches whoever watches, and the log stays empty."""
+    assert {spec_of(each).channel for each in LIVE_EVENTS} == {Channel.LIVE}
+    bus, feed = InProcessDispatcher(), LiveFeed()
+    feed.follow(bus)
+    watching = feed.subscribe()
+    session = Session(bus=bus)
+    session.dispatch(THINKING)
+    assert session.head == 0
+    assert drain(watching) == [THINKING]
+
+
+def test_subscribers_see_everything_in_order_from_when_they_came() -> None:
+    """Deltas and other events keep their order among each other."""
+    feed = LiveFeed()
+    feed.publish(TextDelta("before"))
+    watching = feed.subscribe()
+    sent = [THINKING, TextDelta("a"), ReasoningDelta("b"), UsageChanged(steps=1), TextDelta("c")]
+    for each in sent:
+        feed.publish(each)
+    assert drain(watching) == sent
+
+
+@given(
+    published=st.lists(st.booleans(), max_size=40),
+    reads=st.lists(st.integers(0, 39), max_size=6),
+    capacity=st.integers(1, 8),
+)
+def test_a_slow_subscriber_loses_the_oldest_and_is_told_how_many(
+    published: list[bool], reads: list[int], capacity: int
+) -> None:
+    """Nothing is invented, repeated or reordered, and what was read and what was lost add up."""
+    feed = LiveFeed()
+    watching = feed.subscribe(capacity=capacity)
+    seen: list[object] = []
+    for number, is_delta in enumerate(published):
+        feed.publish(TextDelta(str(number)) if is_delta else UsageChanged(steps=number))
+        if number in reads:
+            seen += drain(watching)
+    seen += drain(watching)
+    numbers = [
+        int(each.text) if isinstance(each, TextDelta) else each.steps
+        for each in seen
+        if isinstance(each, TextDelta | UsageChanged)
+    ]
+    lost = sum(each.count for each in seen if isinstance(each, Lagged))
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) + lost == len(published)
+    if published:
+        assert numbers[-1] == len(published) - 1
+
+
+def test_a_flood_of_text_hides_no_other_event() -> None:
+    """Deltas push out deltas only."""
+    feed = LiveFeed()
+    watching = feed.subscribe(capacity=10)
+    feed.publish(THINKING)
+    for _ in range(1000):
+        feed.publish(TextDelta("x"))
+    assert drain(watching) == [Lagged(990), THINKING, *[TextDelta("x")] * 10]
+
+
+def test_a_callback_that_hangs_delays_neither_the_turn_nor_the_others() -> None:
+    """It gets what is left when it comes back; meanwhile everything went on."""
+    feed, stuck, released = LiveFeed(), threading.Event(), threading.Event()
+    told: list[object] = []
+
+    def hang(each: object) -> None:
+        stuck.set()
+        released.wait(WAIT_S)
+        told.append(each)
+
+    slow = feed.subscribe_callback(hang, capacity=5)
+    quick = feed.subscribe()
+    feed.publish(THINKING)
+    assert stuck.wait(WAIT_S)
+    for number in range(100):
+        feed.publish(TextDelta(str(number)))
+    assert len(drain(quick)) == 101
+    released.set()
+    slow.close()
+    assert slow.wait_for_callback(WAIT_S)
+    assert told == [THINKING, Lagged(95), *(TextDelta(str(each)) for each in range(95, 100))]
+
+
+def test_a_callback_that_raises_is_told_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+    """It is dropped, it is logged, and whoever publishes does not notice."""
+    feed, calls = LiveFeed(), []
+
+    def fail(each: object) -> None:
+        calls.append(each)
+        raise BrokenPipeError
+
+    with caplog.at_level(logging.ERROR):
+        dead = feed.subscribe_callback(fail)
+        feed.publish(TextDelta("one"))
+        assert dead.wait_for_callback(WAIT_S)
+        feed.publish(TextDelta("more"))
+    assert calls == [TextDelta("one")]
+    assert feed.subscriber_count == 0
+    assert "it is not told anything more" in caplog.text
+    assert dead.is_closed
+
+
+def test_a_subscriber_that_went_away_without_a_word_is_forgotten() -> None:
+    """Nobody has to unsubscribe for the feed to stay small."""
+    feed = LiveFeed()
+    kept, gone = feed.subscribe(), feed.subscribe()
+    assert feed.subscriber_count == 2
+    del gone
+    gc.collect()
+    assert feed.subscriber_count == 1
+    kept.close()
+    assert feed.subscriber_count == 0
+
+
+@pytest.mark.parametrize("backend", ["asyncio"])
+def test_an_event_loop_is_woken_by_other_threads_and_ends_with_the_feed(backend: str) -> None:
+    """Everything that was published arrives, then the iteration ends."""
+    feed = LiveFeed()
+    sent = [TextDelta(str(number)) for number in range(500)]
+
+    def work() -> None:
+        for each in sent:
+            feed.publish(each)
+        feed.close()
+
+    async def watch() -> list[object]:
+        watching = feed.subscribe()
+        threading.Thread(target=work).start()
+        with anyio.fail_after(WAIT_S):
+            return [each async for each in watching]
+
+    assert anyio.run(watch, backend=backend) == sent
+
+
+def test_many_threads_publish_without_losing_anything() -> None:
+    """The feed is used from wherever tools run."""
+    feed = LiveFeed()
+    watching = feed.subscribe(capacity=5000)
+    threads = [
+        threading.Thread(
+            target=lambda name=name: [
+                feed.publish(UsageChanged(steps=each, tokens=name)) for each in range(500)
+            ]
+        )
+        for name in range(4)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    seen = drain(watching)
+    for name in range(4):
+        assert [each.steps for each in seen if each.tokens == name] == list(range(500))
+
+
+def test_a_closed_feed_ends_at_once_for_who_comes_late() -> None:
+    """Nobody waits for a turn that is over."""
+    feed = LiveFeed()
+    feed.close()
+    assert list(feed.subscribe()) == []
+    with pytest.raises(UsageError, match="at least one"):
+        feed.subscribe(capacity=0)
+
+
+def test_only_a_completed_turn_is_shown_as_done() -> None:
+    """Every other state has a status that says otherwise."""
+    assert [each for each in TurnState if status_of(each) == "done"] == [TurnState.COMPLETED]
+    assert ToolCallFinished("c", "look", success=False).success is False
