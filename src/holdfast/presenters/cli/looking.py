@@ -1,4 +1,4 @@
-"""The commands that look: list, show, diff, replay, diagnose, export. None of them changes a run."""
+"""The commands that look: list, show, diff, replay, export. None of them changes a run."""
 
 from __future__ import annotations
 

@@ -2,31 +2,93 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
-from uuid import UUID
+from typing import Annotated, Any
 
 import typer
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, UsageError
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    help="Agents whose runs can be trusted.",
+    rich_markup_mode=None,
+    help="Run agents that can be trusted: failed tools leave no trace, killed runs go on, budgets hold.",
+    epilog="Try it without any model: holdfast demo",
 )
+hold_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Calls that wait for a person.")
+config_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="The settings and where they come from."
+)
+app.add_typer(hold_app, name="hold")
+app.add_typer(config_app, name="config")
 
-Store = Annotated[Path, typer.Option("--store", help="The file that holds the runs.")]
-_DEFAULT_STORE = Path(".holdfast/runs.db")
+# .. what several commands take ..
+
+RunId = Annotated[str, typer.Argument(help="The run: its id, the beginning of it, or @last.")]
+Store = Annotated[str | None, typer.Option("--store", help="The file that holds the runs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Model = Annotated[
+    str | None, typer.Option(help="NAME or PROVIDER/NAME: openai, anthropic, litellm, claude-agent.")
+]
+BaseUrl = Annotated[str | None, typer.Option(help="A server that speaks OpenAI's interface.")]
+Api = Annotated[str | None, typer.Option(help="responses or chat.")]
+AgentFile = Annotated[str | None, typer.Option("--agent", help="path.py:name, or a .toml or .yaml file.")]
+Ask = Annotated[bool, typer.Option("--ask", help="Ask before each call with effects.")]
+Auto = Annotated[bool, typer.Option("--auto", help="Run every call unasked (the default).")]
+ReadOnly = Annotated[bool, typer.Option("--read-only", help="Refuse every call with effects.")]
+MaxCost = Annotated[float | None, typer.Option(help="What the run may cost at most, in USD.")]
+MaxSteps = Annotated[int | None, typer.Option(help="How many model and tool calls it may make.")]
+MaxRetries = Annotated[int | None, typer.Option(help="How many failed calls are tried again.")]
+Timeout = Annotated[float | None, typer.Option(help="How long it may take, in seconds.")]
+Check = Annotated[str | None, typer.Option(help="A command that must exit 0 before the agent may stop.")]
+Judge = Annotated[
+    bool | None, typer.Option("--judge", help="Let a model look at the work before it may end.")
+]
+UnknownPrice = Annotated[
+    str | None, typer.Option(help="What a model without a known price does under --max-cost: halt or warn.")
+]
+Directory = Annotated[
+    Path | None, typer.Option("--directory", "-C", help="The directory to work in, instead of this one.")
+]
+
+
+def _store(given: str | None) -> Path:
+    """Return the store that a command looks into. Raises `UsageError` if it is not there."""
+    from holdfast.presenters.cli import places, settings
+
+    directory = Path.cwd()
+    said = settings.load({"store": given}, os.environ, directory).text("store")
+    return places.existing(places.store_for(directory, said, os.environ))
+
+
+def _one(given: str | None, run: str) -> tuple[Path, Any]:
+    from holdfast.presenters.cli import stored
+
+    store = _store(given)
+    return store, stored.find(store, run)
+
+
+def _mode(ask: bool, auto: bool, read_only: bool) -> str | None:
+    chosen = [name for name, on in (("ask", ask), ("auto", auto), ("read_only", read_only)) if on]
+    if len(chosen) > 1:
+        raise UsageError("say one of --ask, --auto and --read-only")
+    return chosen[0] if chosen else None
+
+
+# .. running ..
 
 
 @app.command()
 def demo(
-    work_in: Annotated[Path | None, typer.Option(hidden=True, help="The demo's own worker process.")] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Do not pause between the scenes.")] = False,
+    keep: Annotated[Path | None, typer.Option(help="A directory to work in, kept afterwards.")] = None,
+    work_in: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """See what no other agent does: failed tools leave no trace, killed runs go on, budgets hold."""
+    """See in a minute what no other agent does. Offline; nothing in it is faked."""
     from rich.console import Console
 
     from holdfast.presenters.cli import demo as show
@@ -34,61 +96,342 @@ def demo(
     if work_in is not None:
         show.work(work_in)
         return
-    raise typer.Exit(show.demo(Console()))
-
-
-@app.command(name="list")
-def list_runs(store: Store = _DEFAULT_STORE) -> None:
-    """List the runs in a store, oldest first."""
-    from holdfast.log.sqlite import SqliteLog
-
-    log = SqliteLog(_existing(store))
-    try:
-        for info in log.sessions():
-            agent = dict(info.tags).get("agent", "")
-            print(f"{info.session_id}  {info.created_at:%Y-%m-%d %H:%M:%S}  {info.head:>6} events  {agent}")
-    finally:
-        log.close()
+    raise typer.Exit(show.demo(Console(), keep))
 
 
 @app.command()
-def show(
-    run: Annotated[str, typer.Argument(help="The run's id, or as much of its beginning as is unique.")],
-    store: Store = _DEFAULT_STORE,
+def run(
+    task: Annotated[str, typer.Argument(help="What is to be done; - reads it from the input.")],
+    model: Model = None,
+    base_url: BaseUrl = None,
+    api: Api = None,
+    agent: AgentFile = None,
+    ask: Ask = False,
+    auto: Auto = False,
+    read_only: ReadOnly = False,
+    max_cost: MaxCost = None,
+    max_steps: MaxSteps = None,
+    max_retries: MaxRetries = None,
+    timeout: Timeout = None,
+    check: Check = None,
+    judge: Judge = None,
+    unknown_price: UnknownPrice = None,
+    directory: Directory = None,
+    store: Store = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Show what happened in a run, event by event.
+    """Run an agent in this directory.
 
-    Example: holdfast show 3f2a --store runs.db
+    Exits 0 for a clean answer, 1 if it failed, 3 with partial work, 4 if a call waits for a person, 5 if time
+    ran out, 6 if a ceiling stopped it, 130 if it was interrupted.
+
+    Example: holdfast run "make the failing test pass" --check "pytest -q" --max-cost 0.50
     """
-    from rich.console import Console
+    from holdfast.presenters.cli import running
 
-    from holdfast.presenters.cli import demo as shown
-
-    shown.show(Console(), _existing(store), _find(_existing(store), run))
-
-
-def _existing(store: Path) -> Path:
-    if not store.exists():
-        raise typer.BadParameter(f"there is no store at {store}; say where it is with --store")
-    return store
+    flags = _flags(locals(), _mode(ask, auto, read_only))
+    raise typer.Exit(running.run(flags, task, directory=directory, as_json=as_json))
 
 
-def _find(store: Path, prefix: str) -> UUID:
-    from holdfast.log.sqlite import SqliteLog
+@app.command()
+def resume(
+    run: RunId = "@last",
+    model: Model = None,
+    base_url: BaseUrl = None,
+    api: Api = None,
+    agent: AgentFile = None,
+    ask: Ask = False,
+    auto: Auto = False,
+    read_only: ReadOnly = False,
+    max_cost: MaxCost = None,
+    max_steps: MaxSteps = None,
+    max_retries: MaxRetries = None,
+    timeout: Timeout = None,
+    check: Check = None,
+    judge: Judge = None,
+    unknown_price: UnknownPrice = None,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run after a crash, an interrupt, a limit or an answered question.
 
-    log = SqliteLog(store)
-    try:
-        found = [
-            each.session_id for each in log.sessions() if str(each.session_id).startswith(prefix.lower())
-        ]
-    finally:
-        log.close()
-    if len(found) != 1:
-        what = "no run" if not found else f"{len(found)} runs"
-        raise typer.BadParameter(
-            f"{what} in {store} begin with {prefix!r}; see `holdfast list --store {store}`"
+    Example: holdfast resume @last --max-cost 1.00
+    """
+    from holdfast.presenters.cli import running
+
+    flags = _flags(locals(), _mode(ask, auto, read_only))
+    raise typer.Exit(running.resume(flags, run, as_json=as_json))
+
+
+@app.command()
+def chat(
+    run: Annotated[str | None, typer.Option("--run", help="Go on with this run: an id or @last.")] = None,
+    model: Model = None,
+    base_url: BaseUrl = None,
+    api: Api = None,
+    agent: AgentFile = None,
+    ask: Ask = False,
+    auto: Auto = False,
+    read_only: ReadOnly = False,
+    max_cost: MaxCost = None,
+    max_steps: MaxSteps = None,
+    max_retries: MaxRetries = None,
+    timeout: Timeout = None,
+    unknown_price: UnknownPrice = None,
+    directory: Directory = None,
+    store: Store = None,
+) -> None:
+    """Talk with an agent, several turns in one run.
+
+    Example: holdfast chat --ask
+    """
+    from holdfast.presenters.cli import running
+
+    flags = _flags(locals(), _mode(ask, auto, read_only))
+    raise typer.Exit(running.chat(flags, run, directory=directory))
+
+
+def _flags(given: dict[str, Any], mode: str | None) -> dict[str, object | None]:
+    from holdfast.presenters.cli.settings import BY_NAME
+
+    return {**{name: given.get(name) for name in BY_NAME}, "permissions": mode}
+
+
+# .. looking ..
+
+
+@app.command(name="list")
+def list_runs(
+    store: Store = None,
+    as_json: AsJson = False,
+    everything: Annotated[bool, typer.Option("--all", help="Child sessions as well.")] = False,
+) -> None:
+    """List the runs of this project, oldest first.
+
+    Example: holdfast list --json
+    """
+    from holdfast.presenters.cli import looking
+
+    looking.list_runs(_store(store), as_json=as_json, everything=everything)
+
+
+@app.command()
+def show(run: RunId = "@last", store: Store = None, as_json: AsJson = False) -> None:
+    """Show what happened in a run, event by event, with its children.
+
+    Example: holdfast show 3f2a
+    """
+    from holdfast.presenters.cli import looking
+
+    looking.show(*_one(store, run), as_json=as_json)
+
+
+@app.command()
+def diff(
+    run: RunId = "@last",
+    call: Annotated[str | None, typer.Option(help="One call, or the first of several.")] = None,
+    upto: Annotated[str | None, typer.Option(help="The last of several calls.")] = None,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run changed in the files, as a diff.
+
+    Example: holdfast diff @last --call call_3_1
+    """
+    from holdfast.presenters.cli import looking
+
+    looking.diff(*_one(store, run), first=call, last=upto, as_json=as_json)
+
+
+@app.command()
+def replay(
+    run: RunId = "@last",
+    at: Annotated[int | None, typer.Option(help="After this event instead of now.")] = None,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the model would see next, and what was left out and why.
+
+    Example: holdfast replay @last --at 12
+    """
+    from holdfast.presenters.cli import looking
+
+    looking.replay(*_one(store, run), at=at, as_json=as_json)
+
+
+@app.command()
+def diagnose(run: RunId = "@last", store: Store = None, as_json: AsJson = False) -> None:
+    """Check a run's log: is it whole, how did it end, what can be done. Exits 1 if something blocks it.
+
+    Example: holdfast diagnose @last
+    """
+    from holdfast.presenters.cli import checking
+
+    raise typer.Exit(checking.diagnose(*_one(store, run), as_json=as_json))
+
+
+@app.command()
+def export(
+    run: RunId = "@last",
+    out: Annotated[Path | None, typer.Option(help="The file to write, instead of the output.")] = None,
+    store: Store = None,
+) -> None:
+    """Write every event of a run as a line of JSON.
+
+    Example: holdfast export @last --out run.jsonl
+    """
+    from holdfast.presenters.cli import looking
+
+    place, run_id = _one(store, run)
+    looking.export(place, run_id, out)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say whether everything is here that a run needs.
+
+    Example: holdfast doctor
+    """
+    from holdfast.presenters.cli import doctor as examining
+
+    raise typer.Exit(examining.doctor(Path.cwd(), as_json=as_json))
+
+
+@config_app.command(name="show")
+def config_show(as_json: AsJson = False) -> None:
+    """Show every setting, its value, and where the value came from.
+
+    Example: holdfast config show
+    """
+    from holdfast.presenters.cli import looking, settings
+
+    found = settings.load({}, os.environ, Path.cwd())
+    if as_json:
+        looking.print_json(
+            {name: {"value": each.value, "source": each.source} for name, each in found.chosen.items()}
         )
-    return found[0]
+        return
+    for name, each in found.chosen.items():
+        print(f"{name:<14} {'' if each.value is None else each.value!s:<24} {each.source}")
+
+
+# .. changing ..
+
+
+@app.command()
+def rollback(
+    run: RunId = "@last",
+    call: Annotated[
+        str | None, typer.Option(help="The call to undo, with all after it; the newest one.")
+    ] = None,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put files and state back to where they were before a tool call.
+
+    Example: holdfast rollback @last --call call_2_1
+    """
+    from holdfast.presenters.cli import changing
+
+    changing.rollback(*_one(store, run), call=call, as_json=as_json)
+
+
+@app.command()
+def fork(
+    into: Annotated[Path, typer.Argument(help="A new directory for the fork's workspace.")],
+    run: Annotated[
+        str, typer.Option("--run", help="The run: its id, the beginning of it, or @last.")
+    ] = "@last",
+    call: Annotated[str | None, typer.Option(help="The call to fork at; the newest one.")] = None,
+    after: Annotated[bool, typer.Option("--after", help="From after the call instead of before it.")] = False,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Try another way from a tool call on, in a workspace of its own.
+
+    Example: holdfast fork ../try-2 --call call_2_1
+    """
+    from holdfast.presenters.cli import changing
+
+    place, run_id = _one(store, run)
+    changing.fork(place, run_id, call=call, after=after, into=into, as_json=as_json)
+
+
+@hold_app.command(name="list")
+def hold_list(run: RunId = "@last", store: Store = None, as_json: AsJson = False) -> None:
+    """List the calls of a run that wait for a person.
+
+    Example: holdfast hold list @last
+    """
+    from holdfast.presenters.cli import changing
+
+    changing.list_holds(*_one(store, run), as_json=as_json)
+
+
+@hold_app.command(name="answer")
+def hold_answer(
+    run: RunId = "@last",
+    call: Annotated[str | None, typer.Option(help="Which call, if several wait.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="The call may run.")] = False,
+    no: Annotated[bool, typer.Option("--no", help="The call is refused.")] = False,
+    note: Annotated[str, typer.Option(help="What the model is told with a refusal.")] = "",
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer a call that waits; `holdfast resume` then goes on.
+
+    Example: holdfast hold answer @last --no --note "not in this file"
+    """
+    from holdfast.presenters.cli import changing
+
+    if yes == no:
+        raise UsageError("say --yes or --no")
+    changing.answer(*_one(store, run), call=call, approved=yes, note=note, as_json=as_json)
+
+
+@app.command()
+def erase(
+    run: RunId,
+    sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forget a run: its log, and the file contents that were kept for it. Your files stay as they are.
+
+    Example: holdfast erase 3f2a --yes
+    """
+    from holdfast.presenters.cli import changing
+
+    place, run_id = _one(store, run)
+    if not sure:
+        if not sys.stdin.isatty():
+            raise UsageError("erasing cannot be undone; say --yes")
+        typer.confirm(f"Forget run {str(run_id)[:8]} for good?", abort=True)
+    changing.erase(place, run_id, as_json=as_json)
+
+
+@app.command()
+def prune(
+    run: RunId,
+    keep_last: Annotated[int, typer.Option(help="How many of the newest events stay.")] = 1000,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forget the oldest events of a run. What it spent is not forgotten.
+
+    Example: holdfast prune 3f2a --keep-last 200
+    """
+    from holdfast.presenters.cli import changing
+
+    changing.prune(*_one(store, run), keep_last=keep_last, as_json=as_json)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    import holdfast
+
+    print(holdfast.__version__)
 
 
 def main() -> None:
@@ -97,4 +440,8 @@ def main() -> None:
         app()
     except HoldfastError as error:
         print(f"holdfast: {error}", file=sys.stderr)
+        raise SystemExit(2 if isinstance(error, UsageError) else 1) from None
+    except BrokenPipeError:
+        # Whoever read the output has gone. Python would complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None

@@ -1,0 +1,108 @@
+"""Is everything here that a run needs? Each finding says what to do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import holdfast
+from holdfast.errors import HoldfastError
+from holdfast.presenters.cli import places, settings
+
+_SDKS = (
+    ("openai", "OPENAI_API_KEY"),
+    ("anthropic", "ANTHROPIC_API_KEY"),
+    ("litellm", None),
+    ("claude-agent-sdk", None),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    good: bool
+    text: str
+    next_action: str = ""
+
+
+def examine(directory: Path) -> Iterator[Finding]:
+    """Look at what a run in this directory would need. Nothing is sent anywhere."""
+    version = platform.python_version()
+    yield Finding("holdfast", True, f"{holdfast.__version__} on Python {version}")
+    enough = sys.version_info >= (3, 11)
+    yield Finding("python", enough, version, "" if enough else "use Python 3.11 or newer")
+    yield Finding("sqlite", sqlite3.sqlite_version_info >= (3, 35), sqlite3.sqlite_version, "")
+    yield _git()
+    try:
+        found = settings.load({}, os.environ, directory)
+    except HoldfastError as error:
+        yield Finding("settings", False, str(error), "mend the settings")
+        return
+    yield Finding("settings", True, str(found.file or "no holdfast.toml; defaults apply"))
+    yield _store(places.store_for(directory, found.text("store"), os.environ))
+    writable = os.access(directory, os.W_OK)
+    advice = "" if writable else "the agent can only read here; use --read-only"
+    yield Finding("workspace", writable, f"{directory} {'can' if writable else 'cannot'} be written", advice)
+    yield from _providers(found.text("base_url"))
+
+
+def _git() -> Finding:
+    path = shutil.which("git")
+    if path is None:
+        return Finding("git", True, "not installed; it is only needed to look at the private store by hand")
+    said = subprocess.run([path, "--version"], check=False, capture_output=True, text=True, timeout=10)
+    return Finding("git", True, said.stdout.strip())
+
+
+def _store(store: Path) -> Finding:
+    try:
+        places.ready(store)
+    except HoldfastError as error:
+        return Finding("store", False, str(error), "name another place with --store or HOLDFAST_STORE")
+    return Finding("store", True, f"{store} ({'there' if store.exists() else 'not made yet'})")
+
+
+def _providers(base_url: str | None) -> Iterator[Finding]:
+    usable = base_url is not None
+    for package, key in _SDKS:
+        try:
+            text = f"{package} {importlib.metadata.version(package)}"
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(
+                package, True, "not installed", f"pip install 'holdfast[{package.removesuffix('-sdk')}]'"
+            )
+            continue
+        if key is not None:
+            has_key = bool(os.environ.get(key))
+            usable = usable or has_key
+            text += f", {key} is {'set' if has_key else 'not set'}"
+        yield Finding(package, True, text)
+    advice = (
+        "" if usable else "set OPENAI_API_KEY or ANTHROPIC_API_KEY, or use --base-url; or try `holdfast demo`"
+    )
+    yield Finding("model", usable, "a model can be asked" if usable else "no model can be asked", advice)
+
+
+def doctor(directory: Path, *, as_json: bool) -> int:
+    """Print what was found. Returns 0 if a run can be begun, else 1."""
+    found = list(examine(directory))
+    if as_json:
+        from holdfast.presenters.cli.looking import print_json
+
+        print_json([asdict(each) for each in found])
+    else:
+        for each in found:
+            print(f"{'ok ' if each.good else 'NO '} {each.what:<16} {each.text}")
+            if each.next_action:
+                print(f"    {'':<16} {each.next_action}")
+    return 0 if all(each.good for each in found) else 1
