@@ -310,6 +310,9 @@ def kind_of(error: BaseException, *, stop_reason: str | None = None) -> str:
             return "timeout" if stop_reason == StopReason.TIMEOUT else "deadline"
         case BudgetExceededError():
             return "deadline" if error.exceeded_dimension == "deadline" else "budget_exceeded"
+        case ModelCallError() if error.stop_reason in CAUSES:
+            # Another attempt was wanted, and the run's limits did not let it be made.
+            return str(error.stop_reason)
         case ModelCallError() if stop_reason == StopReason.PROVIDER_ERROR:
             # The failure that used the last retry is the run's ending; until then it is the call's.
             return "provider_error"
@@ -432,9 +435,10 @@ ENDINGS: Mapping[TurnState, EndingRule] = MappingProxyType(
 
 
 @dataclass(slots=True)
-class _Facts:
-    """What the events of one turn say, up to the ending that counts."""
+class TurnFold:
+    """Takes the events of one turn's part of the log, one by one, and says how the turn stands."""
 
+    turn_id: str
     started: tuple[int, TurnStarted] | None = None
     ended: tuple[int, TurnEnded] | None = None
     answers: list[int] = field(default_factory=list)
@@ -445,8 +449,9 @@ class _Facts:
     attempts: dict[str, tuple[int, ToolStarted]] = field(default_factory=dict)
     """Tool calls that were begun and whose end is not in the log."""
 
-    def take(self, seq: int, stamp: str | None, value: object, turn_id: str) -> None:
-        """Fold one event of the turn's part of the log."""
+    def take(self, seq: int, stamp: str | None, value: object) -> None:
+        """Fold one event: its place, the turn id beside it, and its value."""
+        turn_id = self.turn_id
         match value:
             case TurnStarted():
                 self.started = (seq, value)
@@ -456,7 +461,7 @@ class _Facts:
                 self.ended = (seq, value)
             case PartialText(turn_id=of) if of == turn_id:
                 self.partial.append(seq)
-            case InnerMessage() if self._is_ours(value, stamp, turn_id):
+            case InnerMessage() if self._is_ours(value, stamp):
                 self.take_message(seq, value)
             case ToolHeld():
                 self.holds.append(seq)
@@ -467,10 +472,10 @@ class _Facts:
             case ToolInvoked():
                 self.attempts.pop(value.attempt_id, None)
 
-    def _is_ours(self, message: InnerMessage, stamp: str | None, turn_id: str) -> bool:
+    def _is_ours(self, message: InnerMessage, stamp: str | None) -> bool:
         # A later turn closes the calls that this one left open: its stamp, this one's evaluation.
         if stamp is not None:
-            return stamp == turn_id
+            return stamp == self.turn_id
         return self.started is not None and message.evaluation_id == self.started[1].evaluation_id
 
     def take_message(self, seq: int, message: InnerMessage) -> None:
@@ -487,34 +492,52 @@ class _Facts:
                     del self.open_calls[index]
                     break
 
+    def derive(self) -> TurnDerivation:
+        """Say how the turn stands after the events so far."""
+        claimed = None if self.ended is None else self.ended[1].state
+        rule = ENDINGS[claimed or TurnState.UNFINISHED]
+        found = {name: EVIDENCE[name].find(self) for name in rule.evidence}
+        missing = tuple(name for name, seqs in found.items() if seqs is None)
+        return TurnDerivation(
+            turn_id=self.turn_id,
+            state=rule.otherwise if missing else rule.state,
+            evidence={name: seqs for name, seqs in found.items() if seqs is not None},
+            missing=missing,
+            claimed=claimed,
+            started=None if self.started is None else self.started[1],
+            ended=None if self.ended is None else self.ended[1],
+            open_calls=tuple(self.open_calls),
+            open_attempts=tuple((seq, each.call_id) for seq, each in self.attempts.values()),
+        )
+
 
 def _one(place: tuple[int, object] | None) -> tuple[int, ...] | None:
     return None if place is None else (place[0],)
 
 
-def _clean_answer(facts: _Facts) -> tuple[int, ...] | None:
-    if facts.last is None:
+def _clean_answer(fold: TurnFold) -> tuple[int, ...] | None:
+    if fold.last is None:
         return None
-    seq, message = facts.last
+    seq, message = fold.last
     return (seq,) if message.role == "assistant" and not message.tool_calls else None
 
 
-def _text(facts: _Facts) -> tuple[int, ...] | None:
+def _text(fold: TurnFold) -> tuple[int, ...] | None:
     # An answer that a check did not accept is in the conversation; one that was cut off is not.
-    judged = facts.ended is not None and facts.ended[1].error_kind in ("incomplete", "output_parse")
-    found = [*facts.partial, *(facts.answers[-1:] if judged else ())]
+    judged = fold.ended is not None and fold.ended[1].error_kind in ("incomplete", "output_parse")
+    found = [*fold.partial, *(fold.answers[-1:] if judged else ())]
     return tuple(found) or None
 
 
-def _kind(facts: _Facts) -> tuple[int, ...] | None:
-    if facts.ended is None:
+def _kind(fold: TurnFold) -> tuple[int, ...] | None:
+    if fold.ended is None:
         return None
-    seq, ended = facts.ended
+    seq, ended = fold.ended
     return (seq,) if ended.error_kind in ENDINGS[ended.state].kinds else None
 
 
-def _next_actions(facts: _Facts) -> tuple[int, ...] | None:
-    return _one(facts.ended) if facts.ended is not None and facts.ended[1].next_actions else None
+def _next_actions(fold: TurnFold) -> tuple[int, ...] | None:
+    return _one(fold.ended) if fold.ended is not None and fold.ended[1].next_actions else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,7 +546,7 @@ class EvidenceRule:
 
     name: str
     meaning: str
-    find: Callable[[_Facts], tuple[int, ...] | None] = field(repr=False)
+    find: Callable[[TurnFold], tuple[int, ...] | None] = field(repr=False)
     """Returns the events that show it, or None if it is missing."""
 
 
@@ -531,9 +554,9 @@ EVIDENCE: Mapping[str, EvidenceRule] = MappingProxyType(
     {
         each.name: each
         for each in (
-            EvidenceRule("start", "the turn's `TurnStarted`", lambda facts: _one(facts.started)),
+            EvidenceRule("start", "the turn's `TurnStarted`", lambda fold: _one(fold.started)),
             EvidenceRule(
-                "ending", "a `TurnEnded` with nothing of the turn after it", lambda facts: _one(facts.ended)
+                "ending", "a `TurnEnded` with nothing of the turn after it", lambda fold: _one(fold.ended)
             ),
             EvidenceRule(
                 "clean_answer", "the turn's last message is an answer that asks for no tool", _clean_answer
@@ -541,12 +564,12 @@ EVIDENCE: Mapping[str, EvidenceRule] = MappingProxyType(
             EvidenceRule(
                 "answered_calls",
                 "every tool call has its result",
-                lambda facts: None if facts.open_calls else (),
+                lambda fold: None if fold.open_calls else (),
             ),
             EvidenceRule("text", "the text: a `PartialText`, or the answer that was not accepted", _text),
             EvidenceRule("kind", "an error kind that belongs to the state", _kind),
             EvidenceRule("next_actions", "what a person can do next", _next_actions),
-            EvidenceRule("hold", "a `ToolHeld`", lambda facts: tuple(facts.holds) or None),
+            EvidenceRule("hold", "a `ToolHeld`", lambda fold: tuple(fold.holds) or None),
         )
     }
 )
@@ -587,71 +610,53 @@ Event = tuple[Envelope, object | None]
 
 def derive_turn(events: Iterable[Event], turn_id: str) -> TurnDerivation:
     """Say how a turn stands, from the events of its log alone. It is a pure function."""
-    return _derived(turn_id, _facts(events, turn_id))
+    return _folded(events, turn_id).derive()
 
 
-def _facts(events: Iterable[Event], turn_id: str) -> _Facts:
-    facts = _Facts()
+def _folded(events: Iterable[Event], turn_id: str) -> TurnFold:
+    fold = TurnFold(turn_id)
     inside = False
     for envelope, value in events:
         if isinstance(value, TurnStarted):
             inside = value.turn_id == turn_id
         if inside:
-            facts.take(envelope.seq, envelope.turn_id, value, turn_id)
-    return facts
-
-
-def _derived(turn_id: str, facts: _Facts) -> TurnDerivation:
-    claimed = None if facts.ended is None else facts.ended[1].state
-    rule = ENDINGS[claimed or TurnState.UNFINISHED]
-    found = {name: EVIDENCE[name].find(facts) for name in rule.evidence}
-    missing = tuple(name for name, seqs in found.items() if seqs is None)
-    return TurnDerivation(
-        turn_id=turn_id,
-        state=rule.otherwise if missing else rule.state,
-        evidence={name: seqs for name, seqs in found.items() if seqs is not None},
-        missing=missing,
-        claimed=claimed,
-        started=None if facts.started is None else facts.started[1],
-        ended=None if facts.ended is None else facts.ended[1],
-        open_calls=tuple(facts.open_calls),
-        open_attempts=tuple((seq, each.call_id) for seq, each in facts.attempts.values()),
-    )
+            fold.take(envelope.seq, envelope.turn_id, value)
+    return fold
 
 
 def newest_turn(session: Session) -> TurnDerivation | None:
     """Say how the session's newest turn stands; None if it has none. It reads that turn's events only."""
-    found = _newest_facts(session)
-    return None if found is None else _derived(*found)
+    found = _newest_fold(session)
+    return None if found is None else found.derive()
 
 
-def _newest_facts(session: Session) -> tuple[str, _Facts] | None:
+def _newest_fold(session: Session) -> TurnFold | None:
     started = session[TurnStarted].latest()
     if started is None:
         return None
     ((_, origin),) = deque(entries_of(session[TurnStarted].view()), maxlen=1)
-    facts = _facts(session.events(after=max(origin - 1, 0), upto=session.head), started.turn_id)
-    if facts.started is None or facts.last is None:
-        facts = _restored_facts(session, started, facts.started)
-    return started.turn_id, facts
+    fold = _folded(session.events(after=max(origin - 1, 0), upto=session.head), started.turn_id)
+    if fold.started is None or fold.last is None:
+        fold = _restored_fold(session, started, fold.started)
+    return fold
 
 
-def _restored_facts(session: Session, started: TurnStarted, begun: tuple[int, TurnStarted] | None) -> _Facts:
+def _restored_fold(session: Session, started: TurnStarted, begun: tuple[int, TurnStarted] | None) -> TurnFold:
     """Read a turn that this session took over from a snapshot: it has it in its slices, not as events."""
     after = 0 if begun is None else begun[0]
     events = list(session.events(after=after, upto=session.head))
     logged = {value.message_id for _, value in events if isinstance(value, InnerMessage)}
-    facts = _Facts(started=begun or (0, started))
+    fold = TurnFold(started.turn_id, started=begun or (0, started))
     for message in get_inner_messages(session, started.evaluation_id):
         if message.message_id not in logged:
-            facts.take_message(0, message)
+            fold.take_message(0, message)
     ended = session[TurnEnded].latest()
     is_ours = begun is None and ended is not None and ended.turn_id == started.turn_id
     if is_ours and ended is not None and not any(value == ended for _, value in events):
-        facts.ended = (0, ended)
+        fold.ended = (0, ended)
     for envelope, value in events:
-        facts.take(envelope.seq, envelope.turn_id, value, started.turn_id)
-    return facts
+        fold.take(envelope.seq, envelope.turn_id, value)
+    return fold
 
 
 def turn_state(session: Session) -> TurnState:
@@ -694,22 +699,21 @@ def end_turn(session: Session, turn_id: str, ending: Ending) -> TurnEnded:
     Raises `IllegalEndingError`, and has changed nothing, if the table does not allow it or its evidence is
     not in the log. A turn that is completed already stays as it is: ending it so again changes nothing.
     """
-    found = _newest_facts(session)
-    if found is None or found[0] != turn_id:
+    fold = _newest_fold(session)
+    if fold is None or fold.turn_id != turn_id:
         raise IllegalEndingError(
             f"turn {turn_id} is not the newest turn of session {session.session_id}; only that one can end"
         )
-    present = _derived(*found)
+    present = fold.derive()
     if present.state is TurnState.COMPLETED and ending.state is TurnState.COMPLETED and present.ended:
         return present.ended
     ended = ending.for_turn(turn_id)
     check_ending(present, ended)
     said = [PartialText(turn_id, ending.partial_text)] if ending.partial_text else []
     # Derive what the log would say afterwards, before anything is written.
-    facts, head = found[1], session.head
-    for seq, each in enumerate((*said, ended), start=head + 1):
-        facts.take(seq, turn_id, each, turn_id)
-    missing = _derived(turn_id, facts).missing
+    for seq, each in enumerate((*said, ended), start=session.head + 1):
+        fold.take(seq, turn_id, each)
+    missing = fold.derive().missing
     if missing:
         needed = "; ".join(EVIDENCE[name].meaning for name in missing)
         raise IllegalEndingError(
