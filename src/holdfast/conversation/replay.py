@@ -585,8 +585,8 @@ class Replayer:
             self._reported = (event.usage.input_tokens, self._bytes)
 
     def _hash_new_items(self) -> None:
-        for item in islice(self._items, self._hashed, None):
-            self._bytes += _digest_item(self._hash, item)
+        for place in range(self._hashed, len(self._items)):
+            self._bytes += _digest_item(self._hash, self._items[place])
         self._hashed = len(self._items)
 
     def _begin_hash_anew(self) -> None:
