@@ -13,7 +13,7 @@ from holdfast.conversation.events import SubagentEvent
 from holdfast.log.base import Log
 from holdfast.log.memory import MemoryLog
 from holdfast.providers.base import ModelRequest
-from holdfast.providers.scripted import Answer, Scripted, ScriptedProvider
+from holdfast.providers.scripted import Scripted, ScriptedProvider
 from holdfast.state import ExecutionState, ResourceRegistry, Session
 from holdfast.subagents import LoopRunner, Subagents
 from holdfast.workspace import Filesystem, InMemoryFilesystem

@@ -242,7 +242,7 @@ class Subagents:
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> bool | None:
+    ) -> None:
         group = self._group
         assert group is not None
         try:
@@ -252,12 +252,12 @@ class Subagents:
             self._is_closing = True
             self._wake.set()
             group.cancel_scope.cancel()
-            handled = await group.__aexit__(kind, error, trace)
+            # What the block raised goes on as it is: a group would wrap it.
+            await group.__aexit__(None, None, None)
             self._group = None
             if self._given_containment is None and self._containment is not None:
                 self._containment.close()
                 self._containment = None
-        return handled
 
     # .. asking for one ..
 

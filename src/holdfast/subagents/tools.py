@@ -125,7 +125,7 @@ def subagent_tools(subagents: Subagents) -> tuple[Tool[Any, Any], ...]:
     async def cancel(params: CancelAgent, *, context: ToolContext) -> _Answer:
         return _shown((await subagents.cancel(params.id, params.reason)).describe())
 
-    async def every(*, context: ToolContext) -> _Answer:
+    async def every(params: None, *, context: ToolContext) -> _Answer:
         return _shown([each.describe() for each in subagents.children])
 
     async def diff(params: OneAgent, *, context: ToolContext) -> _Answer:
@@ -206,7 +206,7 @@ def subagent_tools(subagents: Subagents) -> tuple[Tool[Any, Any], ...]:
         Tool[None, str](
             name="list_agents",
             description="List every subagent of this session: id, agent, status, task and outcome.",
-            handler=_explained_bare(every),
+            handler=_explained(every),
             effects="none",
         ),
         Tool[OneAgent, str](
@@ -260,15 +260,6 @@ def _explained(handler: Callable[..., Any]) -> Callable[..., Any]:
             return answer
         except UsageError as error:
             return ToolResult.error(f"{error}")
-
-    return explained
-
-
-def _explained_bare(handler: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(handler)
-    async def explained(params: None, *, context: ToolContext) -> _Answer:
-        answer: _Answer = await handler(context=context)
-        return answer
 
     return explained
 
