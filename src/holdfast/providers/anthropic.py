@@ -8,7 +8,7 @@ provider's cache. Calls are streams, with the SDK's own retries off.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import anthropic
 import httpx2
@@ -35,6 +35,9 @@ _STOPS: Mapping[str, StopReason] = {
     "model_context_window_exceeded": "length",
     "refusal": "refused",
 }
+_LEAST_THINKING = 1024
+"""The smallest budget for thoughts that the interface takes."""
+
 _NO_KEY = "no key was found; set ANTHROPIC_API_KEY, or pass api_key="
 
 
@@ -92,6 +95,19 @@ class Anthropic(VendorProvider[anthropic.AsyncAnthropic]):
 
     def __repr__(self) -> str:
         return f"Anthropic({self._model!r})"
+
+    def _for(self, request: ModelRequest) -> Self:
+        asked = super()._for(request)
+        budget = (asked._thinking or {}).get("budget_tokens")
+        if asked is not self and budget is not None and asked._max_output_tokens is not None:
+            # The thoughts are a part of the answer, and the interface takes no fewer than this many.
+            room = asked._max_output_tokens - 1
+            asked._thinking = (
+                {**(asked._thinking or {}), "budget_tokens": min(budget, room)}
+                if room >= _LEAST_THINKING
+                else None
+            )
+        return asked
 
     def messages_body(self, request: ModelRequest) -> Wire:
         """Return what is sent to the Messages interface for a request."""
@@ -209,9 +225,9 @@ def _thinking(given: int | str | Mapping[str, Any] | None, most: int) -> dict[st
         return dict(given)
     if isinstance(given, str):
         return {"type": given}
-    if not 1024 <= given < most:
+    if not _LEAST_THINKING <= given < most:
         raise UsageError(
-            f"thinking={given} must be at least 1024 tokens and less than max_output_tokens ({most}), of "
+            f"thinking={given} must be at least {_LEAST_THINKING} tokens and less than max_output_tokens ({most}), of "
             "which it is a part"
         )
     return {"type": "enabled", "budget_tokens": given}

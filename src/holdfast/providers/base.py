@@ -29,6 +29,10 @@ class ModelRequest:
     output_schema: Mapping[str, Any] | None = None
     answers_so_far: int = 0
     """How many answers the model has given in this conversation, summarised ones included."""
+    model: str | None = None
+    """The model to ask instead of the provider's own; usage, price and thoughts are then that one's."""
+    max_output_tokens: int | None = None
+    """The most to ask for, if that is less than what the provider asks for by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ class UsageReported:
     """What that costs by the provider's price table; None if nobody knows."""
     cache_write_tokens: int = 0
     """How much of the input was written to the provider's cache; it may cost more than plain input."""
+    model: str | None = field(default=None, compare=False)
+    """The model that was asked, if the provider says so: a request may have named another than its own."""
     newest: UsageReported | None = field(default=None, compare=False, repr=False)
     """What of it the newest attempt has used, if those before it are counted in: they are booked already."""
 

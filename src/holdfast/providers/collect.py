@@ -53,6 +53,8 @@ class CollectedAnswer:
     usage: TokenUsage = field(default_factory=TokenUsage)
     cost_usd: float | None = None
     cache_write_tokens: int = 0
+    model: str | None = None
+    """The model that was asked, if the provider said so."""
     stop: StopReason = "end"
     is_complete: bool = False
     """Whether the provider said that the answer is whole."""
@@ -139,6 +141,7 @@ class Collector:
             usage=self._usage.usage,
             cost_usd=self._usage.cost_usd,
             cache_write_tokens=self._usage.cache_write_tokens,
+            model=self._usage.model,
             stop="length" if was_cut else self._stop,
             is_complete=self._is_complete,
             notes=tuple(notes),

@@ -44,6 +44,7 @@ from holdfast.providers.base import (
     UsageReported,
     takes_output_schema,
 )
+from holdfast.providers.degrading import degraded
 from holdfast.state.budget import TokenUsage
 
 _NOTHING = UsageReported(TokenUsage())
@@ -185,6 +186,8 @@ class Retrying:
                 await self._clock.async_sleep(delay)
                 if call is not None:
                     call.begin_attempt()
+                    # Each attempt has a plan of its own; what was made less for the one before stays so.
+                    request, _ = degraded(request, call.plan, model=self.model)
             except CallRefused as refused:
                 error.stop_reason = refused.stop_reason or refused.decision
                 error.add_note(str(refused))
@@ -226,5 +229,6 @@ def _sum(spent: UsageReported | None, now: UsageReported) -> UsageReported:
         spent.usage + now.usage,
         (spent.cost_usd or 0.0) + (now.cost_usd or 0.0) if known else None,
         spent.cache_write_tokens + now.cache_write_tokens,
+        model=now.model,
         newest=now,
     )

@@ -95,7 +95,7 @@ class ScriptedProvider:
         answer = self._next(request)
         for thought in answer.thoughts:
             yield ReasoningDelta(thought)
-            yield ReasoningBlock(ReasoningPart(self._model, self.name, {"thought": thought}))
+            yield ReasoningBlock(ReasoningPart(request.model or self._model, self.name, {"thought": thought}))
         for line in answer.text.splitlines(keepends=True):
             yield TextDelta(line)
             await anyio.lowlevel.checkpoint()
@@ -103,7 +103,9 @@ class ScriptedProvider:
             raise answer.error
         for call in answer.tool_calls(request.answers_so_far + 1):
             yield ToolCallRequested(call)
-        yield UsageReported(answer.usage, answer.cost_usd, answer.cache_write_tokens)
+        yield UsageReported(
+            answer.usage, answer.cost_usd, answer.cache_write_tokens, model=request.model or self._model
+        )
         yield Stopped(answer.stop_reason)
 
     def _next(self, request: ModelRequest) -> Answer:

@@ -25,13 +25,15 @@ stream and yields model events. Around them this module keeps the promises of th
 
 from __future__ import annotations
 
+import copy
 import functools
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import anyio
 import httpx2
@@ -157,10 +159,31 @@ class VendorProvider(ABC, Generic[C]):
         )
         tools = [[tool.name, tool.description, tool.parameters_schema] for tool in request.tools]
         tokens = size + estimate_tokens(tools) + estimate_tokens(request.output_schema)
-        return self._price(estimate_usage(input_tokens=tokens, max_output_tokens=self._max_output_tokens))
+        asked = self._for(request)
+        return asked._price(estimate_usage(input_tokens=tokens, max_output_tokens=asked._max_output_tokens))
+
+    def _for(self, request: ModelRequest) -> Self:
+        """Return this provider as the request wants it: for another model, or for a shorter answer."""
+        most = min(
+            (each for each in (self._max_output_tokens, request.max_output_tokens) if each is not None),
+            default=None,
+        )
+        model = request.model or self._model
+        if (model, most) == (self._model, self._max_output_tokens):
+            return self
+        asked = copy.copy(self)  # The client, which is what is dear, stays the same one.
+        asked._model, asked._max_output_tokens = model, most
+        return asked
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Call the model once. Closing the generator closes the connection."""
+        asked = self._for(request)
+        if asked is not self:
+            # What is left to do is the same, so the request no longer has to say it.
+            async with aclosing(asked.stream(replace(request, model=None, max_output_tokens=None))) as told:
+                async for each in told:
+                    yield each
+            return
         said: list[str] = []
         failed: ModelCallError
         opened: ClosableStream | None = None
@@ -227,7 +250,7 @@ class VendorProvider(ABC, Generic[C]):
             cached_tokens=usage.cached_input_tokens,
             reasoning_tokens=usage.reasoning_tokens,
         )
-        return UsageReported(tokens, self._price(usage), usage.cache_write_tokens)
+        return UsageReported(tokens, self._price(usage), usage.cache_write_tokens, model=self._model)
 
     def _price(self, usage: CallUsage) -> float | None:
         table = self._prices if self._prices is not None else default_prices()

@@ -224,7 +224,13 @@ class TurnRecord:
     # .. usage ..
 
     def usage_of(
-        self, answer: CollectedAnswer, replayed: Replay, *, model: str | None = None, is_cut_off: bool = False
+        self,
+        answer: CollectedAnswer,
+        replayed: Replay,
+        *,
+        model: str | None = None,
+        is_cut_off: bool = False,
+        notes: tuple[str, ...] = (),
     ) -> ProviderUsage:
         """Say what a call used, and whether its input extended the one before: a broken cache shows.
 
@@ -235,7 +241,7 @@ class TurnRecord:
         self._count(answer.usage, answer.cost_usd)
         return ProviderUsage(
             provider=self.provider,
-            model=model or self.model,
+            model=model or answer.model or self.model,
             call_index=self.answers_so_far + 1,
             usage=answer.usage,
             cost_usd=answer.cost_usd,
@@ -244,7 +250,7 @@ class TurnRecord:
             prefix_hash=replayed.prefix_hash(),
             extends_previous=extends,
             output_truncated=answer.stop == "length",
-            notes=answer.notes,
+            notes=(*notes, *answer.notes),
         )
 
     def _count(self, usage: TokenUsage, cost_usd: float | None) -> None:

@@ -21,8 +21,8 @@ import anyio
 
 from holdfast.containment import (
     CallOutcome,
-    CallUsage,
     CancellationToken,
+    DegradePlan,
     ExecutionContext,
     SafetyEvent,
     WrapOptions,
@@ -32,6 +32,7 @@ from holdfast.containment import (
 from holdfast.containment.threads import threadsafe
 from holdfast.conversation.messages import InnerMessage, ToolCallRecord, get_pending_tool_calls
 from holdfast.conversation.replay import Replay
+from holdfast.conversation.trimming import as_sent
 from holdfast.errors import (
     CallRefused,
     CancelledByToken,
@@ -39,15 +40,18 @@ from holdfast.errors import (
     LogError,
     OutputParseError,
     PromptEvaluationError,
-    UsageError,
     VisibilityExpansionRequired,
 )
+from holdfast.judges.rounds import Judges
 from holdfast.prompt.events import PromptExecuted, PromptRendered, PromptResponse
 from holdfast.prompt.render import RenderedPrompt, parse_output
 from holdfast.prompt.template import Prompt
 from holdfast.prompt.visibility import SectionPath, SectionVisibility, expand, register_visibility
+from holdfast.providers.accounting import report_usage
+from holdfast.providers.adapter import ProviderAdapter
 from holdfast.providers.base import ModelEvent, ModelRequest, Provider, UsageReported, takes_output_schema
 from holdfast.providers.collect import CollectedAnswer, Collector
+from holdfast.providers.degrading import degraded
 from holdfast.providers.errors import error_of_stop
 from holdfast.providers.retrying import Retrying, RetryPolicy
 from holdfast.state.budget import BudgetTracker, Deadline, TokenUsage
@@ -55,7 +59,7 @@ from holdfast.state.execution import ExecutionState
 from holdfast.state.run_context import RunContext
 from holdfast.state.session import stamped
 from holdfast.tools.boundaries import recover
-from holdfast.tools.context import Heartbeat, ToolContext
+from holdfast.tools.context import Heartbeat, ToolContext, filesystem_of
 from holdfast.tools.policies import Permissions
 from holdfast.tools.runner import ToolRunner
 from holdfast.tools.tool import Tool, ToolCall, ToolResult
@@ -117,6 +121,8 @@ class InnerLoop:
     workspace: str | None = None
     run_context: RunContext | None = None
     heartbeat: Heartbeat | None = None
+    adapter: ProviderAdapter | None = None
+    """Who evaluates for the judges, unless their configuration names somebody else."""
     _record: TurnRecord = field(init=False, repr=False)
     _rendered: RenderedPrompt[Any] = field(init=False, repr=False)
     _runner: ToolRunner = field(init=False, repr=False)
@@ -129,6 +135,7 @@ class InnerLoop:
     _expansions: list[tuple[ToolCall, int, VisibilityExpansionRequired]] = field(default_factory=list)
     """The calls that want sections opened, with their places in the conversation."""
     _seat: Seat = field(init=False, repr=False)
+    _judges: Judges = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.agent = self.agent or self.prompt.name
@@ -146,6 +153,7 @@ class InnerLoop:
         self._record.new_turn()
         with stamped(turn_id=self._record.turn_id):
             self._record.begin(self.agent, self._rendered.text, task, self.workspace, (self._as_rendered(),))
+            self._judges = self._who_judges(task)
             return await self._to_its_end(())
 
     async def resume(self) -> TurnResult:
@@ -156,7 +164,7 @@ class InnerLoop:
         """
         session = self.state.session
         self._prepare()
-        self._record.go_on(self.agent, self._rendered.text, self.workspace)
+        started = self._record.go_on(self.agent, self._rendered.text, self.workspace)
         if turn_state(session) is TurnState.COMPLETED:
             last = self._record.last
             text = "" if last is None else last.content
@@ -164,6 +172,7 @@ class InnerLoop:
         pending = get_pending_tool_calls(session, self._record.evaluation_id)
         with stamped(turn_id=self._record.turn_id):
             session.dispatch(TurnResumed(self._record.turn_id, self.provider.name, self.provider.model))
+            self._judges = self._who_judges(started.task)
             return await self._to_its_end(pending)
 
     def _prepare(self) -> None:
@@ -232,6 +241,7 @@ class InnerLoop:
     async def _loop(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
         if pending:
             await self._run_tools([ToolCall(p.call_id, p.name, p.arguments) for p in pending], resumed=True)
+            await self._hear_feedback()
         last = self._record.last
         if last is not None and last.role == "assistant" and not last.tool_calls:
             ended = await self._finish(last.content)
@@ -243,6 +253,7 @@ class InnerLoop:
                 return answer
             if answer.calls:
                 await self._run_tools(answer.calls)
+                await self._hear_feedback()
                 continue
             ended = await self._finish(answer.text)
             if ended is not None:
@@ -256,7 +267,53 @@ class InnerLoop:
             output = parse_output(text, self._rendered)
         except OutputParseError as error:
             return self._send_back(error)
-        return self._completed(text, output)
+        if not self._judges.has_completion:
+            return self._completed(text, output)
+        told: list[InnerMessage] = []
+        typed = None if self._rendered.structured_output is None else output
+        self._count_use()
+        refused = await self._judges.before_stop(text, typed, "stop", self._as_said(told))
+        if self._judges.exhausted:
+            return self._end(self._ending("incomplete", details=self._judges.last_reason))
+        if refused is None:
+            return self._completed(text, output)
+        for each in told:
+            self._record.keep(each)
+        return None
+
+    def _who_judges(self, task: str) -> Judges:
+        return Judges(
+            prompt=self.prompt,
+            session=self.state.session,
+            adapter=self.adapter,
+            containment=self.containment,
+            deadline=self.deadline,
+            budget_tracker=self.budget_tracker,
+            run_context=self.run_context,
+            filesystem=filesystem_of(self.state),
+            cancellation=self.cancellation,
+            clock=self.state.clock,
+            task=task,
+            evaluation_id=self._record.evaluation_id,
+        )
+
+    async def _hear_feedback(self) -> None:
+        """Let whoever looks at the work speak: behind the results, so that what was sent stays a prefix."""
+        if self._judges.has_feedback:
+            told: list[InnerMessage] = []
+            self._count_use()
+            await self._judges.after_tools(self._as_said(told))
+            for each in told:
+                self._record.keep(each)
+
+    def _as_said(self, told: list[InnerMessage]) -> Callable[[str], Sequence[object]]:
+        """Make what a judge says a message of the conversation, in one append with its judgement."""
+
+        def record(text: str) -> Sequence[object]:
+            told.append(self._record.message("user", text, self._record.reserve()))
+            return tuple(told)
+
+        return record
 
     def _send_back(self, error: OutputParseError) -> TurnResult | None:
         """Tell the model what is wrong with its answer, a few times at most."""
@@ -280,6 +337,7 @@ class InnerLoop:
             usage=self._record.usage,
             run_context=self.run_context,
         )
+        self._count_use()
         self._log_safety_events()
         ended = TurnEnded(self._record.turn_id, TurnState.COMPLETED)
         session.dispatch_all((*response.typed_outputs(), executed, ended))
@@ -291,8 +349,14 @@ class InnerLoop:
         replayed = self._record.replayer.input()
         request = self._request(replayed)
         collector = Collector()
+        notes: tuple[str, ...] = ()
 
         async def call() -> CollectedAnswer:
+            nonlocal request, replayed, notes
+            contained = current_call()
+            if contained is not None:
+                request, notes = self._degraded(request, contained.plan)
+                replayed = replayed if not notes else as_sent(replayed, request.items)
             # Closed whatever happens here: an answer that nobody reads any more is not paid for.
             try:
                 async with aclosing(self._seat.provider.stream(request)) as events:
@@ -300,7 +364,8 @@ class InnerLoop:
                         collector.add(each)
                         self._show(each)
             finally:
-                _report(collector.usage)
+                if contained is not None:
+                    report_usage(contained, collector.usage)
             return collector.answer()
 
         try:
@@ -308,12 +373,14 @@ class InnerLoop:
         except BaseException as error:
             if collector.usage != _NOTHING_USED:
                 cut_off = collector.answer()
-                self.state.session.dispatch(self._record.usage_of(cut_off, replayed, is_cut_off=True))
+                self.state.session.dispatch(
+                    self._record.usage_of(cut_off, replayed, is_cut_off=True, notes=notes)
+                )
             if not isinstance(error, PromptEvaluationError | OSError):
                 raise
             return self._provider_failed(collector.text, error)
         answer = collector.answer()
-        usage = self._record.usage_of(answer, replayed)
+        usage = self._record.usage_of(answer, replayed, notes=notes)
         # An answer that was cut off, filtered or refused is no answer: what was said is evidence.
         no_answer = error_of_stop(answer.stop, provider=self.provider.name, model=self.provider.model)
         if no_answer is not None:
@@ -332,12 +399,24 @@ class InnerLoop:
             answers_so_far=self._record.answers_so_far,
         )
 
+    def _degraded(
+        self, request: ModelRequest, plan: DegradePlan | None
+    ) -> tuple[ModelRequest, tuple[str, ...]]:
+        """Make a request with less, if the shield wants that, and say what became less."""
+        return degraded(request, plan, model=self.provider.model, other_tokens=self._tool_tokens)
+
     def _check_budget(self) -> None:
         """Count what the evaluation has used, and stop if that is too much."""
-        tracker = self.budget_tracker
-        if tracker is not None:
-            tracker.record_cumulative(self._record.evaluation_id, self._record.usage, self._record.cost_usd)
-            tracker.check()
+        self._count_use()
+        if self.budget_tracker is not None:
+            self.budget_tracker.check()
+
+    def _count_use(self) -> None:
+        """Tell the tracker what the evaluation has used so far."""
+        if self.budget_tracker is not None:
+            self.budget_tracker.record_cumulative(
+                self._record.evaluation_id, self._record.usage, self._record.cost_usd
+            )
 
     async def _in_time(
         self, call: Callable[[], Awaitable[CollectedAnswer]], request: ModelRequest, replayed: Replay
@@ -513,6 +592,7 @@ class InnerLoop:
         )
 
     def _end(self, ending: Ending, error: Exception | None = None) -> TurnResult:
+        self._count_use()
         self._log_safety_events()
         ended = end_turn(self.state.session, self._record.turn_id, ending)
         return TurnResult(ended.state, "", ended.error_kind, ended.details, ended.next_actions, error=error)
@@ -545,33 +625,6 @@ class _Halted(Exception):
         self.kind = kind
         self.detail = detail
         super().__init__(kind)
-
-
-def _report(reported: UsageReported) -> None:
-    """Tell the containment what a model call has used so far: it counts, also if the answer is cut off.
-
-    What nobody reports costs what was reserved.
-    """
-    call, usage = current_call(), reported.usage
-    if call is None:
-        return
-    try:
-        if reported.cost_usd is not None:
-            call.report(cost_usd=reported.cost_usd)
-        elif usage.total is not None:
-            into, out = usage.input_tokens or 0, usage.output_tokens or 0
-            cached = min(usage.cached_tokens or 0, into)
-            call.report(
-                usage=CallUsage(
-                    input_tokens=into,
-                    output_tokens=out,
-                    cached_input_tokens=cached,
-                    cache_write_tokens=min(reported.cache_write_tokens, into - cached),
-                    reasoning_tokens=min(usage.reasoning_tokens or 0, out),
-                )
-            )
-    except UsageError:
-        _logger.exception("what the provider says that its call used cannot be counted")
 
 
 def _costs_nothing(result: object) -> float:
