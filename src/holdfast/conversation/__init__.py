@@ -1,6 +1,6 @@
 """The conversation: messages that survive, and the pure function from a log to a provider's input."""
 
-from holdfast.conversation.branches import branch_summary, fork_conversation
+from holdfast.conversation.branches import branch_summary
 from holdfast.conversation.compaction import (
     CompactionPlan,
     CompactionSettings,
@@ -59,7 +59,6 @@ __all__ = [
     "compact",
     "compacted",
     "enable_inner_message_recording",
-    "fork_conversation",
     "get_inner_messages",
     "get_latest_evaluation_id",
     "get_pending_tool_calls",

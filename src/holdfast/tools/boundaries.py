@@ -6,7 +6,7 @@ that ran the calls.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -226,6 +226,7 @@ def fork_at(
     side: Literal["before", "after"] = "before",
     workspace: Path | None = None,
     resources: ResourceRegistry | None = None,
+    tell: Callable[[Session, int], object | None] | None = None,
 ) -> ExecutionState:
     """Make a new session that continues from a boundary of a call, in a workspace of its own.
 
@@ -233,6 +234,9 @@ def fork_at(
     that hold no state of their own, and what was spent, are shared with the old session; whatever
     else can be snapshotted would be changed by both, so it is left out: pass the fork's own in
     `resources`, which win over the shared ones.
+
+    The fork's log says where it comes from. `tell` may make an event of what the old session did after
+    the boundary (`holdfast.conversation.branch_summary` does), which is recorded with it.
     """
     boundary = boundary_of(state.session, call_id)
     at = boundary.seq_before if side == "before" else boundary.seq_after
@@ -248,7 +252,9 @@ def fork_at(
         shared = shared.merge(resources, strict=False)
     session = state.session.fork(at=at)
     place = None if workspace is None else str(workspace.resolve())
-    session.dispatch(SessionForked(str(state.session.session_id), at, call_id, side, place))
+    lineage = SessionForked(str(state.session.session_id), at, call_id, side, place)
+    told = None if tell is None else tell(state.session, at)
+    session.dispatch_all((lineage,) if told is None else (lineage, told))
     return ExecutionState(
         session=session,
         resources=shared,
