@@ -1,0 +1,152 @@
+"""Telemetry listens, and never takes part."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from holdfast import telemetry
+from holdfast.telemetry import JsonFormatter, bind
+from holdfast.telemetry.otel import OpenTelemetry
+
+
+@pytest.fixture
+def exported() -> Iterator[InMemorySpanExporter]:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    telemetry.use(OpenTelemetry(provider, MeterProvider()))
+    yield exporter
+    telemetry.use(None)
+
+
+def test_nobody_listens_unless_asked_and_then_nothing_is_made() -> None:
+    """The same object every time: no span, no allocation, no ids."""
+    assert not telemetry.is_on()
+    first, second = telemetry.span("chat", a__b=1), telemetry.span("chat", a__b=2)
+    assert first is second
+    with first as span:
+        span.set("x", 1)
+        span.fail("kind")
+        assert span.trace_id is None
+
+
+def test_without_a_listener_no_package_is_imported_for_it() -> None:
+    code = "import holdfast.turns, sys; print('opentelemetry' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert said.stdout.strip() == "False"
+
+
+def test_spans_within_a_span_are_its_children(exported: InMemorySpanExporter) -> None:
+    with telemetry.span("invoke_agent a", gen_ai__agent__name="a") as outer, telemetry.span("chat m"):
+        pass
+    inner, parent = exported.get_finished_spans()
+    assert (inner.name, parent.name) == ("chat m", "invoke_agent a")
+    assert inner.parent is not None
+    assert f"{inner.parent.span_id:016x}" == outer.span_id
+    assert f"{parent.context.trace_id:032x}" == outer.trace_id
+    assert dict(parent.attributes or {}) == {"gen_ai.agent.name": "a"}
+
+
+def test_an_error_passes_through_and_only_its_kind_is_told(exported: InMemorySpanExporter) -> None:
+    """What an error says may quote a file or a key; the log has it, the trace does not."""
+    with pytest.raises(ValueError, match="secret"), telemetry.span("execute_tool t"):
+        raise ValueError("secret")
+    (span,) = exported.get_finished_spans()
+    assert not span.status.is_ok
+    assert "secret" not in span.to_json()
+    assert (span.attributes or {})["error.type"] == "ValueError"
+
+
+class Broken:
+    """A listener that fails wherever it can."""
+
+    def __init__(self, *, at: str) -> None:
+        self.at = at
+
+    @contextmanager
+    def span(self, name: str, attributes: Mapping[str, telemetry.Attribute]) -> Iterator[telemetry.Span]:
+        if self.at == "begin":
+            raise RuntimeError("no span")
+        with telemetry._NO_SPAN as span:
+            yield span
+        if self.at == "end":
+            raise RuntimeError("no end")
+
+    def record(self, name: str, value: float, attributes: Mapping[str, telemetry.Attribute]) -> None:
+        raise RuntimeError("no measurement")
+
+
+@pytest.mark.parametrize("at", ["begin", "end", "record"])
+def test_a_listener_that_fails_changes_nothing_for_the_work(at: str) -> None:
+    telemetry.use(Broken(at=at))
+    try:
+        with telemetry.span("chat m"):
+            done = True
+        telemetry.record("holdfast.cost", 1.0)
+    finally:
+        telemetry.use(None)
+    assert done
+
+
+def test_a_listener_that_fails_does_not_hide_the_works_own_error() -> None:
+    telemetry.use(Broken(at="end"))
+    try:
+        with pytest.raises(KeyError, match="mine"), telemetry.span("chat m"):
+            raise KeyError("mine")
+    finally:
+        telemetry.use(None)
+
+
+def test_measurements_carry_their_names_units_and_attributes() -> None:
+    reader = InMemoryMetricReader()
+    telemetry.use(OpenTelemetry(TracerProvider(), MeterProvider([reader])))
+    try:
+        telemetry.record("gen_ai.client.token.usage", 120, gen_ai__token__type="input")
+        telemetry.record("holdfast.cost", 0.25, gen_ai__request__model="m")
+        telemetry.record("holdfast.cost", 0.25, gen_ai__request__model="m")
+        telemetry.record("no.such.measurement", 1)
+    finally:
+        telemetry.use(None)
+    data = reader.get_metrics_data()
+    found = {
+        metric.name: metric
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+    assert found.keys() == {"gen_ai.client.token.usage", "holdfast.cost"}
+    assert found["holdfast.cost"].unit == "USD"
+    (cost,) = found["holdfast.cost"].data.data_points
+    assert cost.value == pytest.approx(0.5)
+
+
+def test_a_log_line_is_json_with_what_is_bound_and_what_is_extra() -> None:
+    record = logging.LogRecord("holdfast.turns", logging.WARNING, "f", 1, "slow: %s", ("x",), None)
+    record.attempt = 2
+    with bind(session_id="s1", turn_id=None), bind(turn_id="t1"):
+        line = json.loads(JsonFormatter().format(record))
+    assert line["message"] == "slow: x"
+    assert (line["session_id"], line["turn_id"], line["attempt"], line["level"]) == ("s1", "t1", 2, "warning")
+    assert "session_id" not in json.loads(JsonFormatter().format(record))
+
+
+def test_a_log_line_of_an_error_is_still_one_line() -> None:
+    try:
+        raise ValueError("a\nb")
+    except ValueError:
+        record = logging.LogRecord("l", logging.ERROR, "f", 1, "failed", (), sys.exc_info())
+    text = JsonFormatter().format(record)
+    assert "\n" not in text
+    assert json.loads(text)["error"] == "ValueError"
