@@ -53,6 +53,7 @@ async def test_a_child_works_in_a_session_of_its_own_and_its_answer_comes_back()
     end = evidence(state)[-1]
     assert (end.summary, end.status, end.child_session_id) == ("noted", "completed", str(child.session_id))
     assert end.elapsed_ms is not None
+    assert type(end.status) is str, "a log must not need the class that wrote it"
     own = Session.open(state.session.log, child.session_id, read_only=True)
     assert own.parent_id == state.session.session_id
     assert [each.role for each in get_inner_messages(own)] == [

@@ -64,6 +64,7 @@ from holdfast.subagents.runner import ChildRun, ChildRunner
 from holdfast.subagents.states import EVENT_NAMES, SubagentStatus, apply_event, check_move
 from holdfast.subagents.tools import subagent_tools
 from holdfast.subagents.workspaces import ChildWorkspace, Copy, open_workspace
+from holdfast.tools.boundaries import recover
 from holdfast.tools.policies import PermissionMode, Permissions
 from holdfast.tools.runner import ToolRunner
 from holdfast.tools.tool import ToolCall, ToolResult
@@ -529,7 +530,7 @@ class Subagents:
             "max_cost_usd": child.allowance.max_cost_usd,
         }
         return SubagentEvent(
-            name, child.id, str(child.session_id), child.agent, status=status, **known | facts
+            name, child.id, str(child.session_id), child.agent, status=status.value, **known | facts
         )
 
     def _log(self, event: SubagentEvent) -> None:
@@ -920,6 +921,9 @@ class Subagents:
 
     def _reattach_open(self, child: Subagent, session: Session) -> None:
         charter = session[SubagentCharter].latest()
+        if child.workspace_mode == "shared":
+            # Whatever becomes of it: a call that was cut off must not hold the workspace that others share.
+            recover(ExecutionState(session, self.state.resources, self._clock))
         seen = turn_state(session)
         begun = len(session[TurnStarted].all())
         if begun and seen is not TurnState.UNFINISHED and begun >= len(child.inputs):
