@@ -227,8 +227,8 @@ def _thinking(given: int | str | Mapping[str, Any] | None, most: int) -> dict[st
         return {"type": given}
     if not _LEAST_THINKING <= given < most:
         raise UsageError(
-            f"thinking={given} must be at least {_LEAST_THINKING} tokens and less than max_output_tokens ({most}), of "
-            "which it is a part"
+            f"thinking={given} must be at least {_LEAST_THINKING} tokens and less than max_output_tokens "
+            f"({most}), of which it is a part"
         )
     return {"type": "enabled", "budget_tokens": given}
 
