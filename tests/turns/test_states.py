@@ -229,7 +229,7 @@ def test_a_bug_is_named_and_a_hold_says_which_call_to_answer() -> None:
     """What a person needs to find it stands in the ending."""
     assert ending_for(ZeroDivisionError("oops")).details == "ZeroDivisionError: oops"
     held = ending_for(HoldRequired("call-7", "look", reason="may it?"), session_id="S")
-    assert held.next_actions[0] == "holdfast hold answer S call-7"
+    assert held.next_actions[0] == "holdfast hold answer S --call call-7 --yes"
     assert "may it?" in held.details
 
 

@@ -212,7 +212,7 @@ def _causes() -> Iterator[CauseRule]:
         "hold",
         "a tool call waits for a person",
         TurnState.HELD,
-        "holdfast hold answer {session} {call}",
+        "holdfast hold answer {session} --call {call} --yes",
         _RESUME,
     )
 
