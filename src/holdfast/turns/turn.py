@@ -12,8 +12,8 @@ place in `holdfast.turns.states`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,14 +30,16 @@ from holdfast.containment import (
     estimate_tokens,
 )
 from holdfast.containment.threads import threadsafe
+from holdfast.conversation.compaction import CompactionSettings, Compactor
 from holdfast.conversation.messages import InnerMessage, ToolCallRecord, get_pending_tool_calls
-from holdfast.conversation.replay import Replay
+from holdfast.conversation.replay import Replay, ReplayItem
 from holdfast.conversation.trimming import as_sent
 from holdfast.errors import (
     CallRefused,
     CancelledByToken,
     DeadlineExceededError,
     LogError,
+    ModelCallError,
     OutputParseError,
     PromptEvaluationError,
     VisibilityExpansionRequired,
@@ -58,6 +60,7 @@ from holdfast.state.budget import BudgetTracker, Deadline, TokenUsage
 from holdfast.state.execution import ExecutionState
 from holdfast.state.run_context import RunContext
 from holdfast.state.session import stamped
+from holdfast.telemetry import Span
 from holdfast.tools.boundaries import recover
 from holdfast.tools.context import Heartbeat, ToolContext, filesystem_of
 from holdfast.tools.policies import Permissions
@@ -66,6 +69,7 @@ from holdfast.tools.tool import Tool, ToolCall, ToolResult
 from holdfast.turns.record import TurnRecord
 from holdfast.turns.signals import noted_signals
 from holdfast.turns.states import Ending, TurnEnded, TurnResumed, TurnState, end_turn, ending_for, turn_state
+from holdfast.turns.traces import model_span, tool_failed, tool_span, turn_ended, turn_span
 from holdfast.turns.vendor import Seat, seated
 
 _logger = logging.getLogger("holdfast.turns")
@@ -121,9 +125,12 @@ class InnerLoop:
     workspace: str | None = None
     run_context: RunContext | None = None
     heartbeat: Heartbeat | None = None
+    compaction: CompactionSettings = field(default_factory=CompactionSettings)
+    """When the conversation is told to the model as a summary, and how that is written."""
     adapter: ProviderAdapter | None = None
     """Who evaluates for the judges, unless their configuration names somebody else."""
     _record: TurnRecord = field(init=False, repr=False)
+    _compactor: Compactor = field(init=False, repr=False)
     _rendered: RenderedPrompt[Any] = field(init=False, repr=False)
     _runner: ToolRunner = field(init=False, repr=False)
     _told: int = 0
@@ -149,12 +156,14 @@ class InnerLoop:
 
     async def run(self, task: str = "") -> TurnResult:
         """Take up a task: a new turn. Without a task the prompt speaks alone."""
-        self._prepare()
-        self._record.new_turn()
-        with stamped(turn_id=self._record.turn_id):
-            self._record.begin(self.agent, self._rendered.text, task, self.workspace, (self._as_rendered(),))
-            self._judges = self._who_judges(task)
-            return await self._to_its_end(())
+        with self._traced() as span:
+            self._prepare()
+            self._record.new_turn()
+            with stamped(turn_id=self._record.turn_id):
+                rendered = (self._as_rendered(),)
+                self._record.begin(self.agent, self._rendered.text, task, self.workspace, rendered)
+                self._judges = self._who_judges(task)
+                return self._told_of(await self._to_its_end(()), span)
 
     async def resume(self) -> TurnResult:
         """Go on with the newest turn after a crash, an interrupt or an answered hold.
@@ -162,6 +171,10 @@ class InnerLoop:
         What a crash cut off is rolled back first; finished tools are not run again, pending ones are.
         A turn that is completed already is not touched.
         """
+        with self._traced() as span:
+            return self._told_of(await self._go_on(), span)
+
+    async def _go_on(self) -> TurnResult:
         session = self.state.session
         self._prepare()
         started = self._record.go_on(self.agent, self._rendered.text, self.workspace)
@@ -175,9 +188,22 @@ class InnerLoop:
             self._judges = self._who_judges(started.task)
             return await self._to_its_end(pending)
 
+    @contextmanager
+    def _traced(self) -> Iterator[Span]:
+        """Let telemetry watch the turn; what the turn records carries the trace's ids."""
+        session_id, provider = self.state.session.session_id, self.provider
+        with turn_span(self.agent, session_id, provider.name, provider.model, self.run_context) as traced:
+            span, self.run_context = traced
+            yield span
+
+    def _told_of(self, result: TurnResult, span: Span) -> TurnResult:
+        turn_ended(span, result.state.value, result.error_kind)
+        return result
+
     def _prepare(self) -> None:
         session, provider, prompt = self.state.session, self.provider, self.prompt
         self._record = TurnRecord(session, provider.name, provider.model, prompt.ns, prompt.key)
+        self._compactor = Compactor(self.compaction, summarise=self._summarise)
         register_visibility(session)
         recover(self.state)
         self._skip_logged_events()
@@ -346,7 +372,13 @@ class InnerLoop:
     async def _ask(self) -> CollectedAnswer | TurnResult:
         """Call the model once, inside the containment, and record its answer."""
         self._check_budget()
-        replayed = self._record.replayer.input()
+        await self._compactor.before_call(
+            self.state.session,
+            self._record.replayer,
+            model=self.provider.model,
+            beside=self._tool_tokens,
+        )
+        replayed = self._record.input()
         request = self._request(replayed)
         collector = Collector()
         notes: tuple[str, ...] = ()
@@ -357,16 +389,19 @@ class InnerLoop:
             if contained is not None:
                 request, notes = self._degraded(request, contained.plan)
                 replayed = replayed if not notes else as_sent(replayed, request.items)
-            # Closed whatever happens here: an answer that nobody reads any more is not paid for.
-            try:
-                async with aclosing(self._seat.provider.stream(request)) as events:
-                    async for each in events:
-                        collector.add(each)
-                        self._show(each)
-            finally:
-                if contained is not None:
-                    report_usage(contained, collector.usage)
-            return collector.answer()
+            model = request.model or self.provider.model
+            with model_span(self.provider.name, model, self.state.clock) as asked:
+                # Closed whatever happens here: an answer that nobody reads any more is not paid for.
+                try:
+                    async with aclosing(self._seat.provider.stream(request)) as events:
+                        async for each in events:
+                            collector.add(each)
+                            self._show(each)
+                finally:
+                    asked.answer = collector.answer()
+                    if contained is not None:
+                        report_usage(contained, collector.usage)
+            return asked.answer
 
         try:
             await self._in_time(call, request, replayed)
@@ -378,9 +413,12 @@ class InnerLoop:
                 )
             if not isinstance(error, PromptEvaluationError | OSError):
                 raise
+            if not collector.text and await self._is_shortened(error):
+                return await self._ask()
             return self._provider_failed(collector.text, error)
         answer = collector.answer()
-        usage = self._record.usage_of(answer, replayed, notes=notes)
+        self._compactor.settled()
+        usage = self._record.usage_of(answer, replayed, notes=notes, pressure=self._compactor.pressure)
         # An answer that was cut off, filtered or refused is no answer: what was said is evidence.
         no_answer = error_of_stop(answer.stop, provider=self.provider.name, model=self.provider.model)
         if no_answer is not None:
@@ -388,6 +426,37 @@ class InnerLoop:
             return self._provider_failed(answer.text, no_answer)
         self._record.add_answer(answer, usage)
         return answer
+
+    async def _is_shortened(self, error: Exception) -> bool:
+        """Compact the conversation if that is what the provider complains about, and if it can be done."""
+        if not isinstance(error, ModelCallError) or error.kind != "context_too_long":
+            return False
+        done = await self._compactor.after_overflow(self.state.session, self._record.replayer)
+        return done is not None
+
+    async def _summarise(self, prompt: str) -> str:
+        """Have the model write a summary: a call like any other, contained, counted and recorded."""
+        item = ReplayItem("user", prompt)
+        request = ModelRequest((item,), answers_so_far=self._record.answers_so_far)
+        collector = Collector()
+
+        async def call() -> CollectedAnswer:
+            contained = current_call()
+            try:
+                async with aclosing(self._seat.provider.stream(request)) as events:
+                    async for each in events:
+                        collector.add(each)
+            finally:
+                if contained is not None:
+                    report_usage(contained, collector.usage)
+            return collector.answer()
+
+        try:
+            await self._in_time(call, request, Replay((item,), size_bytes=len(item.canonical())))
+        finally:
+            if collector.usage != _NOTHING_USED:
+                self.state.session.dispatch(self._record.usage_of_summary(collector.answer()))
+        return collector.answer().text
 
     def _request(self, replayed: Replay) -> ModelRequest:
         output = self._rendered.structured_output
@@ -496,11 +565,15 @@ class InnerLoop:
         """Run a call, if the containment allows it. That it wants sections opened is no failure."""
 
         async def run() -> ToolResult[Any]:
-            try:
-                return await self._seat.run(call, execute, self._runner.tool_registry)
-            except VisibilityExpansionRequired as required:
-                self._expansions.append((call, self._places[call.id], required))
-                return ToolResult.ok(message=str(required))
+            with tool_span(call, self.state.clock) as span:
+                try:
+                    result = await self._seat.run(call, execute, self._runner.tool_registry)
+                except VisibilityExpansionRequired as required:
+                    self._expansions.append((call, self._places[call.id], required))
+                    return ToolResult.ok(message=str(required))
+                if not result.success:
+                    tool_failed(span, call)
+                return result
 
         return await (run() if self.containment is None else self._contained(call, run))
 

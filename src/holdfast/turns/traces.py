@@ -1,0 +1,129 @@
+"""What telemetry is told about a turn, with the names of the conventions for generative AI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from uuid import UUID
+
+from holdfast import telemetry
+from holdfast.clock import Clock
+from holdfast.providers.collect import CollectedAnswer
+from holdfast.state.run_context import RunContext
+from holdfast.telemetry import Span
+from holdfast.tools.tool import ToolCall
+
+
+@contextmanager
+def turn_span(
+    agent: str, session_id: UUID, provider: str, model: str, run_context: RunContext | None
+) -> Iterator[tuple[Span, RunContext | None]]:
+    """Watch a turn. Its run context gets the ids of the span, so that the log and the trace can be joined."""
+    if not telemetry.is_on():
+        with telemetry.span("") as nobody:
+            yield nobody, run_context
+        return
+    with (
+        telemetry.span(
+            f"invoke_agent {agent}",
+            gen_ai__operation__name="invoke_agent",
+            gen_ai__agent__name=agent,
+            gen_ai__conversation__id=str(session_id),
+            gen_ai__provider__name=provider,
+            gen_ai__request__model=model,
+        ) as span,
+        telemetry.bind(session_id=str(session_id), trace_id=span.trace_id, span_id=span.span_id),
+    ):
+        context = run_context
+        if span.trace_id is not None:
+            context = replace(
+                run_context or RunContext.new(session_id=session_id),
+                trace_id=span.trace_id,
+                span_id=span.span_id,
+            )
+        yield span, context
+
+
+def turn_ended(span: Span, state: str, kind: str | None) -> None:
+    """Say how a turn ended."""
+    if telemetry.is_on():
+        span.set("holdfast.turn.state", state)
+        if state != "completed":
+            span.fail(kind or state)
+        telemetry.record("holdfast.turns", 1, holdfast__turn__state=state, error__type=kind)
+
+
+class _Asked:
+    """One model call that is being watched."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self) -> None:
+        self.answer: CollectedAnswer | None = None
+
+
+@contextmanager
+def model_span(provider: str, model: str, clock: Clock) -> Iterator[_Asked]:
+    """Watch a model call. Put its answer into what is returned."""
+    asked = _Asked()
+    if not telemetry.is_on():
+        yield asked
+        return
+    began = clock.monotonic()
+    about = {
+        "gen_ai__operation__name": "chat",
+        "gen_ai__provider__name": provider,
+        "gen_ai__request__model": model,
+    }
+    with telemetry.span(f"chat {model}", **about, gen_ai__request__stream=True) as span:
+        try:
+            yield asked
+        finally:
+            telemetry.record("gen_ai.client.operation.duration", clock.monotonic() - began, **about)
+            if asked.answer is not None:
+                _tell_usage(span, asked.answer, about)
+
+
+def _tell_usage(span: Span, answer: CollectedAnswer, about: dict[str, str]) -> None:
+    usage = answer.usage
+    span.set("gen_ai.response.finish_reasons", (answer.stop,))
+    span.set("gen_ai.usage.input_tokens", usage.input_tokens)
+    span.set("gen_ai.usage.output_tokens", usage.output_tokens)
+    span.set("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens)
+    span.set("gen_ai.usage.reasoning.output_tokens", usage.reasoning_tokens)
+    span.set("holdfast.cost_usd", answer.cost_usd)
+    for kind, tokens in (("input", usage.input_tokens), ("output", usage.output_tokens)):
+        if tokens is not None:
+            telemetry.record("gen_ai.client.token.usage", tokens, **about, gen_ai__token__type=kind)
+    if answer.cost_usd is not None:
+        telemetry.record("holdfast.cost", answer.cost_usd, **about)
+
+
+@contextmanager
+def tool_span(call: ToolCall, clock: Clock) -> Iterator[Span]:
+    """Watch a tool call, its commit or rollback included."""
+    if not telemetry.is_on():
+        with telemetry.span("") as nobody:
+            yield nobody
+        return
+    began = clock.monotonic()
+    try:
+        with telemetry.span(
+            f"execute_tool {call.name}",
+            gen_ai__operation__name="execute_tool",
+            gen_ai__tool__name=call.name,
+            gen_ai__tool__call__id=call.id,
+            gen_ai__tool__type="function",
+        ) as span:
+            yield span
+    finally:
+        elapsed = clock.monotonic() - began
+        telemetry.record("holdfast.tool.duration", elapsed, gen_ai__tool__name=call.name)
+
+
+def tool_failed(span: Span, call: ToolCall) -> None:
+    """Say that a call failed and was rolled back."""
+    if telemetry.is_on():
+        span.fail("tool_error")
+        telemetry.record("holdfast.tool.rollbacks", 1, gen_ai__tool__name=call.name)
