@@ -33,7 +33,7 @@ from holdfast.tools.context import filesystem_of
 from holdfast.tools.events import SessionForked
 from holdfast.tools.policies import Permissions, ToolPolicy
 from holdfast.tools.tool import Tool
-from holdfast.turns.adapter import DEFAULT_RETRY
+from holdfast.turns.adapter import DEFAULT_RETRY, ModelAdapter
 from holdfast.turns.ledger import contain
 from holdfast.turns.states import TurnStarted, TurnState
 from holdfast.turns.turn import InnerLoop, TurnResult, Watch
@@ -218,6 +218,7 @@ class Agent:
             watch=watch,
             cancellation=cancellation or CancellationToken(),
             workspace=root,
+            adapter=ModelAdapter(provider, retry=self.retry),
         )
         return _Started(loop, state, store)
 

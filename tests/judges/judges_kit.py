@@ -50,16 +50,20 @@ class Seen:
     run_context: RunContext | None
     containment: ExecutionContext | None
     cancellation: CancellationToken | None
+    used: int = 0
 
     @property
     def session(self) -> Session:
         return self.state.session
 
     def use(self, *, total: int, as_evaluation: str = "one") -> None:
-        """Use tokens, as an adapter does: in the session and in the tracker."""
-        usage = TokenUsage(input_tokens=total, output_tokens=0)
-        self.session.dispatch(ProviderUsage("scripted", "m", 1, usage))
+        """Use so many tokens more, as an adapter does: in the session, and in the tracker as a running sum."""
+        self.session.dispatch(
+            ProviderUsage("scripted", "m", 1, TokenUsage(input_tokens=total, output_tokens=0))
+        )
+        self.used += total
         if self.budget_tracker is not None:
+            usage = TokenUsage(input_tokens=self.used, output_tokens=0)
             self.budget_tracker.record_cumulative(as_evaluation, usage)
             self.budget_tracker.check()
 

@@ -385,7 +385,7 @@ def test_a_shared_budget_that_runs_out_in_the_middle_is_raised_and_what_was_used
 
     async def step(seen: Seen) -> Any:
         seen.use(total=60)
-        seen.use(total=120)
+        seen.use(total=60)
         raise AssertionError("the tracker lets nobody come here")
 
     with pytest.raises(BudgetExceededError):

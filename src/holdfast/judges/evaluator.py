@@ -329,11 +329,18 @@ class _Frame:
             self.usage = executed.usage
         if self.tracker is None:
             return
-        if self.tracker.snapshot().entries:
-            self.usage = self.usage or self.tracker.consumed
-        elif self.usage is not None:
-            # The adapter knows of no trackers.
-            self.tracker.record_cumulative(self.run_context.run_id.hex, self.usage, self.cost_usd)
+        counted = self.tracker.consumed
+        if self.usage is None:
+            self.usage = None if counted.total is None else counted
+            return
+        # An adapter may know of no trackers, or not have told the tracker of its last call.
+        uncounted = TokenUsage(
+            max((self.usage.input_tokens or 0) - (counted.input_tokens or 0), 0),
+            max((self.usage.output_tokens or 0) - (counted.output_tokens or 0), 0),
+        )
+        cost = max((self.cost_usd or 0.0) - self.tracker.consumed_cost_usd, 0.0)
+        if uncounted.total or cost:
+            self.tracker.record_cumulative(self.run_context.run_id.hex, uncounted, cost or None)
 
     def settle(self) -> None:
         """Refuse an answer that was paid for with more than there was."""

@@ -142,6 +142,7 @@ class ModelAdapter:
                 cancellation=cancellation or CancellationToken(),
                 run_context=run_context,
                 heartbeat=heartbeat,
+                adapter=self,
             )
             try:
                 result = await (loop.resume() if resume else loop.run(request or ""))
