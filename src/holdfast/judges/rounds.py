@@ -30,6 +30,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 import anyio
 import anyio.lowlevel
 
+from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.containment import CancellationToken, ExecutionContext
 from holdfast.containment.dispatch import is_async
@@ -482,6 +483,21 @@ class Judges:
     # .. the leash ..
 
     async def _on_a_leash(
+        self,
+        name: str,
+        kind: JudgeKind,
+        time_limit: timedelta | None,
+        work: Callable[[CancellationToken], Awaitable[T]],
+    ) -> _Asked[T]:
+        with telemetry.span(f"judge {name}", holdfast__judge__name=name, holdfast__judge__kind=kind) as span:
+            asked = await self._until_it_answers(name, kind, time_limit, work)
+            failed = None if asked.error is None else type(asked.error).__qualname__
+            if failed is not None:
+                span.fail(failed)
+        telemetry.record("holdfast.judgements", 1, holdfast__judge__name=name, error__type=failed)
+        return asked
+
+    async def _until_it_answers(
         self,
         name: str,
         kind: JudgeKind,
