@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from holdfast.testing.filesystem import FilesystemConformance, LinkConformance
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import UsageError, WorkspaceConflictError
+from holdfast.testing.filesystem import FilesystemConformance, LinkConformance, tree
 from holdfast.workspace.base import Filesystem
 from holdfast.workspace.host import HostFilesystem
-from holdfast.workspace.isolated import IsolatedFilesystem, isolate
+from holdfast.workspace.isolated import (
+    IsolatedFilesystem,
+    apply_changes,
+    conflicts_with,
+    fingerprint,
+    isolate,
+)
+from holdfast.workspace.memory import InMemoryFilesystem
 
 
 def copy_of(directory: Path, files: dict[str, str] | None = None) -> IsolatedFilesystem:
@@ -57,3 +70,158 @@ class TestCopyThatWasEmptied(_Isolated, FilesystemConformance):
 
 class TestLinksInACopy(_Isolated, LinkConformance):
     """Links in a copy are links."""
+
+
+# --- laws: a copy on disk is a copy in memory ------------------------------------------------------------
+
+PATHS = ["a", "b", "d/a", "d/b", "d/e/a", "d", "d/e"]
+OPERATIONS = st.tuples(
+    st.sampled_from(["base", "copy"]),
+    st.sampled_from(["write", "delete", "move", "mkdir", "chmod", "boundary", "call", "foreign"]),
+    st.sampled_from(PATHS),
+    st.sampled_from(PATHS),
+)
+
+
+def do(filesystem: Filesystem, what: str, path: str, other: str, number: int) -> str:
+    """Do one thing; say how it went, so that two filesystems can be compared."""
+    try:
+        if what == "write":
+            filesystem.write(path, f"{number}\n")
+        elif what == "delete":
+            filesystem.delete(path, recursive=True)
+        elif what == "move":
+            filesystem.move(path, other, overwrite=True)
+        elif what == "mkdir":
+            filesystem.mkdir(path)
+        elif what == "chmod":
+            filesystem.chmod(path, 0o700)
+        elif what == "boundary":
+            filesystem.snapshot()
+        else:
+            call = filesystem.begin(f"call-{number}", foreign=what == "foreign")
+            did = do(filesystem, "write" if number % 2 else "delete", path, other, number)
+            if number % 3:
+                call.prepare()
+                call.finish()
+            else:
+                call.rollback()
+            return did
+    except (OSError, ValueError) as error:
+        return type(error).__name__
+    return "done"
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    before=st.lists(OPERATIONS, max_size=6),
+    steps=st.lists(OPERATIONS, max_size=14),
+)
+def test_a_copy_on_disk_does_what_a_copy_in_memory_does(
+    tmp_path_factory: pytest.TempPathFactory, before: list[Any], steps: list[Any]
+) -> None:
+    """Whatever both sides do afterwards, they do not see each other; and what comes back is the same."""
+    directory = tmp_path_factory.mktemp("law")
+    (directory / "base").mkdir()
+    with HostFilesystem(directory / "base", store=directory / "store") as base:
+        model = InMemoryFilesystem()
+        for number, (_, what, path, other) in enumerate(before):
+            assert do(base, what, path, other, number) == do(model, what, path, other, number)
+        copy, twin = isolate(base, place=directory / "copy"), isolate(model)
+        for number, (side, what, path, other) in enumerate(steps):
+            real, ideal = (base, model) if side == "base" else (copy, twin)
+            assert do(real, what, path, other, number) == do(ideal, what, path, other, number)
+            assert tree(copy) == tree(twin)
+            assert tree(base) == tree(model)
+        mine, ours = copy.changes(), twin.changes()
+        assert [(each.path, each.before, each.after) for each in mine] == [
+            (each.path, each.before, each.after) for each in ours
+        ]
+        conflicts = conflicts_with(model, ours)
+        assert conflicts_with(base, mine) == conflicts
+        if conflicts:
+            with pytest.raises(WorkspaceConflictError):
+                apply_changes(base, mine)
+            assert tree(base) == tree(model)
+        else:
+            call = base.begin("apply")
+            assert apply_changes(base, mine) == apply_changes(model, ours)
+            call.finish()
+            assert tree(base) == tree(model)
+            for each in mine:
+                assert fingerprint(base, each.path) == each.after
+        again = isolate(base, snapshot=copy.snapshot_at_fork, place=directory / "copy")
+        assert tree(again) == tree(twin)
+        copy.close()
+        again.close()
+
+
+def test_what_a_foreign_process_does_to_the_other_workspace_does_not_show(tmp_path: Path) -> None:
+    copy = copy_of(tmp_path, {"a.txt": "old\n", "d/b.txt": "old\n"})
+    base = copy._overlay.past._host
+    call = base.begin("a command", foreign=True)
+    (tmp_path / "base" / "a.txt").write_text("by the process\n")
+    (tmp_path / "base" / "new.txt").write_text("by the process\n")
+    (tmp_path / "base" / "d" / "b.txt").unlink()
+    assert copy.read("a.txt").content == "old\n"
+    assert [each.path for each in copy.glob("**/*.txt")] == ["a.txt", "d/b.txt"]
+    call.prepare()
+    call.finish()
+    assert copy.read("a.txt").content == "old\n"
+    assert copy.read("d/b.txt").content == "old\n"
+    assert not copy.exists("new.txt")
+    assert copy.changes() == ()
+
+
+def test_an_edit_past_both_of_them_is_a_conflict_where_the_copy_has_written(tmp_path: Path) -> None:
+    """What an editor did to the original after the copy had changed the path is not lost."""
+    copy = copy_of(tmp_path, {"a.txt": "old\n"})
+    copy.write("a.txt", "mine\n")
+    (tmp_path / "base" / "a.txt").write_text("by an editor\n")
+    base = copy._overlay.past._host
+    assert conflicts_with(base, copy.changes()) == ("a.txt",)
+    assert (tmp_path / "base" / "a.txt").read_text() == "by an editor\n"
+
+
+def test_a_process_works_in_a_real_directory_only_while_its_call_is_open(tmp_path: Path) -> None:
+    copy = copy_of(tmp_path, {"a.txt": "old\n"})
+    assert copy.host_root is None
+    call = copy.begin("a command", foreign=True)
+    root = copy.host_root
+    assert root is not None
+    assert (root / "a.txt").read_text() == "old\n"
+    (root / "a.txt").write_text("new\n")
+    (root / "sub").mkdir()
+    (root / "sub" / "c").symlink_to("../a.txt")
+    call.prepare()
+    call.finish()
+    assert copy.host_root is None
+    assert copy.read("sub/c").content == "new\n"
+    assert (tmp_path / "base" / "a.txt").read_text() == "old\n"
+    again = copy.begin("another", foreign=True)
+    (root / "a.txt").unlink()
+    again.rollback()
+    assert copy.read("a.txt").content == "new\n"
+
+
+def test_a_copy_is_found_again_and_can_be_thrown_away(tmp_path: Path) -> None:
+    copy = copy_of(tmp_path, {"a.txt": "old\n"})
+    base = copy._overlay.past._host
+    copy.delete("a.txt")
+    copy.write("b.txt", "new\n")
+    copy.close()
+    again = isolate(base, snapshot=copy.snapshot_at_fork, place=tmp_path / "copy")
+    assert [(each.path, each.after.kind) for each in again.changes()] == [
+        ("a.txt", "absent"),
+        ("b.txt", "file"),
+    ]
+    again.discard()
+    assert not (tmp_path / "copy").exists()
+    assert base.read("a.txt").content == "old\n"
+
+
+def test_only_a_workspace_itself_can_be_copied(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs a place"):
+        isolate(HostFilesystem(tmp_path))
+    with pytest.raises(UsageError, match="not their views"):
+        isolate(InMemoryFilesystem().read_only_view())
