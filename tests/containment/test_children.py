@@ -25,7 +25,7 @@ from holdfast.containment import (
     WrapOptions,
     current_call,
 )
-from holdfast.errors import UsageError
+from holdfast.errors import CallRefused, UsageError
 from holdfast.testing import FakeClock
 
 Config = Callable[..., ExecutionConfig]
@@ -241,6 +241,32 @@ def test_a_child_shares_journal_and_clock() -> None:
     parent = ExecutionContext(Limits())
     with pytest.raises(UsageError, match="shares its parent's journal and clock"):
         ExecutionContext(Limits(), parent=parent, clock=FakeClock())
+
+
+def test_depth_is_enforced_where_children_are_made(config: Config) -> None:
+    """A run that lets children be two levels deep refuses the third, whatever the children ask for."""
+    root = ExecutionContext(config(max_depth=2))
+    child = root.spawn_child(config(max_depth=9))
+    grandchild = child.spawn_child()
+    assert [ctx.depth for ctx in (root, child, grandchild)] == [0, 1, 2]
+    assert [ctx.remaining_depth for ctx in (root, child, grandchild)] == [2, 1, 0]
+    with pytest.raises(CallRefused, match="3 levels deep"):
+        grandchild.spawn_child()
+    with pytest.raises(CallRefused):
+        ExecutionContext(Limits(), parent=grandchild)
+    assert stops(grandchild) == ["depth_exceeded", "depth_exceeded"]
+    assert grandchild.wrap_tool_call(lambda: None) is Decision.ALLOW
+
+
+def test_a_child_may_allow_fewer_levels_and_not_more(config: Config) -> None:
+    """0 is no children at all; None is no ceiling of its own."""
+    root = ExecutionContext(config(max_depth=5))
+    assert root.spawn_child(Limits(max_depth=0)).remaining_depth == 0
+    assert root.spawn_child(Limits()).remaining_depth == 4
+    assert ExecutionContext(Limits()).remaining_depth is None
+    for wrong in (-1, 1.0, True, "1"):
+        with pytest.raises(UsageError, match="max_depth"):
+            Limits(max_depth=wrong)  # type: ignore[arg-type] # the wrong types are the test
 
 
 @given(

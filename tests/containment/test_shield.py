@@ -23,6 +23,7 @@ from holdfast.containment import (
     ExecutionConfig,
     ExecutionContext,
     InputCompressionHook,
+    Limits,
     Price,
     SafeModeHook,
     SafetyEvent,
@@ -477,3 +478,78 @@ def test_the_ladder_goes_down_rung_by_rung(config: Config, spent: float, plan: A
     ctx.wrap_llm_call(lambda: CallUsage(), options)
     got = seen[0]
     assert plan == (None if got is None else (got.model, got.trim_to_tokens, got.delay_ms))
+
+
+# --- hooks that hang ----------------------------------------------------------------------------------
+
+
+class Hanging:
+    """A hook that does not come back until the test lets it."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+
+    def before_llm_call(self, ctx: ToolCallContext) -> Decision | None:
+        self.let_go.wait(30)
+        return None
+
+    after_llm_call = on_error = before_charge = lambda self, ctx, *rest: self.before_llm_call(ctx)
+
+
+@pytest.mark.parametrize(("on_failure", "made"), [("closed", False), ("open", True)])
+@pytest.mark.parametrize("boundary", ["pre_dispatch", "budget"])
+def test_a_hook_that_hangs_is_a_hook_that_failed(boundary: str, on_failure: Any, made: bool) -> None:
+    """Its caller goes on after the time that it has, closed or open as configured; it is recorded."""
+    hook = Hanging()
+    given: Any = {boundary: hook}
+    shield = ShieldPipeline(**given, on_hook_failure=on_failure, hook_timeout_ms=20)
+    ctx = ExecutionContext(Limits(max_steps=5), shield)
+    outcome = ctx.call_llm(lambda: "made")
+    hook.let_go.set()
+    assert outcome.ok is made
+    failures = [event for event in ctx.get_snapshot().events if event.event_type == "hook_failed"]
+    assert failures
+    assert "has not answered within 20 ms" in failures[0].reason
+
+
+def test_a_retry_hook_that_hangs_does_not_hold_up_the_failure() -> None:
+    """The call failed, and its caller hears of it."""
+    hook = Hanging()
+    ctx = ExecutionContext(Limits(max_steps=5), ShieldPipeline(retry=hook, hook_timeout_ms=20))
+
+    def fail() -> None:
+        raise OSError("no")
+
+    outcome = ctx.call_llm(fail)
+    hook.let_go.set()
+    assert isinstance(outcome.error, OSError)
+    assert outcome.decision is Decision.HALT
+
+
+def test_the_time_of_a_hook_is_on_the_shields_clock() -> None:
+    """A clock that stands still gives a hook all the time; a second later it has had it."""
+    clock = FakeClock()
+    hook = Hanging()
+
+    class Slow:
+        is_slow = False
+
+        def before_llm_call(self, ctx: ToolCallContext) -> Decision:
+            if self.is_slow:
+                clock.advance(1)
+                hook.let_go.wait(30)
+            return Decision.ALLOW
+
+    slow = Slow()
+    shield = ShieldPipeline(slow, hook_timeout_ms=1000, clock=clock)
+    ctx = ExecutionContext(Limits(max_steps=5), shield, clock=clock)
+    assert ctx.call_llm(lambda: None).ok
+    slow.is_slow = True
+    assert ctx.call_llm(lambda: None).decision is Decision.HALT
+    hook.let_go.set()
+
+
+@pytest.mark.parametrize("wrong", [0, -5, 1.5, True, "20"])
+def test_a_hooks_time_is_a_positive_whole_number(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="hook_timeout_ms"):
+        ShieldPipeline(hook_timeout_ms=wrong)

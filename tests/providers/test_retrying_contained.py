@@ -27,7 +27,7 @@ from holdfast.containment import (
 from holdfast.conversation.replay import ReplayItem
 from holdfast.errors import ModelCallError
 from holdfast.providers.accounting import report_usage
-from holdfast.providers.base import ModelRequest, Stopped, TextDelta, UsageReported
+from holdfast.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta, UsageReported
 from holdfast.providers.collect import CollectedAnswer, Collector
 from holdfast.providers.retrying import Retried, Retrying, RetryPolicy
 from holdfast.providers.scripted import Answer, ScriptedProvider
@@ -63,7 +63,8 @@ def asked(ctx: ExecutionContext, provider: Retrying) -> CallOutcome[CollectedAns
 
 
 def failing(times: int) -> Attempts:
-    return Attempts(*[[transient()] for _ in range(times)], [TextDelta("yes"), Stopped("end")])
+    failures: list[list[ModelEvent | Exception]] = [[transient()] for _ in range(times)]
+    return Attempts(*failures, [TextDelta("yes"), Stopped("end")])
 
 
 def test_each_attempt_is_a_step_and_a_retry_of_the_run() -> None:

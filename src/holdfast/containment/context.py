@@ -65,6 +65,7 @@ from holdfast.containment.limits import (
     ExecutionConfig,
     Limits,
     StopReason,
+    WithoutRetries,
     as_config,
     number,
     to_usd,
@@ -152,6 +153,7 @@ class ExecutionContext:
         stoppable: bool | None = None,
         fallback_price: Price = FALLBACK_PRICE,
         ends_parent: bool = False,
+        own_retries: bool = False,
         _ledger: Ledger | None = None,
     ) -> None:
         self.config = as_config(config)
@@ -179,8 +181,20 @@ class ExecutionContext:
             metrics = metrics or parent._metrics
             stoppable = parent._stoppable if stoppable is None else stoppable
         self._ancestry: tuple[ExecutionContext, ...] = (self, *above)
-        self._accounts = tuple(context._account for context in self._ancestry)
+        self.depth = len(above)
+        """How many chains are above this one; 0 for a run's own."""
+        if parent is not None:
+            parent._check_depth()
+        theirs: tuple[Account, ...] = () if parent is None else parent._accounts
+        # Places in `_accounts` are places in `_ancestry`, whichever way an account is looked at.
+        self._accounts: tuple[Account, ...] = (
+            self._account,
+            *(map(WithoutRetries, theirs) if own_retries else theirs),
+        )
         self._lineage = tuple(context.chain_id for context in reversed(self._ancestry))
+        self._retry_lineage: tuple[str, ...] = (self.chain_id,)
+        if parent is not None and not own_retries:
+            self._retry_lineage = (*parent._retry_lineage, self.chain_id)
         self._root = self._ancestry[-1]
         self._names_model = metadata.model is not None
         self._metrics: Metrics | None = metrics
@@ -291,11 +305,15 @@ class ExecutionContext:
         rates: RatePolicy | None = None,
         memory_governor: Policy | None = None,
         ends_parent: bool = False,
+        own_retries: bool = False,
     ) -> ExecutionContext:
         """Return a context for a nested run that spends this one's money, steps, retries and time.
 
         Its own ceilings and guards come on top of ours, so it can only be narrower. A ceiling of ours that it
         reaches ends both, each with its own record; a ceiling of its own ends it alone, unless `ends_parent`.
+        With `own_retries` its failures are not answered out of our retries: one that only looks at the work,
+        and fails, leaves them to the work.
+        `CallRefused` if this chain, or one above it, lets no child be so deep.
         """
         if metadata is None:
             mine = self.metadata
@@ -319,7 +337,28 @@ class ExecutionContext:
             rates=rates,
             memory_governor=memory_governor,
             ends_parent=ends_parent,
+            own_retries=own_retries,
         )
+
+    @property
+    def remaining_depth(self) -> int | None:
+        """How many levels of children may still be below this chain; None without a ceiling."""
+        left = [
+            context.config.max_depth - place
+            for place, context in enumerate(self._ancestry)
+            if context.config.max_depth is not None
+        ]
+        return max(0, min(left)) if left else None
+
+    def _check_depth(self) -> None:
+        """Refuse a child that would be too deep; the refusal is recorded and ends nothing."""
+        if self.remaining_depth == 0:
+            detail = (
+                f"a child of the chain {self.chain_id} would be {self.depth + 1} levels deep, and that is "
+                f"more than max_depth allows; raise max_depth, or do the work without a child"
+            )
+            self._tell("depth_exceeded", Decision.HALT, detail)
+            raise CallRefused(detail)
 
     def __enter__(self) -> ExecutionContext:
         return self
@@ -1172,11 +1211,13 @@ class ExecutionContext:
             self._ledger.journal(
                 RetryTaken(
                     reservation_id=failed_id,
-                    lineage=self._lineage,
+                    lineage=self._retry_lineage,
                     node_id=node_id,
                     at=self.clock.now(),
                     elapsed_ms=self._elapsed_ms(),
-                    elapsed_above_ms=self._elapsed_above_ms(),
+                    elapsed_above_ms=self._elapsed_above_ms()[
+                        len(self._lineage) - len(self._retry_lineage) :
+                    ],
                 )
             )
 
@@ -1378,6 +1419,7 @@ class ExecutionContext:
                 "max_steps": config.max_steps,
                 "max_retries_total": config.max_retries_total,
                 "timeout_ms": config.timeout_ms,
+                "max_depth": config.max_depth,
             }
         )
 

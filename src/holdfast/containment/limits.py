@@ -100,6 +100,8 @@ class ExecutionConfig:
     """What becomes of a call to a model without a known price while `max_cost_usd` is set."""
     budget_backend: BudgetBackend | None = None
     """A pot of money shared with other chains; `max_cost_usd` is then its ceiling too."""
+    max_depth: int | None = None
+    """How many levels of children may be below the chain; 0 for none at all."""
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
@@ -110,6 +112,8 @@ class ExecutionConfig:
         if self.max_retries_total is not None:
             integer(owner, "max_retries_total", self.max_retries_total)
         integer(owner, "timeout_ms", self.timeout_ms, zero_ok=True)
+        if self.max_depth is not None:
+            integer(owner, "max_depth", self.max_depth, zero_ok=True)
         if self.on_unknown_price not in ("halt", "warn", "estimate"):
             raise UsageError(
                 f'{owner}.on_unknown_price must be "halt", "warn" or "estimate", '
@@ -138,8 +142,11 @@ class Limits:
     max_retries: int | None = None
     timeout: float | None = None
     on_unknown_price: OnUnknownPrice = "halt"
+    max_depth: int | None = None
 
     def __post_init__(self) -> None:
+        if self.max_depth is not None:
+            integer("Limits", "max_depth", self.max_depth, zero_ok=True)
         if self.max_retries is not None:
             integer("Limits", "max_retries", self.max_retries)
         if self.timeout is not None:
@@ -160,6 +167,7 @@ class Limits:
             max_retries_total=self.max_retries,
             timeout_ms=timeout_ms,
             on_unknown_price=self.on_unknown_price,
+            max_depth=self.max_depth,
         )
 
 
@@ -212,3 +220,51 @@ class Account:
         if reason is StopReason.BUDGET_EXCEEDED:
             return self.max_cost is not None and self.spent >= self.max_cost
         return reason in (StopReason.STEP_LIMIT_EXCEEDED, StopReason.RETRY_BUDGET_EXCEEDED)
+
+
+class WithoutRetries(Account):
+    """An account as a chain sees it that has retries of its own: money and steps are the account's."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, account: Account) -> None:
+        self._of = account
+        self.max_retries = None
+        self.retries = 0
+
+    @property
+    def max_cost(self) -> int | None:  # type: ignore[override]  # read where it is kept
+        """What may be spent."""
+        return self._of.max_cost
+
+    @property
+    def max_steps(self) -> int | None:  # type: ignore[override]  # read where it is kept
+        """How many calls may be made."""
+        return self._of.max_steps
+
+    @property
+    def spent(self) -> int:
+        """What was spent."""
+        return self._of.spent
+
+    @spent.setter
+    def spent(self, value: int) -> None:
+        self._of.spent = value
+
+    @property
+    def reserved(self) -> int:
+        """What is reserved."""
+        return self._of.reserved
+
+    @reserved.setter
+    def reserved(self, value: int) -> None:
+        self._of.reserved = value
+
+    @property
+    def steps(self) -> int:
+        """How many calls were made."""
+        return self._of.steps
+
+    @steps.setter
+    def steps(self, value: int) -> None:
+        self._of.steps = value

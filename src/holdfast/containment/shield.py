@@ -5,6 +5,10 @@ has any number of hooks, asked in order. The first that blocks ends the question
 one plan and the call goes on with it. A hook that raises is treated as configured, closed or open, and the
 fact is recorded. Hooks answer with a `Decision`, with a `DegradePlan`, or with None for "no opinion".
 
+A hook is asked on the caller's thread, which is quick, and waits for it as long as it takes. With
+`hook_timeout_ms` it is asked on a worker, and one that has not answered in time has failed like one that
+raised; its caller goes on, and what it answers later is not heard.
+
 A hook that counted a call which a later boundary then blocked is told so through its optional `release(ctx)`,
 so that blocked attempts never fill a window.
 """
@@ -21,7 +25,8 @@ from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.containment.threads import describe, logger
+from holdfast.containment.limits import integer
+from holdfast.containment.threads import Gate, Handover, call_later, describe, logger
 from holdfast.errors import UsageError
 
 _NO_METADATA: Mapping[str, object] = MappingProxyType({})
@@ -211,7 +216,8 @@ class ShieldPipeline:
 
     Each argument takes one hook or several, in order. `hooks` takes hooks for every boundary that they know.
     Without a retry hook an error is answered with `on_error_policy`. `on_hook_failure` says what a hook that
-    raises amounts to: "closed" is HALT, "open" is no opinion; it is recorded either way.
+    raises, or that does not answer within `hook_timeout_ms`, amounts to: "closed" is HALT, "open" is no
+    opinion; it is recorded either way. Without `hook_timeout_ms` a hook may take as long as it likes.
     """
 
     MAX_EVENTS = 1000
@@ -227,10 +233,14 @@ class ShieldPipeline:
         *,
         hooks: Iterable[object] = (),
         on_hook_failure: Literal["closed", "open"] = "closed",
+        hook_timeout_ms: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         if on_hook_failure not in ("closed", "open"):
             raise UsageError(f'on_hook_failure must be "closed" or "open", not {on_hook_failure!r}')
+        if hook_timeout_ms is not None:
+            integer("ShieldPipeline", "hook_timeout_ms", hook_timeout_ms)
+        self._hook_timeout_ms = hook_timeout_ms
         self._on_error_policy = Decision(on_error_policy)
         self._on_hook_failure = on_hook_failure
         self._clock = clock or SystemClock()
@@ -309,7 +319,7 @@ class ShieldPipeline:
         for hook in hooks:
             method: Callable[..., object] = getattr(hook, boundary)
             try:
-                decision, wanted = _read(method(ctx, *details))
+                decision, wanted = _read(self._ask(method, ctx, *details))
             except Exception as error:  # noqa: BLE001 - whatever a hook raises is answered as configured
                 closed = self._on_hook_failure == "closed"
                 decision, wanted = (Decision.HALT if closed else Decision.ALLOW), None
@@ -362,7 +372,7 @@ class ShieldPipeline:
         events = []
         for hook in hooks:
             try:
-                getattr(hook, method)(ctx, *details)
+                self._ask(getattr(hook, method), ctx, *details)
             except Exception as error:  # noqa: BLE001 - the call is over; a hook cannot undo it
                 reason = f"{type(hook).__name__}.{method} raised {describe(error)}"
                 events.append(self._event("hook_failed", Decision.ALLOW, reason, hook, ctx))
@@ -371,15 +381,30 @@ class ShieldPipeline:
                 self._events.extend(events)
         return tuple(events)
 
-    @staticmethod
-    def release(ctx: ToolCallContext, verdicts: Iterable[Verdict]) -> None:
+    def _ask(self, method: Callable[..., object], *details: object) -> object:
+        """Call a hook, and wait for its answer no longer than is allowed."""
+        if self._hook_timeout_ms is None:
+            return method(*details)
+        gate = Gate()
+        asked = Handover(gate.open)
+        timer = call_later(self._clock, self._hook_timeout_ms / 1000, gate.open)
+        try:
+            asked.submit(lambda: method(*details))
+            gate.wait()
+        finally:
+            timer.cancel()
+        if not asked.is_finished:
+            raise TimeoutError(f"it has not answered within {self._hook_timeout_ms} ms")
+        return asked.result()
+
+    def release(self, ctx: ToolCallContext, verdicts: Iterable[Verdict]) -> None:
         """Tell the hooks that admitted this call that it was not made after all."""
         for verdict in verdicts:
             for hook in verdict.admitted_by:
                 undo = getattr(hook, "release", None)
                 if callable(undo):
                     try:
-                        undo(ctx)
+                        self._ask(undo, ctx)
                     except Exception:  # noqa: BLE001 - logged; the call is not made either way
                         logger.exception("a hook could not take back a call that was not made")
 
