@@ -49,7 +49,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import anyio
 import claude_agent_sdk as sdk
@@ -81,6 +81,8 @@ from holdfast.providers.vendor_loop import VendorSeat
 from holdfast.state.budget import TokenUsage
 from holdfast.tools._process import command_environment
 from holdfast.tools.tool import Effects, Tool, ToolCall, ToolResult
+
+T = TypeVar("T")
 
 NAME = "claude.agent"
 """The interface's name, as it stands in the log."""
@@ -362,6 +364,7 @@ class ClaudeAgent:
 
 
 _IS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CONNECTION = re.compile(r"connect|ECONN|ENOTFOUND|ETIMEDOUT|socket|network", re.IGNORECASE)
 
 
 # --- one call of an answer ---------------------------------------------------------------------------
@@ -406,6 +409,27 @@ class _Pending:
     def _open_all(self) -> None:
         for each in (self.asked, self.released, self.ended):
             each.set()
+
+
+class _Queue(Generic[T]):
+    """Things that somebody waits for, one after the other."""
+
+    def __init__(self) -> None:
+        self._things: deque[T] = deque()
+        self._arrived = anyio.Event()
+
+    def put(self, thing: T) -> None:
+        self._things.append(thing)
+        self._arrived.set()
+
+    async def take(self) -> T:
+        while not self._things:
+            self._arrived = anyio.Event()
+            await self._arrived.wait()
+        return self._things.popleft()
+
+    def clear(self) -> None:
+        self._things.clear()
 
 
 class _Calls:
@@ -586,9 +610,9 @@ class ClaudeAgentRun:
         """Forget the state of a CLI that has ended."""
         self._idle = anyio.Event()
         self._gone = anyio.Event()
-        self._send, self._receive = anyio.create_memory_object_stream[Any](float("inf"))
+        self._seen: _Queue[Any] = _Queue()
         # Each lets the CLI go on behind one batch of tools, with news for the model; None ends its turn.
-        self._allow, self._allowed = anyio.create_memory_object_stream["str | None"](float("inf"))
+        self._leave_to_go_on: _Queue[str | None] = _Queue()
         self._open, self._outputs, self._is_broken = [], [], False
 
     @property
@@ -670,7 +694,7 @@ class ClaudeAgentRun:
         """Return the next event of the model's answer, or the error that there will be none."""
         while True:
             if self._group is not None:
-                seen = await self._receive.receive()
+                seen = await self._seen.take()
             else:
                 seen = await self._take_one()
             if seen is not None:
@@ -691,7 +715,7 @@ class ClaudeAgentRun:
         while not self._gone.is_set():
             seen = await self._take_one()
             if seen is not None:
-                self._send.send_nowait(seen)
+                self._seen.put(seen)
 
     def _take(self, message: sdk.Message) -> Any:
         if isinstance(message, sdk.StreamEvent):
@@ -720,7 +744,8 @@ class ClaudeAgentRun:
         text = text or "; ".join(result.errors or ()) or (result.result or "")
         if not result.is_error:
             return self._agent.failed(Facts(message="the vendor's loop ended without an answer"))
-        code = "" if code == "unknown" and result.api_error_status is None else code
+        if result.api_error_status is None and (code == "unknown" or _CONNECTION.search(text)):
+            code = ""  # Nobody answered: the CLI's own word for that is the server's fault.
         return self._agent.failed(Facts(status=result.api_error_status, code=code, message=text))
 
     def _ended(self, error: Exception | None) -> ModelCallError:
@@ -776,18 +801,12 @@ class ClaudeAgentRun:
                 pending.result = ToolResult.error("The answer was not taken; see what is said about it.")
                 pending.delivered.set()
             self._open, self._outputs = [], []
-            self._allow.send_nowait(news)
+            self._leave_to_go_on.put(news)
             return
         await self._idle.wait()
-        self._forget_old()
+        self._seen.clear()  # What the CLI said behind its last answer.
         self._idle = anyio.Event()
         await self._say(client, news or CONTINUE)
-
-    def _forget_old(self) -> None:
-        """Drop what the CLI said behind its last answer."""
-        with suppress(anyio.WouldBlock):
-            while True:
-                self._receive.receive_nowait()
 
     async def _say(self, client: sdk.ClaudeSDKClient, text: str) -> None:
         failure: Exception
@@ -872,10 +891,6 @@ class ClaudeAgentRun:
         self._gone.set()
         for each in self._calls.all():
             each.lose()
-        self._send.close()
-        self._receive.close()
-        self._allow.close()
-        self._allowed.close()
 
     async def _leave(self, client: sdk.ClaudeSDKClient) -> None:
         """Let the CLI finish what is finished, and interrupt what is not."""
@@ -886,7 +901,7 @@ class ClaudeAgentRun:
                     each.result = ToolResult.ok(message="The answer was taken.")
                     each.delivered.set()
                 if self._open or self._outputs:
-                    self._allow.send_nowait(None)
+                    self._leave_to_go_on.put(None)
                 await self._idle.wait()
             elif not self._idle.is_set():
                 with suppress(Exception):
@@ -944,10 +959,7 @@ class ClaudeAgentRun:
 
     async def _after_batch(self, seen: Any, vendor_id: str | None, _: Any) -> Any:
         """All calls of an answer have ended: the next model call needs leave."""
-        try:
-            news = await self._allowed.receive()
-        except (anyio.EndOfStream, anyio.ClosedResourceError):
-            news = None
+        news = await self._leave_to_go_on.take()
         if news is None:
             return {"continue_": False, "stopReason": "the turn is over"}
         if not news:

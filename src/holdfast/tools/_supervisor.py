@@ -14,7 +14,7 @@ ended and left something running, every descendant is stopped first (so that non
 we count them) and then killed.
 
 What to run comes on the control pipe, or stands on our own command line before the last two words: then
-the command has our input, our outputs and our environment.
+the command has our input, our outputs and our environment, and we end as it did.
 
 What happens is reported on the status pipe, one line each: `failed ERRNO` (not started), `stopped` (before
 its own end), `leftover COUNT`, `survived PID ...`, `exited CODE`. The end of the pipe is our end.
@@ -209,7 +209,9 @@ def main() -> int:
             os.read(wake_read, 4_096)
     if reaper.exit_code is not None:
         report(f"exited {reaper.exit_code}")
-    return 0
+    if not given:
+        return 0
+    return 1 if reaper.exit_code is None or reaper.exit_code < 0 else reaper.exit_code
 
 
 if __name__ == "__main__":

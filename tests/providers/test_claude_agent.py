@@ -1,0 +1,533 @@
+"""The vendor's loop in turns of ours: its real CLI against a local server."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from holdfast import Agent, Limits, Run, TurnState, tool
+from holdfast.containment import CancellationToken
+from holdfast.conversation.events import HistoryCompacted, ProviderUsage
+from holdfast.conversation.messages import InnerMessage, enable_inner_message_recording
+from holdfast.errors import ModelCallError, ThrottleError, UsageError
+from holdfast.prompt import MarkdownSection, Prompt, PromptTemplate, SectionVisibility
+from holdfast.providers.adapter import ProviderAdapter
+from holdfast.providers.base import Provider, TextDelta
+from holdfast.providers.claude_agent import NAME, ClaudeAgent
+from holdfast.providers.scripted import Answer, ScriptedProvider
+from holdfast.providers.vendor_loop import VendorLoop, VendorSession
+from holdfast.state.budget import Deadline, TokenUsage
+from holdfast.state.execution import ExecutionState
+from holdfast.state.resources import ResourceRegistry
+from holdfast.state.session import Session
+from holdfast.testing.claude_wire import ClaudeWireServer, claude_environment
+from holdfast.testing.wire import Broken, Fault, Step, WireRequest
+from holdfast.tools.events import ToolInvoked, ToolStarted
+from holdfast.tools.policies import PermissionMode, Permissions
+from holdfast.turns.adapter import ModelAdapter
+from holdfast.turns.vendor import vendor_session_of
+from holdfast.workspace.base import Filesystem
+from holdfast.workspace.host import HostFilesystem
+
+Script = Sequence[Step] | Callable[[WireRequest], Step]
+
+
+@dataclass
+class Bench:
+    server: ClaudeWireServer
+    home: Path
+    root: Path
+
+    def agent(self, *native: str, **options: Any) -> ClaudeAgent:
+        return ClaudeAgent(
+            "claude-sonnet-4-5",
+            native=native,
+            base_url=self.server.url,
+            api_key="sk-ant-very-secret-1",
+            env=claude_environment(self.home),
+            **options,
+        )
+
+    def sent(self) -> str:
+        """The newest request's conversation, as text."""
+        return json.dumps(self.server.requests[-1].body["messages"], ensure_ascii=False)
+
+    def files(self) -> dict[str, str]:
+        return {
+            path.relative_to(self.root).as_posix(): path.read_text()
+            for path in sorted(self.root.rglob("*"))
+            if path.is_file()
+        }
+
+
+@contextmanager
+def bench(where: Path, script: Script) -> Iterator[Bench]:
+    home, root = where / "home", where / "files"
+    home.mkdir(exist_ok=True)
+    root.mkdir(exist_ok=True)
+    with ClaudeWireServer(script) as server:
+        yield Bench(server, home, root)
+        assert [each.violations for each in server.requests if each.violations] == []
+
+
+@tool
+def write(path: str, text: str, *, context: Any) -> str:
+    """Write a file."""
+    context.filesystem.write(path, text)
+    return f"wrote {path}"
+
+
+@tool
+def spoil(path: str, *, context: Any) -> str:
+    """Write a file and fail."""
+    context.filesystem.write(path, "spoiled")
+    raise RuntimeError("the pen broke")
+
+
+@tool(effects="none")
+def count(word: str) -> int:
+    """Count letters."""
+    return len(word)
+
+
+WRITER = Agent("writer", instructions="You write.", tools=(write, spoil, count))
+
+
+def results(run: Run) -> list[str]:
+    return [each.content for each in run.messages if each.role == "tool"]
+
+
+def commands_below(root: Path) -> list[str]:
+    """What still runs for a workspace."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            cwd = os.readlink(entry / "cwd")
+        except OSError:
+            continue
+        if cwd == str(root) or f" {root} " in line:
+            found.append(line)
+    return found
+
+
+# --- a whole turn --------------------------------------------------------------------------------------
+
+
+def test_a_turn_with_parallel_calls_failures_and_thoughts(tmp_path: Path) -> None:
+    """Answers, thoughts, calls, results, usage: in the log as ever; a failed call leaves no trace."""
+    usage = TokenUsage(input_tokens=1000, output_tokens=200, cached_tokens=600, reasoning_tokens=50)
+    script = [
+        Answer(
+            "Counting.", [("count", {"word": "kelp"}), ("count", {"word": "abc"})], usage, thoughts=["Hm."]
+        ),
+        Answer("", [("write", {"path": "a.txt", "text": "x"}), ("spoil", {"path": "a.txt"})]),
+        "All done.",
+    ]
+    with bench(tmp_path, script) as b:
+        run = WRITER.run("Write", provider=b.agent(), workspace=b.root)
+        # The thought went back as it was: the server would have refused a changed one.
+        assert "Hm." in b.sent()
+    assert (run.state, run.output) == (TurnState.COMPLETED, "All done."), run.result.details
+    assert b.files() == {"a.txt": "x"}
+    assert results(run) == ["4", "3", "wrote a.txt", "spoil failed: RuntimeError: the pen broke"]
+    assert [(each.name, each.success) for each in run.tool_calls] == [
+        ("count", True),
+        ("count", True),
+        ("write", True),
+        ("spoil", False),
+    ]
+    session = run.execution_state.session
+    first = session[ProviderUsage].all()[0]
+    assert (first.provider, first.usage) == (NAME, usage)
+    assert first.cost_usd is not None
+    assert first.cost_usd > 0
+    assert len(session[ProviderUsage].all()) == 3
+    (begun,) = session[VendorSession].all()
+    assert begun.provider == NAME
+    assert not commands_below(b.root)
+
+
+def test_what_the_model_says_is_seen_while_it_says_it(tmp_path: Path) -> None:
+    """Pieces of text reach whoever watches before the answer is whole."""
+    seen: list[str] = []
+    held: list[bool] = []
+
+    def watch(event: Any) -> None:
+        if isinstance(event, TextDelta):
+            seen.append(event.text)
+            if event.text == "one\n":
+                held.append(True)
+                server[0].release()
+
+    server: list[ClaudeWireServer] = []
+    with bench(tmp_path, [Broken(Answer("one\ntwo\n"), "hang", after=1)]) as b:
+        server.append(b.server)
+        run = WRITER.run("Say", provider=b.agent(), workspace=b.root, watch=watch)
+    assert run.output == "one\ntwo\n"
+    assert (seen, held) == (["one\n", "two\n"], [True])
+
+
+# --- native tools --------------------------------------------------------------------------------------
+
+
+def test_native_tools_run_in_the_transaction(tmp_path: Path) -> None:
+    """One that succeeds is kept, with a boundary of its own; one that fails leaves nothing."""
+    root = tmp_path / "files"
+    script = [
+        Answer(
+            "",
+            [
+                ("Bash", {"command": "echo hi > b.txt; echo said"}),
+                ("write", {"path": "c.txt", "text": "c"}),
+                ("Bash", {"command": "echo no > b.txt; mkdir d; touch d/e; exit 3"}),
+                ("Write", {"file_path": str(root / "w.txt"), "content": "w"}),
+            ],
+        ),
+        Answer(
+            "",
+            [
+                ("Write", {"file_path": str(tmp_path / "outside.txt"), "content": "w"}),
+                ("Bash", {"command": "echo late > late.txt", "run_in_background": True}),
+                ("Write", {"content": 5}),
+            ],
+        ),
+        "Done.",
+    ]
+    with bench(tmp_path, script) as b:
+        run = WRITER.run("Work", provider=b.agent("Bash", "Write"), workspace=root, store=tmp_path / "r.db")
+        with run:
+            assert (run.state, run.output) == (TurnState.COMPLETED, "Done."), run.result.details
+            assert b.files() == {"b.txt": "hi\n", "c.txt": "c", "w.txt": "w"}
+            assert not (root / "d").exists()
+            assert not (tmp_path / "outside.txt").exists()
+            assert [each.success for each in run.tool_calls] == [True, True, False, True, False, False, False]
+            assert results(run)[0] == "said"
+            # The model knows what became of the failed one.
+            assert "rolled back" in b.sent()
+            assert "outside the workspace" in b.sent()
+            session = run.execution_state.session
+            starts = [each for each in session[ToolStarted].all() if each.tool_name == "bash"]
+            assert [each.foreign for each in starts] == [True, True, True]
+            assert [each.path for each in run.tool_calls[0].diff().changes] == ["b.txt"]
+
+
+def test_what_the_permissions_forbid_is_denied_to_native_tools(tmp_path: Path) -> None:
+    """Through the hook before the tool, and recorded as any other refusal."""
+    script = [Answer("", [("Bash", {"command": "echo hi > b.txt"}), ("count", {"word": "kelp"})]), "Pity."]
+    with bench(tmp_path, script) as b:
+        run = WRITER.run(
+            "Work",
+            provider=b.agent("Bash"),
+            workspace=b.root,
+            permissions=Permissions(PermissionMode.READ_ONLY),
+        )
+        assert "This run is read-only" in b.sent()
+    assert run.output == "Pity."
+    assert b.files() == {}
+    assert [each.outcome for each in run.execution_state.session[ToolInvoked].all()] == ["denied", "ok"]
+
+
+def test_native_tools_need_a_workspace_on_disk(tmp_path: Path) -> None:
+    """The turn ends before anything was asked, and says what to do."""
+    with bench(tmp_path, ["never"]) as b:
+        run = WRITER.run("Work", provider=b.agent("Bash"))
+        assert b.server.requests == ()
+    assert run.state is TurnState.FAILED
+    assert "not on disk" in run.result.details
+
+
+def test_only_tools_that_can_be_held_in_a_transaction_are_taken() -> None:
+    """A native tool that starts work of its own is refused when the provider is made."""
+    with pytest.raises(UsageError, match="Task: no native tools"):
+        ClaudeAgent("a-model", native=["Bash", "Task"])
+
+
+# --- stops ---------------------------------------------------------------------------------------------
+
+
+def test_a_deadline_kills_a_native_tool_with_all_it_started(tmp_path: Path) -> None:
+    """Nothing of it runs on, its files are put back, and the turn has timed out."""
+    command = "echo half > half.txt; (while :; do sleep 0.1; done) & while :; do sleep 0.1; done"
+    with bench(tmp_path, [Answer("", [("Bash", {"command": command})])]) as b:
+        filesystem = HostFilesystem(b.root)
+        state = ExecutionState(Session(), ResourceRegistry.build({Filesystem: filesystem}))
+        adapter = ModelAdapter(b.agent("Bash"))
+        prompt: Prompt[Any] = Prompt(PromptTemplate(ns="t", key="t", sections=[]))
+        with pytest.raises(Exception, match="deadline") as raised:
+            adapter.evaluate(
+                prompt,
+                state=state,
+                request="Work",
+                deadline=Deadline(datetime.now(UTC) + timedelta(seconds=6)),
+            )
+        assert not isinstance(raised.value, AssertionError)
+        assert commands_below(b.root) == []
+        assert b.files() == {}
+        (end,) = state.session[ToolInvoked].all()
+        assert end.outcome == "timed_out"
+        filesystem.close()
+
+
+def test_a_cancellation_hangs_up_on_the_model(tmp_path: Path) -> None:
+    """The server sees it while the answer is under way, and the evaluation ends as cancelled."""
+    token = CancellationToken()
+
+    def watch(event: Any) -> None:
+        if isinstance(event, TextDelta):
+            token.cancel(detail="enough")
+
+    with bench(tmp_path, [Broken(Answer("one\ntwo\n"), "hang", after=1)]) as b:
+        session = Session()
+        adapter = ModelAdapter(b.agent(), watch=watch)
+        prompt: Prompt[Any] = Prompt(PromptTemplate(ns="t", key="t", sections=[]))
+        with pytest.raises(Exception, match="enough"):
+            adapter.evaluate(prompt, session=session, request="Work", cancellation=token)
+        assert b.server.requests[0].wait_closed()
+
+
+def test_a_ceiling_stops_the_loop_before_its_next_model_call(tmp_path: Path) -> None:
+    """The vendor's loop waits for leave behind its tools: a call that is not allowed is not made."""
+    script = [Answer("", [("write", {"path": f"{n}.txt", "text": "x"})]) for n in range(9)]
+    with bench(tmp_path, script) as b:
+        run = WRITER.run("Write", provider=b.agent(), workspace=b.root, limits=Limits(max_steps=4))
+        assert len(b.server.requests) == 2
+    assert run.state is TurnState.FAILED
+    assert run.result.error_kind == "step_limit_exceeded"
+    assert b.files() == {"0.txt": "x", "1.txt": "x"}
+
+
+def test_money_is_counted_and_has_a_ceiling(tmp_path: Path) -> None:
+    """What a call really cost is spent; the next one is not made when it might cost too much."""
+    dear = TokenUsage(input_tokens=400_000, output_tokens=10_000)
+    script = [Answer("", [("count", {"word": "kelp"})], dear), Answer("never")]
+    with bench(tmp_path, script) as b:
+        run = WRITER.run("Write", provider=b.agent(), workspace=b.root, limits=Limits(max_cost_usd=1.0))
+        assert len(b.server.requests) == 1
+    assert run.state is TurnState.FAILED
+    (used,) = run.execution_state.session[ProviderUsage].all()
+    assert used.cost_usd is not None
+    assert used.cost_usd > 1.0
+
+
+# --- failures ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (Fault("throttled"), "throttled"),
+        (Fault("context_too_long"), "context_too_long"),
+        (Fault("unauthorized"), "authentication"),
+        (Fault("drop"), "connection"),
+        (Broken(Answer("", [("count", {"word": "a"})]), "ended", after=1), "connection"),
+    ],
+    ids=["throttled", "context", "key", "drop", "cut"],
+)
+def test_failures_of_the_model_have_the_one_classification(tmp_path: Path, fault: Step, kind: str) -> None:
+    """The CLI's own words are read; no tool of an answer that was cut is run; no secret is told."""
+    with bench(tmp_path, [fault]) as b:
+        agent = b.agent()
+
+        async def call() -> None:
+            loop = ModelAdapter(agent, retry=None)
+            session = Session()
+            try:
+                prompt: Prompt[Any] = Prompt(PromptTemplate(ns="t", key="t", sections=[]))
+                await loop.aevaluate(prompt, session=session, request="Go")
+            finally:
+                assert session[ToolInvoked].all() == ()
+
+        with pytest.raises(ModelCallError) as raised:
+            anyio.run(call)
+        assert len(b.server.requests) == 1
+    error = raised.value
+    if isinstance(error, ThrottleError):
+        assert kind == "throttled"
+        assert error.retryable
+    else:
+        assert error.kind == kind
+    assert "very-secret" not in str(error)
+
+
+def test_what_fails_for_the_moment_is_tried_again(tmp_path: Path) -> None:
+    """By our patience, not by the CLI's own; the conversation goes on where it was."""
+    script: list[Step] = [
+        Answer("", [("write", {"path": "a.txt", "text": "x"})]),
+        Fault("server_error"),
+        "There.",
+    ]
+    with bench(tmp_path, script) as b:
+        session = Session()
+        state = ExecutionState(
+            session, ResourceRegistry.build({Filesystem: HostFilesystem(b.root)}), session.clock
+        )
+        prompt: Prompt[Any] = Prompt(
+            PromptTemplate(
+                ns="t", key="t", sections=[MarkdownSection("T", "Write.", key="t", tools=(write,))]
+            )
+        )
+        response = ModelAdapter(b.agent()).evaluate(prompt, state=state, request="Go")
+        assert len(b.server.requests) == 3
+    assert response.text == "There."
+    assert b.files() == {"a.txt": "x"}
+    assert len(session[VendorSession].all()) == 1
+
+
+# --- prompts -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ship:
+    name: str
+    masts: int
+
+
+def test_a_structured_answer_is_asked_for_by_a_tool_and_repaired(tmp_path: Path) -> None:
+    """An answer that does not fit goes back to the model with the reason; the next one is the output."""
+    script = [
+        Answer("", [("structured_output", {"name": "Kelp", "masts": "many"})]),
+        Answer("", [("structured_output", {"name": "Kelp", "masts": 3})]),
+    ]
+    with bench(tmp_path, script) as b:
+        session = Session()
+        prompt = Prompt(
+            PromptTemplate[Ship](
+                ns="t", key="ship", sections=[MarkdownSection("Ship", "Name a ship.", key="ship")]
+            )
+        )
+        adapter: ProviderAdapter = ModelAdapter(b.agent())
+        response = adapter.evaluate(prompt, session=session)
+        assert "masts" in b.sent()
+        assert "invalid-answer" in b.sent()
+    assert response.output == Ship("Kelp", 3)
+    assert session[ToolInvoked].all() == ()
+    assert [each.role for each in session[InnerMessage].all()][-3:] == ["assistant", "user", "assistant"]
+
+
+def test_a_section_that_is_opened_reaches_the_model(tmp_path: Path) -> None:
+    """The vendor's conversation goes on with the new prompt, and no other call is repeated."""
+    script = [
+        Answer(
+            "",
+            [
+                ("write", {"path": "a.txt", "text": "x"}),
+                ("open_sections", {"section_keys": ["secret"], "reason": "I want to know."}),
+            ],
+        ),
+        "Now I know.",
+    ]
+    section = MarkdownSection(
+        "Secret",
+        "The secret is kelp.",
+        key="secret",
+        summary="There is a secret.",
+        tools=(count,),
+        visibility=SectionVisibility.SUMMARY,
+    )
+    with bench(tmp_path, script) as b:
+        session = Session()
+        state = ExecutionState(
+            session, ResourceRegistry.build({Filesystem: HostFilesystem(b.root)}), session.clock
+        )
+        tools = MarkdownSection("Tools", "Write.", key="tools", tools=(write,))
+        prompt: Prompt[Any] = Prompt(PromptTemplate(ns="t", key="t", sections=[tools, section]))
+        response = ModelAdapter(b.agent()).evaluate(prompt, state=state, request="Go")
+        system = [json.dumps(each.body["system"]) for each in b.server.requests]
+        assert ["The secret is kelp." in each for each in system] == [False, True]
+        assert "Open now: secret" in b.sent()
+    assert response.text == "Now I know."
+    assert b.files() == {"a.txt": "x"}
+    assert len(session[VendorSession].all()) == 1
+
+
+# --- conversations -------------------------------------------------------------------------------------
+
+
+def test_another_provider_takes_over_and_hands_back(tmp_path: Path) -> None:
+    """What the vendor was not there for is told to it, in a conversation of its own."""
+    store = tmp_path / "r.db"
+    with bench(tmp_path, ["One.", "Three."]) as b:
+        run = WRITER.run("Say one", provider=b.agent(), workspace=b.root, store=store)
+        run.close()
+        run = WRITER.run("Say two", store=store, run_id=run.id, provider=ScriptedProvider(["", "Two."]))
+        run.close()
+        run = WRITER.run("Say three", store=store, run_id=run.id, provider=b.agent())
+        with run:
+            assert run.output == "Three."
+            assert len(run.execution_state.session[VendorSession].all()) == 2
+        assert all(text in b.sent() for text in ("Say one", "One.", "Say two", "Two.", "Say three"))
+
+
+def test_an_earlier_conversation_is_used_again(tmp_path: Path) -> None:
+    """The next task in a run is told alone: the vendor has the rest. If it is gone, it is told anew."""
+    store = tmp_path / "r.db"
+    with bench(tmp_path, ["One.", "Two.", "Three."]) as b:
+        run = WRITER.run("Say one", provider=b.agent(), workspace=b.root, store=store)
+        run.close()
+        run = WRITER.run("Say two", store=store, run_id=run.id, provider=b.agent())
+        with run:
+            assert len(run.execution_state.session[VendorSession].all()) == 1
+        assert "began elsewhere" not in b.sent()
+        assert all(text in b.sent() for text in ("Say one", "One.", "Say two"))
+        for each in (b.home / ".claude" / "projects").rglob("*.jsonl"):
+            each.unlink()
+        run = WRITER.run("Say three", store=store, run_id=run.id, provider=b.agent())
+        with run:
+            assert run.output == "Three."
+            assert len(run.execution_state.session[VendorSession].all()) == 2
+        assert "began elsewhere" in b.sent()
+        assert all(text in b.sent() for text in ("Say one", "One.", "Say two", "Two.", "Say three"))
+
+
+def test_which_conversation_of_the_vendor_still_fits() -> None:
+    """The newest, unless somebody else has answered since or the history was summarised."""
+    session = Session()
+    enable_inner_message_recording(session)
+
+    def used(provider: str) -> ProviderUsage:
+        return ProviderUsage(provider, "m", 1, TokenUsage())
+
+    assert vendor_session_of(session, NAME) is None
+    session.dispatch(VendorSession(NAME, "a"))
+    session.dispatch(used(NAME))
+    assert vendor_session_of(session, NAME) == "a"
+    assert vendor_session_of(session, "other") is None
+    session.dispatch(used("other"))
+    assert vendor_session_of(session, NAME) is None
+    session.dispatch(VendorSession(NAME, "b"))
+    assert vendor_session_of(session, NAME) == "b"
+    session.dispatch(HistoryCompacted("summary", 1, 2, "deterministic", "manual"))
+    assert vendor_session_of(session, NAME) is None
+
+
+# --- as a plain provider -------------------------------------------------------------------------------
+
+
+def test_it_is_a_provider_and_a_vendor_loop() -> None:
+    """It fits both seams, and does not show its key."""
+    agent = ClaudeAgent("a-model", api_key="sk-ant-very-secret-1")
+    assert isinstance(agent, Provider)
+    assert isinstance(agent, VendorLoop)
+    assert "secret" not in repr(agent)
+
+
+def test_the_launcher_drops_secrets_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command of the vendor's sees the CLI's environment, so that must not hold what is not its own."""
+    monkeypatch.setenv("SOME_TOKEN", "t0ken")
+    monkeypatch.setenv("OTHER_TOKEN", "t0ken")
+    script = ClaudeAgent("a-model", allow_env=["OTHER_TOKEN"]).launcher(tmp_path, tmp_path)
+    assert "unset SOME_TOKEN" in script.splitlines()
+    assert "OTHER_TOKEN" not in script
+    assert "t0ken" not in script
