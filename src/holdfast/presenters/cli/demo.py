@@ -1,37 +1,46 @@
 """The demo: an agent at work in a scratch directory, and the things that usually go wrong.
 
-Nothing in it is faked: real files, a real process killed with SIGKILL, a real log. Only
-the model reads from a script. What is printed is read from the log afterwards.
+Nothing in it is faked: real files, real commands, a real process killed with SIGKILL, a real log. Only the
+model reads from a script. What is printed is read from the log afterwards.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 from rich.console import Console
 
-from holdfast.agent import Agent, Run, opened
+from holdfast.agent import Agent, Run
 from holdfast.containment import Limits
+from holdfast.judges import CommandChecker
 from holdfast.log.sqlite import SqliteLog
 from holdfast.presenters.cli.timeline import timeline
 from holdfast.providers.scripted import Answer, ScriptedProvider
+from holdfast.state.session import Session
 from holdfast.tools.context import ToolContext
 from holdfast.tools.files import FILE_TOOLS
 from holdfast.tools.tool import tool
 from holdfast.turns.states import TurnState
 
 _FILES = {
+    "shop/__init__.py": "",
     "shop/cart.py": "def totl(prices):\n    return sum(prices)\n",
     "shop/report.py": "from shop.cart import totl\n\n\ndef report(prices):\n    return totl(prices)\n",
     "shop/old.py": "from shop.cart import totl  # legacy\n",
 }
+
+_TEST = "from shop.cart import total\n\n\ndef test_total():\n    assert total([1, 2]) == {}\n"
+_CHECK = f"{shlex.quote(sys.executable)} -c 'from tests.test_cart import test_total; test_total()'"
+
+_PAUSE_S = 0.8
 
 
 @tool(effects="workspace")
@@ -58,14 +67,12 @@ def rename_symbol(old: str, new: str, *, context: ToolContext) -> str:
 @tool(effects="workspace")
 def add_tests(*, context: ToolContext) -> str:
     """Write tests for the project."""
+    context.filesystem.write("tests/__init__.py", "")
     context.filesystem.write("tests/test_cart.py", "from shop.cart import total\n")
     if not context.is_resume:
         # The worst moment: half of the work is on disk, nothing of it is committed.
         os.kill(os.getpid(), signal.SIGKILL)
-    context.filesystem.write(
-        "tests/test_cart.py",
-        "from shop.cart import total\n\n\ndef test_total():\n    assert total([1, 2]) == 3\n",
-    )
+    context.filesystem.write("tests/test_cart.py", _TEST.format(4))
     return "wrote tests/test_cart.py"
 
 
@@ -79,11 +86,10 @@ DEMO_AGENT = Agent(
     "demo",
     instructions="You keep a small shop's code in order.",
     tools=(*FILE_TOOLS, rename_symbol, add_tests, think_again),
+    completion=CommandChecker(_CHECK, name="the tests must pass"),
 )
 
-_RENAME = ("rename_symbol", {"old": "totl", "new": "total"})
-_ALLOW = ("write_file", {"path": "ALLOW_LEGACY", "content": "ok\n"})
-_THINK = Answer("Let me think again.", [("think_again", {})], cost_usd=0.07)
+_THINKER = Agent("thinker", instructions="You think.", tools=(think_again,))
 
 _SCRIPT = ScriptedProvider(
     [
@@ -96,11 +102,18 @@ _SCRIPT = ScriptedProvider(
         ),
         Answer("", [("rename_symbol", {"old": "totl", "new": "total"})]),
         Answer("Now the tests.", [("add_tests", {})]),
-        "Done: the function is called `total` everywhere, and it has a test.",
+        "Done: the function is called `total` everywhere, and it has a test that passes.",
+        Answer(
+            "The test expects the wrong sum.",
+            [("edit_file", {"path": "tests/test_cart.py", "old_text": "== 4", "new_text": "== 3"})],
+        ),
+        "Done: `total` everywhere, and its test passes now.",
     ]
 )
 
-_RUNAWAY = ScriptedProvider([_THINK], repeat=True)
+_RUNAWAY = ScriptedProvider(
+    [Answer("Let me think again.", [("think_again", {})], cost_usd=0.07)], repeat=True
+)
 
 
 def work(directory: Path) -> None:
@@ -113,79 +126,116 @@ def work(directory: Path) -> None:
     )
 
 
-def demo(console: Console, directory: Path | None = None) -> int:
+class _Stage:
+    """Prints the scenes, with a pause between them if somebody is watching."""
+
+    def __init__(self, console: Console, *, fast: bool) -> None:
+        self.console = console
+        self._pause_s = 0.0 if fast or not console.is_terminal else _PAUSE_S
+        self._scene = 0
+
+    def scene(self, title: str) -> None:
+        self._scene += 1
+        if self._scene > 1:
+            time.sleep(self._pause_s)
+        self.console.print(f"\n[bold]{self._scene}. {title}[/]", highlight=False, soft_wrap=True)
+
+    def say(self, text: str, style: str = "") -> None:
+        self.console.print(f"   {text}", markup=False, highlight=False, style=style, soft_wrap=True)
+
+
+def demo(console: Console, directory: Path | None = None, *, fast: bool = False) -> int:
     """Show the demo. Returns the exit code: 0 only if everything it claims was seen."""
     place = directory or Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     project, store = place / "project", place / "runs.db"
     for name, text in _FILES.items():
         path = project / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    console.print(f"[bold]Holdfast demo[/] in {place}\n")
-
-    console.print("[bold]1.[/] An agent works in its own process. One of its tools fails half-way;")
-    console.print("   another one kills the process with SIGKILL in the middle of its work.")
-    command = [sys.executable, "-m", "holdfast", "demo", "--work-in", str(place)]
-    finished = subprocess.run(command, check=False, capture_output=True, text=True)
-    killed = finished.returncode == -signal.SIGKILL
-    console.print(f"   the process ended with {'SIGKILL' if killed else finished.returncode}")
-    if not killed:
-        console.print(finished.stderr)
-        return 1
-    half_written = (project / "tests/test_cart.py").exists()
-    console.print(f"   on disk now: tests/test_cart.py {'half written' if half_written else 'absent'}\n")
-
-    run_id = _newest(store)
-    console.print("[bold]2.[/] Another process resumes: first it undoes the half-done call, then it goes on.")
-    with DEMO_AGENT.resume(store, run_id, provider=_SCRIPT) as run:
-        console.print(f"   the run is [bold]{run.state.value}[/]: {run.output}")
-        _show_timeline(console, run)
-        console.print("   what the second rename changed:")
-        renamed = [each for each in run.tool_calls if each.name == "rename_symbol" and each.success]
-        console.print(_indent(renamed[0].diff().text), markup=False, highlight=False)
-        ok = run.state is TurnState.COMPLETED
-
-    console.print("[bold]3.[/] A runaway agent would think for ever, at $0.07 a thought. Its limit is $0.50.")
-    with DEMO_AGENT.run(
-        "Think.", provider=_RUNAWAY, workspace=project, store=store, limits=Limits(max_cost_usd=0.50)
-    ) as runaway:
-        result = runaway.result
-        console.print(f"   the run [bold]{result.state.value}[/]: {result.error_kind}, {result.details}")
-        ok = ok and runaway.result.error_kind == "budget_exceeded"
-
-    console.print("\nLook at it yourself:")
-    for command_line in (
+        path.write_text(text, encoding="utf-8")
+    stage = _Stage(console, fast=fast)
+    console.print(f"[bold]Holdfast demo[/] in {place}", highlight=False, soft_wrap=True)
+    console.print("The model reads from a script. Files, commands, processes and the log are real.")
+    seen = [
+        _crash(stage, place),
+        _resumed(stage, store, _newest(store)),
+        _runaway(stage, project, store),
+    ]
+    run_id = _first(store)
+    stage.scene("Look at it yourself")
+    for line in (
         f"holdfast show {run_id} --store {store}",
+        f"holdfast replay {run_id} --store {store}",
+        f"holdfast diagnose {run_id} --store {store}",
         f"git --git-dir={store}.files log -p --all",
     ):
-        console.print("   " + command_line, markup=False, highlight=False, soft_wrap=True)
-    return 0 if ok else 1
+        stage.say(line)
+    return 0 if all(seen) else 1
+
+
+def _crash(stage: _Stage, place: Path) -> bool:
+    stage.scene("An agent works in a process of its own, and everything goes wrong")
+    stage.say("Its first tool raises half-way through the files. A later one kills the process")
+    stage.say("with SIGKILL while a file is half written.")
+    command = [sys.executable, "-m", "holdfast", "demo", "--work-in", str(place)]
+    finished = subprocess.run(command, check=False, capture_output=True, text=True)
+    if finished.returncode != -signal.SIGKILL:
+        stage.say(f"the process ended with {finished.returncode}: {finished.stderr}", "red")
+        return False
+    half = place / "project/tests/test_cart.py"
+    stage.say("the process ended with SIGKILL", "red")
+    stage.say(f"on disk: {half.relative_to(place)} {'is half written' if half.exists() else 'is not there'}")
+    return half.exists()
+
+
+def _resumed(stage: _Stage, store: Path, run_id: UUID) -> bool:
+    stage.scene("Another process resumes the run")
+    stage.say("It undoes the half-done call, runs nothing twice, and goes on. When the agent says that it is")
+    stage.say("done, a judge runs the tests, and sends it back.")
+    with DEMO_AGENT.resume(store, run_id, provider=_SCRIPT) as run:
+        stage.say(f"the run is {run.state.value}: {run.output}", "green")
+        stage.scene("The timeline, as the log has it")
+        show_timeline(stage.console, run.execution_state.session, indent="   ")
+        stage.scene("What one call changed, although it was tried twice")
+        renamed = [each for each in run.tool_calls if each.name == "rename_symbol" and each.success]
+        stage.console.print(_indent(renamed[0].diff().text), markup=False, highlight=False)
+        return run.state is TurnState.COMPLETED and _was_sent_back(run)
+
+
+def _was_sent_back(run: Run) -> bool:
+    lines = [each for each in timeline(run.execution_state.session) if each.kind == "judge"]
+    return [each.good for each in lines] == [False, True]
+
+
+def _runaway(stage: _Stage, project: Path, store: Path) -> bool:
+    stage.scene("A runaway agent would think for ever, at $0.07 a thought; its ceiling is $0.50")
+    limits = Limits(max_cost_usd=0.50)
+    with _THINKER.run("Think.", provider=_RUNAWAY, workspace=project, store=store, limits=limits) as run:
+        stage.say(f"the run {run.state.value} ({run.result.error_kind}): {run.result.details}", "yellow")
+        return run.result.error_kind == "budget_exceeded"
 
 
 def _newest(store: Path) -> UUID:
+    return _sessions(store)[-1]
+
+
+def _first(store: Path) -> UUID:
+    return _sessions(store)[0]
+
+
+def _sessions(store: Path) -> list[UUID]:
     log = SqliteLog(store)
     try:
-        return log.sessions()[-1].session_id
+        return [each.session_id for each in log.sessions()]
     finally:
         log.close()
 
 
-def _show_timeline(console: Console, run: Run) -> None:
-    show_timeline(console, run.execution_state.session, indent="   ")
-
-
-def show_timeline(console: Console, session: Any, indent: str = "") -> None:
+def show_timeline(console: Console, session: Session, indent: str = "") -> None:
     """Print a session's timeline."""
     for line in timeline(session):
         mark = "[green]✓[/]" if line.good else "[red]✗[/]"
-        console.print(f"{indent}{line.seq:>4}  {mark} [bold]{line.kind:<7}[/]", end="")
-        console.print(line.text, markup=False, highlight=False)
-
-
-def show(console: Console, store: Path, run_id: UUID) -> None:
-    """Print a stored session's timeline."""
-    with opened(store, run_id) as session:
-        show_timeline(console, session)
+        console.print(f"{indent}{line.seq:>4}  {mark} [bold]{line.kind:<8}[/]", end="", highlight=False)
+        console.print(line.text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _indent(text: str) -> str:

@@ -15,6 +15,7 @@ from rich.table import Table
 from holdfast.agent import workspace_of, workspace_store
 from holdfast.conversation.inspection import inspect_replay
 from holdfast.errors import LogDamagedError, UsageError
+from holdfast.presenters.cli.demo import show_timeline
 from holdfast.presenters.cli.stored import describe, opened_log, reading
 from holdfast.presenters.cli.timeline import timeline
 from holdfast.state.execution import ExecutionState
@@ -83,10 +84,7 @@ def show(store: Path, run_id: UUID, *, as_json: bool) -> None:
 def _show_tree(console: Console, log: Any, run_id: UUID, indent: str) -> None:
     session = Session.open(log, run_id, read_only=True)
     try:
-        for line in timeline(session):
-            mark = "[green]✓[/]" if line.good else "[red]✗[/]"
-            console.print(f"{indent}{line.seq:>4}  {mark} [bold]{line.kind:<8}[/]", end="")
-            console.print(line.text, markup=False, highlight=False)
+        show_timeline(console, session, indent)
     except LogDamagedError as error:
         console.print(f"{indent}[red]the log is damaged from here on:[/] {error}")
     finally:

@@ -96,7 +96,7 @@ def demo(
     if work_in is not None:
         show.work(work_in)
         return
-    raise typer.Exit(show.demo(Console(), keep))
+    raise typer.Exit(show.demo(Console(), keep, fast=fast))
 
 
 @app.command()

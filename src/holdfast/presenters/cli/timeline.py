@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast.containment import SafetyEvent
+from holdfast.conversation.events import BranchSummary, HistoryCompacted, SubagentEvent
 from holdfast.conversation.messages import InnerMessage
+from holdfast.judges.events import CompletionChecked, Feedback, JudgeEvent
 from holdfast.state.events import StateRestored
 from holdfast.state.session import Session
-from holdfast.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
-from holdfast.turns.states import PartialText, TurnEnded, TurnStarted
+from holdfast.tools.events import HoldAnswered, SessionForked, ToolHeld, ToolInvoked, ToolStarted
+from holdfast.turns.states import PartialText, TurnEnded, TurnResumed, TurnStarted
 
 _WIDTH = 88
+_TOLD = ("<completion_check", "<feedback")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ def _describe(value: object) -> tuple[str, str, bool] | None:
     match value:
         case TurnStarted():
             return "turn", f"started: {value.task}", True
+        case TurnResumed():
+            return "turn", f"resumed on {value.provider}", True
         case TurnEnded():
             why = f" ({value.error_kind}: {_short(value.details)})" if value.error_kind else ""
             return "turn", f"{value.state.value}{why}", value.state.value == "completed"
@@ -50,6 +55,8 @@ def _describe(value: object) -> tuple[str, str, bool] | None:
             return "model", f"{_short(value.content)} → {names}".strip(), True
         case InnerMessage(role="assistant"):
             return "model", _short(value.content), True
+        case InnerMessage(role="user") if value.content.startswith(_TOLD):
+            return None  # Said by a judge, whose own line says it.
         case InnerMessage(role="user"):
             return "person", _short(value.content), True
         case ToolStarted():
@@ -65,6 +72,21 @@ def _describe(value: object) -> tuple[str, str, bool] | None:
             return "limit", f"{value.event_type}: {_short(value.reason)}", False
         case StateRestored():
             return "state", f"restored ({value.reason})", True
+        case CompletionChecked():
+            verdict = "may stop" if value.complete else "sent back"
+            return "judge", f"{verdict}: {_short(value.feedback or value.checker)}", value.complete
+        case Feedback():
+            return "judge", f"{value.provider_name}: {_short(value.summary)}", value.severity != "warning"
+        case JudgeEvent() if value.outcome in ("failed", "skipped"):
+            return "judge", f"{value.judge} {value.outcome}: {_short(value.detail)}", False
+        case HistoryCompacted():
+            return "model", f"the conversation up to event {value.to_seq} was summarised", True
+        case BranchSummary():
+            return "fork", _short(value.summary), True
+        case SessionForked():
+            return "fork", f"from {value.from_session[:8]}, {value.side} {value.call_id}", True
+        case SubagentEvent():
+            return "child", f"{value.event} {value.subagent_id}: {_short(value.summary or value.task)}", True
         case PartialText():
             return "model", f"cut off after: {_short(value.text)}", False
     return None
