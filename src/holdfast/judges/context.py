@@ -254,7 +254,8 @@ def nested_chain(
         user_id=mine.user_id,
         tags={**mine.tags, _DEPTH_TAG: str(depth), _CEILING_TAG: str(ceiling)},
     )
-    return root.spawn_child(limits, metadata=metadata)
+    # A judge that fails must not use up what the work itself may try again.
+    return root.spawn_child(limits, metadata=metadata, own_retries=True)
 
 
 # --- the scope -----------------------------------------------------------------------------------------
