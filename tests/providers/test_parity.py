@@ -16,9 +16,13 @@ import pytest
 from holdfast import Agent, Run, TurnState, tool
 from holdfast.providers.anthropic import Anthropic
 from holdfast.providers.base import Provider
+from holdfast.providers.claude_agent import ClaudeAgent
+from holdfast.providers.litellm import LiteLLM
 from holdfast.providers.openai import OpenAI
 from holdfast.providers.scripted import Answer, ScriptedProvider
+from holdfast.providers.vendor_loop import VendorSession
 from holdfast.state.budget import TokenUsage
+from holdfast.testing.claude_wire import ClaudeWireServer, claude_environment
 from holdfast.testing.wire import WireServer
 from holdfast.tools.tool import ToolCall
 
@@ -63,13 +67,19 @@ SCRIPT = [
 
 
 @contextmanager
-def opened(name: str) -> Iterator[Provider]:
+def opened(name: str, home: Path) -> Iterator[Provider]:
     if name == "scripted":
         yield ScriptedProvider(SCRIPT)
+        return
+    if name == "claude.agent":
+        with ClaudeWireServer(SCRIPT) as server:
+            yield ClaudeAgent("a-model", base_url=server.url, api_key="k", env=claude_environment(home))
         return
     with WireServer(SCRIPT) as server:
         if name == "anthropic.messages":
             yield Anthropic("a-model", base_url=server.anthropic_url, api_key="k")
+        elif name == "litellm.chat":
+            yield LiteLLM("openai/a-model", base_url=server.openai_url, api_key="k")
         else:
             api = "chat" if name == "openai.chat" else "responses"
             yield OpenAI("a-model", api=api, base_url=server.openai_url, api_key="k")  # type: ignore[arg-type]
@@ -116,18 +126,21 @@ def plain(value: Any) -> Any:
 
 def story(run: Run) -> list[tuple[str, Any]]:
     events = run.execution_state.session.events()
-    return [(envelope.type, plain(value)) for envelope, value in events]
+    # A vendor's loop keeps a conversation of its own, and says which one.
+    return [
+        (envelope.type, plain(value)) for envelope, value in events if not isinstance(value, VendorSession)
+    ]
 
 
 def played(name: str, where: Path) -> tuple[Run, dict[str, bytes]]:
     root = where / name
     root.mkdir()
-    with opened(name) as provider:
+    with opened(name, where) as provider:
         run = WRITER.run("Write", provider=provider, workspace=root, store=where / f"{name}.db")
     return run, files(root)
 
 
-@pytest.mark.parametrize("name", ["openai.responses", "openai.chat", "anthropic.messages"])
+@pytest.mark.parametrize("name", ["openai.responses", "openai.chat", "anthropic.messages", "claude.agent"])
 def test_a_script_ends_the_same_on_every_provider(name: str, tmp_path: Path) -> None:
     """Equal answers, equal files, equal logs but for the provider's own fields."""
     expected, expected_files = played("scripted", tmp_path)
