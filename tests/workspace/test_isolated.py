@@ -226,3 +226,51 @@ def test_only_a_workspace_itself_can_be_copied(tmp_path: Path) -> None:
         isolate(HostFilesystem(tmp_path))
     with pytest.raises(UsageError, match="not their views"):
         isolate(InMemoryFilesystem().read_only_view())
+
+
+def test_the_past_stays_what_it_was_however_often_the_original_changes(tmp_path: Path) -> None:
+    copy = copy_of(tmp_path, {"a.txt": "old\n"})
+    base = copy._overlay.past._host
+    for text in ("first\n", "second\n"):
+        call = base.begin(f"call-{text.strip()}")
+        base.write("a.txt", text)
+        call.prepare()
+        call.finish()
+    assert copy.read("a.txt").content == "old\n"
+    base.delete("a.txt")
+    base.mkdir("a.txt")
+    assert copy.read("a.txt").content == "old\n"
+
+
+def test_a_directory_that_is_made_anew_does_not_show_what_was_in_the_old_one(tmp_path: Path) -> None:
+    copy = copy_of(tmp_path, {"d/a.txt": "old\n", "d/e/b.txt": "old\n"})
+    copy.delete("d", recursive=True)
+    copy.mkdir("d")
+    assert list(copy.list("d")) == []
+    copy.write("d/e/c.txt", "new\n")
+    assert [each.path for each in copy.glob("**/*.txt")] == ["d/e/c.txt"]
+    assert {each.path: each.after.kind for each in copy.changes()} == {
+        "d/a.txt": "absent",
+        "d/e/b.txt": "absent",
+        "d/e/c.txt": "file",
+    }
+
+
+def test_what_a_path_was_is_noted_at_the_first_change_and_not_at_a_later_one(tmp_path: Path) -> None:
+    copy = copy_of(tmp_path, {"a.txt": "old\n"})
+    copy.write("a.txt", "mine\n")
+    (tmp_path / "base" / "a.txt").write_text("by an editor\n")
+    copy.delete("a.txt")
+    assert conflicts_with(copy._overlay.past._host, copy.changes()) == ("a.txt",)
+
+
+def test_what_somebody_put_into_a_directory_that_is_to_go_is_a_conflict(tmp_path: Path) -> None:
+    copy = copy_of(tmp_path, {"d/a.txt": "old\n"})
+    base = copy._overlay.past._host
+    copy.delete("d", recursive=True)
+    base.write("d/new.txt", "keep me\n")
+    assert conflicts_with(base, copy.changes()) == ("d/new.txt",)
+    with pytest.raises(WorkspaceConflictError) as refused:
+        apply_changes(base, copy.changes())
+    assert refused.value.paths == ("d/new.txt",)
+    assert base.read("d/a.txt").content == "old\n"
