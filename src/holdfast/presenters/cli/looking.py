@@ -25,6 +25,9 @@ from holdfast.tools.boundaries import boundaries, diff_calls
 from holdfast.workspace.base import Filesystem
 from holdfast.workspace.host import HostFilesystem
 
+_PIPE_WIDTH = 160
+"""How wide a table is where no terminal says it."""
+
 _MARKS = {
     "completed": "green",
     "running": "cyan",
@@ -53,7 +56,7 @@ def list_runs(store: Path, *, as_json: bool, everything: bool = False) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("run", "began", "state", "events", "agent", "task"):
-        table.add_column(heading, no_wrap=heading != "task")
+        table.add_column(heading, no_wrap=True, overflow="ellipsis")
     for each in known:
         data = each.as_data()
         style = _MARKS.get(each.state, "red")
@@ -68,7 +71,10 @@ def list_runs(store: Path, *, as_json: bool, everything: bool = False) -> None:
             str(data["agent"]),
             " ".join(each.task.split())[:60],
         )
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    console.print(table)
 
 
 def show(store: Path, run_id: UUID, *, as_json: bool) -> None:
