@@ -130,6 +130,9 @@ class ExecutionContext:
     leaving it disarms the timers, and leaving it by an interrupt or a cancellation aborts what is still
     under way. It also works without.
 
+    `above` names the chains, from the root down, that this one is a child of although they live in another
+    process: what it writes to its journal counts for them too, once they are given those events.
+
     A *synchronous* function is run on the caller's own thread, unless a timeout applies to it or
     `stoppable` is set: then it runs on a worker thread, so that `abort()` and timeouts release its caller
     at once.
@@ -154,6 +157,7 @@ class ExecutionContext:
         fallback_price: Price = FALLBACK_PRICE,
         ends_parent: bool = False,
         own_retries: bool = False,
+        above: Sequence[str] = (),
         _ledger: Ledger | None = None,
     ) -> None:
         self.config = as_config(config)
@@ -165,7 +169,12 @@ class ExecutionContext:
         self.parent = parent
         self._ends_parent = ends_parent
         self._account = Account(self.config)
-        above: tuple[ExecutionContext, ...] = ()
+        if parent is not None and above:
+            raise UsageError(
+                "a child chain is below its parent; `above` is for one whose parent is elsewhere"
+            )
+        self._above_ids: tuple[str, ...] = tuple(above) if parent is None else parent._above_ids
+        ancestors: tuple[ExecutionContext, ...] = ()
         if parent is None:
             self._ledger = _ledger or Ledger(journal)
             self.clock = clock or SystemClock()
@@ -174,14 +183,14 @@ class ExecutionContext:
                 raise UsageError(
                     "a child chain shares its parent's journal and clock; do not pass it its own"
                 )
-            above = parent._ancestry
+            ancestors = parent._ancestry
             self._ledger = parent._ledger
             self.clock = parent.clock
             prices = prices or parent._costing.prices
             metrics = metrics or parent._metrics
             stoppable = parent._stoppable if stoppable is None else stoppable
-        self._ancestry: tuple[ExecutionContext, ...] = (self, *above)
-        self.depth = len(above)
+        self._ancestry: tuple[ExecutionContext, ...] = (self, *ancestors)
+        self.depth = len(self._above_ids) + len(ancestors)
         """How many chains are above this one; 0 for a run's own."""
         if parent is not None:
             parent._check_depth()
@@ -191,10 +200,9 @@ class ExecutionContext:
             self._account,
             *(map(WithoutRetries, theirs) if own_retries else theirs),
         )
-        self._lineage = tuple(context.chain_id for context in reversed(self._ancestry))
-        self._retry_lineage: tuple[str, ...] = (self.chain_id,)
-        if parent is not None and not own_retries:
-            self._retry_lineage = (*parent._retry_lineage, self.chain_id)
+        self._lineage = self._above_ids + tuple(context.chain_id for context in reversed(self._ancestry))
+        above_retries = self._above_ids if parent is None else parent._retry_lineage
+        self._retry_lineage: tuple[str, ...] = (*(() if own_retries else above_retries), self.chain_id)
         self._root = self._ancestry[-1]
         self._names_model = metadata.model is not None
         self._metrics: Metrics | None = metrics
@@ -267,13 +275,14 @@ class ExecutionContext:
         memory_governor: Policy | None = None,
         metrics: Metrics | None = None,
         stoppable: bool | None = None,
+        above: Sequence[str] = (),
     ) -> ExecutionContext:
         """Return a context that goes on from what a journal says was spent.
 
         A call that was reserved and never settled counts in full. The time that the chain was running
         counts, the time between its processes does not. Without `metadata` the chain keeps the id
         that the events name. Children continue too, if they are spawned with the chain ids that they
-        had.
+        had. The events may come from several journals, in any order, and some of them more than once.
         """
         recorded = list(events)
         if metadata is None and recorded:
@@ -291,6 +300,7 @@ class ExecutionContext:
             memory_governor=memory_governor,
             metrics=metrics,
             stoppable=stoppable,
+            above=above,
             _ledger=Ledger(journal, fold(recorded)),
         )
 
@@ -1428,7 +1438,8 @@ class ExecutionContext:
         return max(0.0, (self.clock.monotonic() - self._started) * 1000)
 
     def _elapsed_above_ms(self) -> tuple[float, ...]:
-        return tuple(context._elapsed_ms() for context in self._ancestry[:0:-1])
+        # How long a chain elsewhere has been running is for its own journal to say.
+        return (0.0,) * len(self._above_ids) + tuple(c._elapsed_ms() for c in self._ancestry[:0:-1])
 
     def _shield_context(
         self, call: Call, *, cost: int | None = None, usage: CallUsage | None = None

@@ -3,9 +3,18 @@
 Every reservation is durable before its call is dispatched and every settlement when it is
 known, so that a process that takes over knows what was spent: also by a call that was
 dispatched and never heard of again, which counts in full.
+
+One run has one ledger, and it is in the log of the session at its root. A child that is spawned
+from the run's containment (a nested evaluation, a subagent, a workflow's step) books there, whatever
+session its own conversation is in: so after a kill of everything the root alone knows what all of
+them had reserved, without opening their logs. Only a child that lives in another process keeps its
+ledger in its own log; its events name the chains above it, and its parent takes them in when it is
+opened again (`contain(..., above=...)` there, `contain(..., also=...)` here).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 from holdfast.containment import (
     ChainMetadata,
@@ -49,12 +58,19 @@ def contain(
     circuit_breaker: CircuitBreaker | CircuitBreakers | None = None,
     prices: PriceTable | None = None,
     loops: LoopPolicy | None = None,
+    above: Sequence[str] = (),
+    also: Iterable[LedgerEvent] = (),
 ) -> ExecutionContext:
-    """Put a session's work under ceilings, going on from what its log says was spent."""
+    """Put a session's work under ceilings, going on from what its log says was spent.
+
+    `above` are the ids of the sessions, from the root down, that this one is a child of in another
+    process. `also` is what children in other processes have spent: `ledger_of` their sessions. What is
+    given twice counts once.
+    """
     metadata = ChainMetadata(request_id=str(session.session_id), chain_id=str(session.session_id))
     return ExecutionContext.resume(
         limits,
-        ledger_of(session),
+        [*ledger_of(session), *also],
         pipeline,
         metadata,
         circuit_breaker=circuit_breaker,
@@ -62,4 +78,5 @@ def contain(
         prices=prices,
         journal=session.dispatch,
         loops=loops,
+        above=above,
     )
