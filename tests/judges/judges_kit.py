@@ -57,7 +57,7 @@ class Seen:
         return self.state.session
 
     def use(self, *, total: int, as_evaluation: str = "one") -> None:
-        """Use so many tokens more, as an adapter does: in the session, and in the tracker as a running sum."""
+        """Use so many tokens more, as an adapter does: the tracker is told the running sum."""
         self.session.dispatch(
             ProviderUsage("scripted", "m", 1, TokenUsage(input_tokens=total, output_tokens=0))
         )

@@ -538,14 +538,21 @@ def spent_limits() -> ExecutionContext:
     return limits
 
 
+def spent_steps() -> ExecutionContext:
+    limits = ExecutionContext(Limits(max_steps=1))
+    limits.call_llm(lambda: None)
+    return limits
+
+
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
         ({"deadline": Deadline.after(timedelta(seconds=-1))}, "deadline"),
         ({"budget_tracker": spent_tracker()}, "budget"),
         ({"containment": spent_limits()}, "budget"),
+        ({"containment": spent_steps()}, "budget"),
     ],
-    ids=["deadline", "tokens", "money"],
+    ids=["deadline", "tokens", "money", "steps"],
 )
 def test_a_run_with_nothing_left_skips_its_judges_and_says_so(more: dict[str, Any], reason: str) -> None:
     session = Session()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast import Agent, Limits, ResourceRegistry, Session, tool
+from holdfast.containment import fold
 from holdfast.conversation import InnerMessage
 from holdfast.conversation.events import ProviderUsage
 from holdfast.errors import BudgetExceededError, DeadlineExceededError, PromptEvaluationError, ThrottleError
@@ -37,17 +38,19 @@ from holdfast.judges import (
     TaskCompletionContext,
     TaskCompletionResult,
     TrajectoryAssessment,
+    completion_prompt,
     derive_nested_deadline,
     nested_usage,
 )
 from holdfast.log.sqlite import SqliteLog
-from holdfast.prompt import MarkdownSection, Prompt, PromptTemplate
+from holdfast.prompt import MarkdownSection, Prompt, PromptExecuted, PromptTemplate
 from holdfast.providers.adapter import ProviderAdapter
 from holdfast.providers.base import ModelRequest
 from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.state import Budget, BudgetTracker, ExecutionState, RunContext, iter_sessions_bottom_up
 from holdfast.tools.context import ToolContext
 from holdfast.turns import ModelAdapter, TurnEnded, TurnState, turn_state
+from holdfast.turns.ledger import ledger_of
 from holdfast.workspace import Filesystem, InMemoryFilesystem
 
 logger = logging.getLogger("tests.judges")
@@ -420,6 +423,24 @@ def test_a_judge_that_cannot_answer_decides_nothing_and_is_on_record(
     run.close()
 
 
+def test_a_judge_that_keeps_failing_does_not_use_up_the_retries_of_the_run(tmp_path: Path) -> None:
+    """Neither now nor for whoever resumes the run."""
+    failing = judge(ThrottleError("slow down", kind="rate_limit"), *[Answer("nonsense")] * 20)
+    watcher = FeedbackProviderConfig(
+        LLMTrajectoryFeedback(failing, min_tool_calls=1), FeedbackTrigger(every_n_calls=1)
+    )
+    agent = Agent("writer", tools=[write_file], feedback=[watcher])
+    script = [*(write(name) for name in "abcd"), "done"]
+    run = agent.run(
+        "Write", provider=ScriptedProvider(script), limits=Limits(max_retries=1), store=tmp_path / "runs.db"
+    )
+    assert run.state is TurnState.COMPLETED
+    session = run.execution_state.session
+    assert [each.outcome for each in session[JudgeEvent].all()] == ["failed"] * 4
+    assert fold(ledger_of(session))[str(run.id)].retries == 0
+    run.close()
+
+
 def test_a_judge_with_a_budget_of_its_own_that_runs_out_harms_nobody() -> None:
     judging = judge(Answer(json.dumps({"complete": False, "explanation": "no"})))
     verifier = LLMCompletionVerifier(adapter=judging, share_budget=False, budget=Budget(max_total_tokens=10))
@@ -456,8 +477,6 @@ def test_the_trace_of_a_judge_hangs_below_the_runs() -> None:
     ModelAdapter(ScriptedProvider([react])).evaluate(prompt, state=working, run_context=context)
     (child,) = working.session.children
     assert list(iter_sessions_bottom_up(working.session)) == [child, working.session]
-    from holdfast.prompt import PromptExecuted
-
     inner = child[PromptExecuted].latest()
     assert inner is not None
     assert inner.run_context is not None
@@ -476,8 +495,6 @@ def test_a_judge_whose_prompt_has_judges_of_its_own_is_not_judged_in_turn() -> N
     def react(request: ModelRequest) -> Any:
         is_judge = "says that its task is done" in str(request.items[0])
         return json.dumps({"complete": True, "explanation": "ok"}) if is_judge else "done"
-
-    from holdfast.judges import completion_prompt
 
     plain = completion_prompt()
     recursive = Prompt(

@@ -575,6 +575,9 @@ class Judges:
                 return "deadline", "the time of the run's limits is over"
             if self._containment.remaining_usd == 0:
                 return "budget", "the money of the run's limits is spent"
+            most = self._containment.config.max_steps
+            if most is not None and self._containment.get_snapshot().step_count >= most:
+                return "budget", f"the {most} steps of the run's limits are used"
         return None
 
     def _sorted(self, error: BaseException) -> tuple[str, str, bool]:
