@@ -1757,12 +1757,20 @@ def _deeply_immutable(value: object) -> bool:
         return True
     if kind is tuple or kind is frozenset or _is_named_tuple(kind):
         return all(_deeply_immutable(each) for each in cast("Iterable[object]", value))
-    if not _is_record(kind) or not _is_frozen(kind):
+    names = _frozen_fields(cast(Any, kind))
+    if names is None:
         return False
     if _is_model(kind):
         return all(_deeply_immutable(each) for each in vars(value).values())
-    fields = dataclasses.fields(cast(Any, kind))
-    return all(_deeply_immutable(getattr(value, each.name, None)) for each in fields)
+    return all(_deeply_immutable(getattr(value, each, None)) for each in names)
+
+
+@functools.lru_cache(maxsize=1024)
+def _frozen_fields(kind: type) -> tuple[str, ...] | None:
+    """Return the names of a frozen record's fields, or None if the class is something else."""
+    if not _is_record(kind) or not _is_frozen(kind):
+        return None
+    return () if _is_model(kind) else tuple(each.name for each in dataclasses.fields(cast(Any, kind)))
 
 
 # --- JSON text -------------------------------------------------------------------------------------

@@ -824,13 +824,13 @@ class HostFilesystem:
                     f"the call {self._call.call_id!r} holds the workspace, so {call_id!r} cannot begin; "
                     f"finish it or roll it back first"
                 )
-            left = self.unfinished()
-            if left:
-                raise WorkspaceError(
-                    f"the call {left[0]!r} was left open by a crash, so {call_id!r} cannot begin; "
-                    f"recover({left[0]!r}, committed=...) first"
-                )
             history = self._opened()
+            left = Journal.load(history.call_path, durable=self._durable)
+            if left is not None and left.kind == "call":
+                raise WorkspaceError(
+                    f"the call {left.call_id!r} was left open by a crash, so {call_id!r} cannot begin; "
+                    f"recover({left.call_id!r}, committed=...) first"
+                )
             history.hold()
             try:
                 self._flush_ambient()
@@ -1701,7 +1701,7 @@ class _HostCall:
             self._require_open("prepared")
             manifest: Manifest | None = None
             if self._is_idle():
-                return filesystem._snapshot_at(filesystem._head(), self._base.tag, None)
+                return self._base
             if self.journal.foreign:
                 manifest = filesystem._foreign_segment(self, prepared=True)
             else:

@@ -146,8 +146,8 @@ class Journal:
     """Content that was read back from disk: what the object store may not have."""
     _kept: set[bytes] = field(default_factory=set)
     _descriptor: int = -1
-    _header: bytes = b""
-    """What the file begins with, as long as nothing is in it."""
+    _unwritten: bool = False
+    """Whether nothing is in the file yet, not even its beginning."""
     _last: dict[str, State] = field(default_factory=dict)
 
     @classmethod
@@ -164,18 +164,7 @@ class Journal:
         durable: bool,
     ) -> Journal:
         """Start a journal. A plain call's is written with its first record: before, nothing is to undo."""
-        journal = cls(path, id, kind, call_id, tool_name, base, foreign, durable)
-        header = {
-            "type": "begin",
-            "version": 1,
-            "id": id,
-            "kind": kind,
-            "call_id": call_id,
-            "tool_name": tool_name,
-            "base": base,
-            "foreign": foreign,
-        }
-        journal._header = frame(json.dumps(header, separators=(",", ":")).encode("ascii"))
+        journal = cls(path, id, kind, call_id, tool_name, base, foreign, durable, _unwritten=True)
         if foreign or kind != "call":
             journal._start()
         return journal
@@ -192,8 +181,19 @@ class Journal:
             )
         if size < len(_MAGIC):
             os.ftruncate(self._descriptor, 0)
-        write_all(self._descriptor, (b"" if size == len(_MAGIC) else _MAGIC) + self._header)
-        self._header = b""
+        header = {
+            "type": "begin",
+            "version": 1,
+            "id": self.id,
+            "kind": self.kind,
+            "call_id": self.call_id,
+            "tool_name": self.tool_name,
+            "base": self.base,
+            "foreign": self.foreign,
+        }
+        record = frame(json.dumps(header, separators=(",", ":")).encode("ascii"))
+        write_all(self._descriptor, (b"" if size == len(_MAGIC) else _MAGIC) + record)
+        self._unwritten = False
         if self.durable:
             os.fsync(self._descriptor)
             sync_directory(os.path.dirname(self.path))
@@ -285,7 +285,7 @@ class Journal:
     def begin_undo(self) -> None:
         """Write down that the call is being undone."""
         if not self.undoing:
-            if not self._header:
+            if not self._unwritten:
                 self._append({"type": "undo"})
             self.undoing = True
 
@@ -319,7 +319,7 @@ class Journal:
         return states
 
     def _append(self, record: dict[str, object], before: bytes = b"") -> None:
-        if self._header:
+        if self._unwritten:
             self._start()
         elif self._descriptor == -1:
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -336,7 +336,7 @@ class Journal:
     def end(self) -> None:
         """End the call: without its records it is over. Safe to repeat."""
         self.close()
-        if self._header:
+        if self._unwritten:
             return
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)

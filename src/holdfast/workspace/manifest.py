@@ -42,7 +42,6 @@ from holdfast.workspace.objects import (
     ObjectStore,
     PackWriter,
     TreeEntry,
-    encode_tree,
     hash_descriptor,
     object_id,
     read_exactly,
@@ -69,6 +68,8 @@ _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_ATTEMPTS = 3
 _TYPE_MASK = 0o170000
 _DIRECTORY = 0o040000
+_GIT_FILE = b"%o" % MODE_FILE
+_GIT_EXECUTABLE = b"%o" % MODE_EXECUTABLE
 _MARSHAL_VERSION = 4
 _MANIFEST_MAGIC = b"holdfast manifest 1\n"
 
@@ -567,7 +568,7 @@ class Scan:
         """Do the same for a tree of which nothing is known: everything is read, nothing is compared."""
         prefix = path + "/" if path else ""
         private = self._private.get(path, frozenset())
-        exclusions = self._exclusions
+        exclusions = self._exclusions if self._exclusions else None
         max_files = self._limits.max_files
         children: list[str] = []
         entries: dict[str, Entry] = {}
@@ -577,7 +578,7 @@ class Scan:
                 is_file = item.is_file(follow_symlinks=False)
                 if name in private or (name.startswith(".holdfast-") and is_temporary(name)):
                     continue
-                if exclusions and exclusions.match(
+                if exclusions is not None and exclusions.match(
                     prefix + name, name, directory=item.is_dir(follow_symlinks=False)
                 ):
                     continue
@@ -806,21 +807,23 @@ def write_trees(manifest: Manifest, add: Callable[[ObjectKind, bytes], bytes]) -
     # Deepest first, so that the trees below a directory are known when it is its turn.
     for path in sorted(manifest.directories, key=lambda path: path.count("/") + bool(path), reverse=True):
         prefix = path + "/" if path else ""
-        names: dict[bytes, TreeEntry] = {}
+        # What `encode_tree` does, for many: sorted by name, a directory's as if it ended in a slash.
+        lines: list[tuple[bytes, bytes]] = []
         for name, entry in manifest.directories[path].items():
             mode, oid = entry[0], entry[7]
+            raw = os.fsencode(name)
             kind = mode & _TYPE_MASK
-            if kind == _DIRECTORY:
+            if kind == stat.S_IFREG:
+                lines.append((raw, b"%b %b\0%b" % (_GIT_EXECUTABLE if mode & 0o100 else _GIT_FILE, raw, oid)))
+            elif kind == stat.S_IFLNK:
+                lines.append((raw, b"%o %b\0%b" % (MODE_LINK, raw, oid)))
+            else:
                 below = trees.get(prefix + name)
                 # A directory that could not be read is known by name alone.
                 oid = below if below is not None else add("tree", b"")
-                names[os.fsencode(name)] = TreeEntry(MODE_TREE, oid)
-            elif kind == stat.S_IFLNK:
-                names[os.fsencode(name)] = TreeEntry(MODE_LINK, oid)
-            else:
-                git_mode = MODE_EXECUTABLE if mode & stat.S_IXUSR else MODE_FILE
-                names[os.fsencode(name)] = TreeEntry(git_mode, oid)
-        trees[path] = add("tree", encode_tree(names))
+                lines.append((raw + b"/", b"%o %b\0%b" % (MODE_TREE, raw, oid)))
+        lines.sort()
+        trees[path] = add("tree", b"".join([line for _, line in lines]))
     return trees.get("", EMPTY_TREE)
 
 

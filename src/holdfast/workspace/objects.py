@@ -37,7 +37,7 @@ import subprocess
 import zlib
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,6 +75,8 @@ _FAST_LEVEL = 1
 _STORED_LEVEL = 0
 _TREE_CACHE_ENTRIES = 512
 _STORED_BLOCK_BYTES = 65_535
+_LARGE_OFFSET = 0x80000000
+"""Offsets from here on do not fit into an index's first table."""
 _PACK_KINDS: dict[int, ObjectKind] = {1: "commit", 2: "tree", 3: "blob", 4: "tag"}
 _PACK_NUMBERS: dict[ObjectKind, int] = {kind: number for number, kind in _PACK_KINDS.items()}
 _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC
@@ -191,7 +193,7 @@ class ObjectStore:
         """Make the directory a bare repository, unless it is one. Safe to repeat after a crash."""
         if self.exists:
             return
-        for part in ("objects/pack", "objects/info", "refs/heads"):
+        for part in ("objects/pack", "refs/heads"):
             os.makedirs(self.path / part, mode=0o700, exist_ok=True)
         # HEAD comes last: a directory with HEAD is complete.
         files = {
@@ -815,6 +817,24 @@ def _unlink_if_there(path: str) -> None:
         pass
 
 
+@lru_cache(maxsize=8192)
+def _entry_head(kind: ObjectKind, size: int) -> bytes:
+    """Return what an object begins with in a pack: its kind and size."""
+    head = bytearray()
+    byte, rest = (_PACK_NUMBERS[kind] << 4) | (size & 15), size >> 4
+    while rest:
+        head.append(byte | 0x80)
+        byte, rest = rest & 0x7F, rest >> 7
+    head.append(byte)
+    return bytes(head)
+
+
+@lru_cache(maxsize=8192)
+def _stored_head(kind: ObjectKind, size: int) -> bytes:
+    """Return the same, and the beginning of content that is one stored block."""
+    return b"%b\x78\x01\x01%b" % (_entry_head(kind, size), _pack_lengths(size, size ^ 0xFFFF))
+
+
 class PackWriter:
     """Collects objects into one pack, which appears in the store as a whole when the block ends.
 
@@ -827,10 +847,10 @@ class PackWriter:
         self._store = store
         self._compress = compress
         self._directory = os.path.join(store.path, "objects", "pack")
-        self._entries: dict[bytes, tuple[int, int]] = {}
+        self._entries: dict[bytes, int] = {}
+        """Where each object is, and its checksum, in one number: a first capture has very many."""
         self._pending: list[bytes] = []
-        self._pending_bytes = 0
-        self._offset = 12
+        self._offset = self._spilled = 12
         self._output = -1
         self._temporary = ""
         self._known: set[bytes] | None = None
@@ -862,35 +882,18 @@ class PackWriter:
                 return oid
         elif oid in self._entries:
             return oid
-        first = (_PACK_NUMBERS[kind] << 4) | (size & 15)
-        rest = size >> 4
-        if rest == 0:
-            head = _SINGLE_BYTES[first]
-        else:
-            parts = bytearray((first | 0x80,))
-            while rest > 0x7F:
-                parts.append((rest & 0x7F) | 0x80)
-                rest >>= 7
-            parts.append(rest)
-            head = bytes(parts)
         if self._compress:
-            entry = head + zlib.compress(data, _FAST_LEVEL)
+            entry = _entry_head(kind, size) + zlib.compress(data, _FAST_LEVEL)
         elif size <= _STORED_BLOCK_BYTES:
             # One stored deflate block, spelled out: setting up a compressor costs more than the copy.
-            entry = b"%b\x78\x01\x01%b%b%b" % (
-                head,
-                _pack_lengths(size, size ^ 0xFFFF),
-                data,
-                zlib.adler32(data).to_bytes(4, "big"),
-            )
+            entry = _stored_head(kind, size) + data + zlib.adler32(data).to_bytes(4, "big")
         else:
-            entry = head + zlib.compress(data, _STORED_LEVEL)
-        self._entries[oid] = (self._offset, zlib.crc32(entry))
+            entry = _entry_head(kind, size) + zlib.compress(data, _STORED_LEVEL)
+        offset = self._offset
+        self._entries[oid] = offset << 32 | zlib.crc32(entry)
         self._pending.append(entry)
-        length = len(entry)
-        self._offset += length
-        self._pending_bytes += length
-        if self._pending_bytes >= CHUNK_BYTES:
+        self._offset = offset = offset + len(entry)
+        if offset - self._spilled >= CHUNK_BYTES:
             self._spill()
         return oid
 
@@ -901,7 +904,7 @@ class PackWriter:
             write_all(self._output, bytes(12))
         write_all(self._output, b"".join(self._pending))
         self._pending.clear()
-        self._pending_bytes = 0
+        self._spilled = self._offset
 
     def _finish(self) -> None:
         if not self._entries:
@@ -951,30 +954,24 @@ class PackWriter:
             os.close(descriptor)
 
     def _index(self, checksum: bytes) -> bytes:
-        ordered = sorted(self._entries.items())
-        counts = [0] * 256
-        for oid, _ in ordered:
-            counts[oid[0]] += 1
-        total = 0
-        fan_out = []
-        for count in counts:
-            total += count
-            fan_out.append(total)
+        oids = sorted(self._entries)
+        positions = [self._entries[oid] for oid in oids]
+        offsets = [position >> 32 for position in positions]
+        # How many ids begin with each byte or a smaller one.
+        fan_out = [bisect_left(oids, _SINGLE_BYTES[first]) for first in range(1, 256)]
         large: list[int] = []
-        offsets: list[int] = []
-        for _, (offset, _) in ordered:
-            if offset < 0x80000000:
-                offsets.append(offset)
-            else:
-                offsets.append(0x80000000 | len(large))
-                large.append(offset)
+        if self._offset > _LARGE_OFFSET:
+            for number, offset in enumerate(offsets):
+                if offset >= _LARGE_OFFSET:
+                    offsets[number] = _LARGE_OFFSET | len(large)
+                    large.append(offset)
         body = b"".join(
             (
                 b"\xfftOc\0\0\0\2",
-                struct.pack(">256I", *fan_out),
-                b"".join(oid for oid, _ in ordered),
-                struct.pack(f">{len(ordered)}I", *(crc for _, (_, crc) in ordered)),
-                struct.pack(f">{len(ordered)}I", *offsets),
+                struct.pack(">256I", *fan_out, len(oids)),
+                *oids,
+                struct.pack(f">{len(oids)}I", *[position & 0xFFFFFFFF for position in positions]),
+                struct.pack(f">{len(oids)}I", *offsets),
                 struct.pack(f">{len(large)}Q", *large),
                 checksum,
             )
