@@ -153,6 +153,8 @@ class ProviderUsage:
     output_truncated: bool = False
     notes: tuple[str, ...] = ()
     """What was cut or mended in the answer before it was recorded."""
+    purpose: Literal["answer", "summary"] = "answer"
+    """What the model was asked for: an answer in the conversation, or a summary of it."""
     context_tier: str = ""
     """How full the model's context was, by the estimate before the call; empty if its size is not known."""
     context_ratio: float | None = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.clock import new_id
-from holdfast.conversation.events import ProviderUsage
+from holdfast.conversation.events import ContextPressure, ProviderUsage
 from holdfast.conversation.messages import (
     InnerMessage,
     Role,
@@ -22,7 +22,7 @@ from holdfast.conversation.messages import (
     get_inner_messages,
     get_latest_evaluation_id,
 )
-from holdfast.conversation.replay import ORPHAN_TEXT, Replay, Replayer
+from holdfast.conversation.replay import ORPHAN_TEXT, Replay, Replayer, conversation_events
 from holdfast.errors import ConversationNotFound, PromptMismatch
 from holdfast.providers.collect import CollectedAnswer
 from holdfast.state.budget import TokenUsage
@@ -126,28 +126,22 @@ class TurnRecord:
             )
 
     def _read_history(self) -> None:
-        """Fold what the session knows already; from here on messages are added one by one."""
+        """Fold what the log says already; what comes later is caught up with."""
         self.replayer = Replayer(self.model, self.provider)
-        self.answers_so_far = 0
-        seen = set()
         evaluation_id = ""
-        for envelope, value in self.session.events():
-            self.replayer.add(envelope.seq, value, envelope.type)
+        for seq, value, type_name in conversation_events(self.session):
+            self.replayer.add(seq, value, type_name)
             if isinstance(value, InnerMessage):
-                seen.add(value.message_id)
-                self.answers_so_far += value.role == "assistant"
-            elif isinstance(value, TurnStarted):
                 evaluation_id = value.evaluation_id
             elif isinstance(value, ProviderUsage) and evaluation_id == self.evaluation_id:
                 self._count(value.usage, value.cost_usd)
-        known = self.session[InnerMessage].all()
-        if any(each.message_id not in seen for each in known):
-            # They came out of a snapshot: then the slice is the conversation, not the events.
-            self.replayer = Replayer(self.model, self.provider)
-            for place, each in enumerate(known, start=1):
-                self.replayer.add(place, each)
-            self.answers_so_far = sum(each.role == "assistant" for each in known)
+        self.answers_so_far = sum(each.role == "assistant" for each in self.session[InnerMessage].all())
         self._breaks_seen = len(self.replayer.input().breaks)
+
+    def input(self) -> Replay:
+        """Return what the model is sent now: what the log says, whoever wrote it."""
+        self.replayer.catch_up(self.session)
+        return self.replayer.input()
 
     def _close_orphans(self) -> None:
         """Answer for good the calls that an earlier turn left open: this turn does not go on with them."""
@@ -173,7 +167,6 @@ class TurnRecord:
                 created_at=self.session.clock.now(),
             )
             self.session.dispatch(closed)
-            self.replayer.add(self.session.head, closed)
 
     # .. messages ..
 
@@ -219,7 +212,6 @@ class TurnRecord:
     def keep(self, message: InnerMessage) -> None:
         """Take in a message that was logged elsewhere: a tool's, in the append that ended its call."""
         self.messages.append(message)
-        self.replayer.add(self.session.head, message)
 
     # .. usage ..
 
@@ -231,6 +223,7 @@ class TurnRecord:
         model: str | None = None,
         is_cut_off: bool = False,
         notes: tuple[str, ...] = (),
+        pressure: ContextPressure | None = None,
     ) -> ProviderUsage:
         """Say what a call used, and whether its input extended the one before: a broken cache shows.
 
@@ -251,6 +244,24 @@ class TurnRecord:
             extends_previous=extends,
             output_truncated=answer.stop == "length",
             notes=(*notes, *answer.notes),
+            context_tier="" if pressure is None else pressure.tier,
+            context_ratio=None if pressure is None else round(pressure.ratio, 4),
+        )
+
+    def usage_of_summary(self, answer: CollectedAnswer) -> ProviderUsage:
+        """Say what it took to have a summary written. It counts from now on; whoever asks records it."""
+        self._count(answer.usage, answer.cost_usd)
+        return ProviderUsage(
+            provider=self.provider,
+            model=answer.model or self.model,
+            call_index=self.answers_so_far + 1,
+            usage=answer.usage,
+            cost_usd=answer.cost_usd,
+            stop_reason=answer.stop,
+            input_items=1,
+            output_truncated=answer.stop == "length",
+            notes=answer.notes,
+            purpose="summary",
         )
 
     def _count(self, usage: TokenUsage, cost_usd: float | None) -> None:
