@@ -11,10 +11,10 @@ COMMA := ,
 define install
 	@if command -v uv >/dev/null 2>&1; then \
 		uv venv --quiet --allow-existing --python $(PYTHON) $(VENV) && \
-		uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '$(1)'; \
+		uv pip install --quiet --python $(BIN)/python -c constraints.txt $(1); \
 	else \
 		test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '$(1)'; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(1); \
 	fi
 	@touch $@
 endef
@@ -22,14 +22,16 @@ endef
 .PHONY: demo test check bench format clean
 
 $(PACKAGE): pyproject.toml constraints.txt
-	$(call install,.)
+	$(call install,-e .)
 
-$(TOOLS): pyproject.toml constraints.txt
-	$(call install,.[dev])
+$(TOOLS): pyproject.toml constraints.txt no-deps.txt
+	$(call install,-e '.[dev]')
+	$(call install,--no-deps -r no-deps.txt)
 	@touch $(PACKAGE)
 
-$(PEERS): pyproject.toml constraints.txt
-	$(call install,.[dev$(COMMA)bench])
+$(PEERS): pyproject.toml constraints.txt no-deps.txt
+	$(call install,-e '.[dev$(COMMA)bench]')
+	$(call install,--no-deps -r no-deps.txt)
 	@touch $(PACKAGE) $(TOOLS)
 
 ## demo: the main job on embedded defaults, offline, in a scratch directory

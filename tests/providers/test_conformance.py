@@ -1,4 +1,4 @@
-"""Every provider keeps the promises of the seam: one suite, four ways, over a real socket."""
+"""Every provider keeps the promises of the seam: one suite, five ways, over a real socket."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from holdfast.providers.anthropic import Anthropic
 from holdfast.providers.base import Provider
+from holdfast.providers.litellm import LiteLLM
 from holdfast.providers.openai import OpenAI
 from holdfast.testing.provider import ProviderBench, ProviderConformance, StepBench, StepProvider
 from holdfast.testing.wire import Step, WireServer
@@ -25,6 +26,11 @@ class TestOpenAIChat(ProviderConformance):
 class TestAnthropic(ProviderConformance):
     def make_provider(self, server: WireServer) -> Provider:
         return Anthropic("a-model", base_url=server.anthropic_url, api_key="a-key")
+
+
+class TestLiteLLM(ProviderConformance):
+    def make_provider(self, server: WireServer) -> Provider:
+        return LiteLLM("openai/a-model", base_url=server.openai_url, api_key="a-key")
 
 
 class TestScripted(ProviderConformance):

@@ -20,6 +20,7 @@ from holdfast.conversation.replay import ReplayCall, ReplayItem
 from holdfast.errors import ModelCallError, UsageError
 from holdfast.providers.anthropic import Anthropic
 from holdfast.providers.base import ModelRequest, Provider, ReasoningBlock, TextDelta, UsageReported
+from holdfast.providers.litellm import LiteLLM
 from holdfast.providers.openai import OpenAI
 from holdfast.providers.scripted import Answer
 from holdfast.providers.translate import (
@@ -48,6 +49,9 @@ VENDORS: dict[str, Make] = {
     ),
     "anthropic.messages": lambda server, **more: Anthropic(
         "a-model", base_url=server.anthropic_url, api_key=SECRET, **more
+    ),
+    "litellm.chat": lambda server, **more: LiteLLM(
+        "openai/a-model", base_url=server.openai_url, api_key=SECRET, **more
     ),
 }
 

@@ -38,12 +38,14 @@ from holdfast.providers.translate import (
 from holdfast.providers.vendor import ClosableStream, VendorProvider, tls
 from holdfast.tools.tool import ToolCall
 
-_CHAT_STOPS: Mapping[str, StopReason] = {
+CHAT_STOPS: Mapping[str, StopReason] = {
     "length": "length",
     "content_filter": "filtered",
     "tool_calls": "tools",
     "function_call": "tools",
 }
+"""Why a model stopped, in the words of Chat Completions; what is not here is an end."""
+
 _INCOMPLETE: Mapping[str, StopReason] = {
     "max_output_tokens": "length",
     "max_messages": "length",
@@ -179,7 +181,7 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
                     yield self._thought(item.to_dict(mode="json"), chars, calls)
             elif kind in ("response.completed", "response.incomplete", "response.failed"):
                 response = event.response
-                usage = _usage(response.usage)
+                usage = call_usage(response.usage)
                 if usage is not None:
                     yield self._used(usage)
                 if kind == "response.failed":
@@ -200,9 +202,7 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
         if request.tools:
             body["tools"] = chat_tools(request.tools)
         if request.output_schema is not None:
-            schema = dict(request.output_schema)
-            form = {"name": _OUTPUT_NAME, "schema": schema, "strict": fits_strict(schema)}
-            body["response_format"] = {"type": "json_schema", "json_schema": form}
+            body["response_format"] = output_format(request.output_schema)
         if self._max_output_tokens is not None:
             body["max_completion_tokens"] = self._max_output_tokens
         if self._temperature is not None:
@@ -215,9 +215,9 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
         finish: str | None = None
         refused = False
         thoughts: list[str] = []
-        calls = _ChatCalls()
+        calls = ChatCalls()
         async for chunk in chunks:
-            usage = _usage(chunk.usage)
+            usage = call_usage(chunk.usage)
             if usage is not None:
                 yield self._used(usage)
             for choice in (chunk.choices or ())[:1]:
@@ -243,14 +243,20 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
             yield self._thought({"reasoning_content": "".join(thoughts)}, 0, 0)
         for call in calls.whole():
             yield ToolCallRequested(call)
-        stop = _CHAT_STOPS.get(finish, "end")
+        stop = CHAT_STOPS.get(finish, "end")
         # Some servers say "stop" and ask for tools all the same, or the other way round.
         if stop in ("end", "tools"):
             stop = "tools" if calls else "refused" if refused else "end"
         yield Stopped(stop)
 
 
-class _ChatCalls:
+def output_format(schema: Mapping[str, Any]) -> Wire:
+    """Ask Chat Completions for an answer that follows a schema."""
+    form = {"name": _OUTPUT_NAME, "schema": dict(schema), "strict": fits_strict(schema)}
+    return {"type": "json_schema", "json_schema": form}
+
+
+class ChatCalls:
     """Puts the calls of a Chat stream together from their pieces."""
 
     def __init__(self) -> None:
@@ -261,6 +267,7 @@ class _ChatCalls:
         return bool(self._calls)
 
     def add(self, piece: Any) -> None:
+        """Take the next piece of a call."""
         index, call_id, function = piece.index, piece.id, piece.function
         place = self._at.get(index)
         # A server without indexes sends each call whole, under the same number: another id is another call.
@@ -275,12 +282,13 @@ class _ChatCalls:
                 held["arguments"].append(function.arguments)
 
     def whole(self) -> list[ToolCall]:
+        """Return the calls, as far as they have come."""
         return [
             ToolCall(each["id"], each["name"], "".join(each["arguments"]) or "{}") for each in self._calls
         ]
 
 
-def _usage(reported: Any) -> CallUsage | None:
+def call_usage(reported: Any) -> CallUsage | None:
     """Normalise what the provider counts; None if it counts nothing."""
     usage = usage_of(reported)
     if usage is None:
