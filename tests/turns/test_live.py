@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import UsageError
+from holdfast import Agent, tool
+from holdfast.errors import ModelCallError, UsageError
 from holdfast.log.event import Channel
-from holdfast.providers.base import ReasoningDelta, TextDelta
+from holdfast.providers.base import ReasoningDelta, Stopped, TextDelta, ToolCallRequested, UsageReported
+from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.state import InProcessDispatcher, Session
 from holdfast.state.events import spec_of
 from holdfast.turns.live import (
@@ -22,13 +24,20 @@ from holdfast.turns.live import (
     LiveFeed,
     StatusChanged,
     ToolCallFinished,
+    TurnFinished,
     UsageChanged,
     status_of,
 )
-from holdfast.turns.states import TurnState
+from holdfast.turns.states import TurnEnded, TurnState
 
 WAIT_S = 20
 THINKING = StatusChanged("thinking", "t", 1)
+
+
+@tool(effects="none")
+def look() -> str:
+    """Look."""
+    return "seen"
 
 
 def drain(subscription) -> list[object]:
@@ -208,3 +217,49 @@ def test_only_a_completed_turn_is_shown_as_done() -> None:
     """Every other state has a status that says otherwise."""
     assert [each for each in TurnState if status_of(each) == "done"] == [TurnState.COMPLETED]
     assert ToolCallFinished("c", "look", success=False).success is False
+
+
+# --- what a turn shows --------------------------------------------------------------------------------------
+
+
+def test_a_turn_shows_what_it_does_as_it_does_it() -> None:
+    """Thinking, tools, usage and the ending, in the order in which they happen."""
+    script = ScriptedProvider([Answer("I look.", [("look", {})], cost_usd=0.25), "done"])
+    seen: list[object] = []
+    with Agent("tester", tools=(look,)).run("go", provider=script, watch=seen.append) as run:
+        (ended,) = run.execution_state.session[TurnEnded].all()
+    turn = ended.turn_id
+    shown = [each for each in seen if not isinstance(each, UsageReported | Stopped | ToolCallRequested)]
+    kinds = [each.status if isinstance(each, StatusChanged) else type(each).__name__ for each in shown]
+    text = [kind for place, kind in enumerate(kinds) if kinds[place - 1 : place] != [kind]]
+    assert text == [
+        "thinking",
+        "TextDelta",
+        "UsageChanged",
+        "running_tools",
+        "ToolCallBegan",
+        "ToolCallFinished",
+        "thinking",
+        "TextDelta",
+        "UsageChanged",
+        "done",
+        "TurnFinished",
+    ]
+    steps = [(each.turn_id, each.step) for each in shown if isinstance(each, StatusChanged)]
+    assert steps == [(turn, 1), (turn, 1), (turn, 2), (turn, 2)]
+    finished = next(each for each in shown if isinstance(each, ToolCallFinished))
+    assert (finished.name, finished.success, finished.summary) == ("look", True, "seen")
+    assert shown[-1] == TurnFinished(turn, TurnState.COMPLETED)
+
+
+def test_a_turn_that_fails_shows_an_error_and_its_cause() -> None:
+    """A screen never has to guess from silence."""
+    script = ScriptedProvider([Answer("half", error=ModelCallError("cut", kind="connection"))])
+    seen: list[object] = []
+    with Agent("tester").run("go", provider=script, watch=seen.append) as run:
+        assert run.state is TurnState.PARTIAL_FAILED
+    *_, status, finished = seen
+    assert isinstance(status, StatusChanged)
+    assert isinstance(finished, TurnFinished)
+    assert (status.status, finished.state, finished.error_kind) == ("error", run.state, "connection")
+    assert finished.next_actions == run.next_actions

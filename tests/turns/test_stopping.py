@@ -39,6 +39,7 @@ from holdfast.state import ExecutionState, Session
 from holdfast.state.budget import Deadline, TokenUsage
 from holdfast.turns import InnerLoop, TurnEnded, TurnResult, turn_state
 from holdfast.turns.ledger import contain, ledger_of
+from holdfast.turns.live import LiveEvent, StatusChanged
 
 CHILD = Path(__file__).with_name("signalled_child.py")
 TOKENS = TokenUsage(input_tokens=1000, output_tokens=100)
@@ -262,16 +263,16 @@ def test_turns_under_one_containment_log_its_incidents_once() -> None:
 def test_a_screen_that_breaks_does_not_break_the_turn() -> None:
     """Watching is for display only: a closed pipe is no failure of the model."""
     loop = loop_of(Model(TextDelta("one"), TextDelta("two")))
-    seen: list[ModelEvent] = []
+    seen: list[LiveEvent] = []
 
-    def watch(event: ModelEvent) -> None:
+    def watch(event: LiveEvent) -> None:
         seen.append(event)
         raise BrokenPipeError
 
     loop.watch = watch
     result = anyio.run(loop.run, "go")
     assert (result.state, result.text) == (TurnState.COMPLETED, "onetwo")
-    assert seen == [TextDelta("one")]
+    assert seen == [StatusChanged("thinking", loop.state.session[TurnEnded].all()[0].turn_id, 1)]
 
 
 def test_a_run_that_is_over_does_not_time_out_afterwards() -> None:

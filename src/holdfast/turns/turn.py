@@ -51,7 +51,7 @@ from holdfast.prompt.template import Prompt
 from holdfast.prompt.visibility import SectionPath, SectionVisibility, expand, register_visibility
 from holdfast.providers.accounting import report_usage
 from holdfast.providers.adapter import ProviderAdapter
-from holdfast.providers.base import ModelEvent, ModelRequest, Provider, UsageReported, takes_output_schema
+from holdfast.providers.base import ModelRequest, Provider, UsageReported, takes_output_schema
 from holdfast.providers.collect import CollectedAnswer, Collector
 from holdfast.providers.degrading import degraded
 from holdfast.providers.errors import error_of_stop
@@ -66,6 +66,17 @@ from holdfast.tools.context import Heartbeat, ToolContext, filesystem_of
 from holdfast.tools.policies import Permissions
 from holdfast.tools.runner import ToolRunner
 from holdfast.tools.tool import Tool, ToolCall, ToolResult
+from holdfast.turns.live import (
+    FeedbackGiven,
+    LiveEvent,
+    Status,
+    StatusChanged,
+    ToolCallBegan,
+    ToolCallFinished,
+    TurnFinished,
+    UsageChanged,
+    status_of,
+)
 from holdfast.turns.record import TurnRecord
 from holdfast.turns.signals import noted_signals
 from holdfast.turns.states import Ending, TurnEnded, TurnResumed, TurnState, end_turn, ending_for, turn_state
@@ -82,11 +93,17 @@ DEFAULT_MAX_ITERATIONS = 100
 MAX_REPAIRS = 2
 """How often an answer that does not fit the output type goes back to the model, in one turn."""
 
+_SUMMARY_CHARS = 200
+"""How much of a tool's result a screen is told while the turn runs."""
+
 _REPAIR = "<invalid-answer>"
 """How the message begins that sends an answer back."""
 
-Watch = Callable[[ModelEvent], object]
-"""Sees what the model says while it says it. It is for display only: nothing depends on it."""
+Watch = Callable[[LiveEvent], object]
+"""Sees what the model says while it says it, and what the turn does, such as `LiveFeed.publish`.
+
+It is for display only: nothing depends on it.
+"""
 
 
 @dataclass(slots=True)
@@ -143,6 +160,7 @@ class InnerLoop:
     """The calls that want sections opened, with their places in the conversation."""
     _seat: Seat = field(init=False, repr=False)
     _judges: Judges = field(init=False, repr=False)
+    _began: float = 0.0
 
     def __post_init__(self) -> None:
         self.agent = self.agent or self.prompt.name
@@ -238,6 +256,7 @@ class InnerLoop:
     # .. the loop ..
 
     async def _to_its_end(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
+        self._began = self.state.clock.monotonic()
         with noted_signals() as noted:
             try:
                 return await self._in_seat(pending)
@@ -298,13 +317,13 @@ class InnerLoop:
         told: list[InnerMessage] = []
         typed = None if self._rendered.structured_output is None else output
         self._count_use()
+        self._status("judging")
         refused = await self._judges.before_stop(text, typed, "stop", self._as_said(told))
         if self._judges.exhausted:
             return self._end(self._ending("incomplete", details=self._judges.last_reason))
         if refused is None:
             return self._completed(text, output)
-        for each in told:
-            self._record.keep(each)
+        self._keep_said(told)
         return None
 
     def _who_judges(self, task: str) -> Judges:
@@ -328,9 +347,14 @@ class InnerLoop:
         if self._judges.has_feedback:
             told: list[InnerMessage] = []
             self._count_use()
+            self._status("judging")
             await self._judges.after_tools(self._as_said(told))
-            for each in told:
-                self._record.keep(each)
+            self._keep_said(told)
+
+    def _keep_said(self, told: Sequence[InnerMessage]) -> None:
+        for each in told:
+            self._record.keep(each)
+            self._show(FeedbackGiven("judges", each.content[:_SUMMARY_CHARS]))
 
     def _as_said(self, told: list[InnerMessage]) -> Callable[[str], Sequence[object]]:
         """Make what a judge says a message of the conversation, in one append with its judgement."""
@@ -367,6 +391,7 @@ class InnerLoop:
         self._log_safety_events()
         ended = TurnEnded(self._record.turn_id, TurnState.COMPLETED)
         session.dispatch_all((*response.typed_outputs(), executed, ended))
+        self._show_ending(ended)
         return TurnResult(TurnState.COMPLETED, text, output=output)
 
     async def _ask(self) -> CollectedAnswer | TurnResult:
@@ -378,6 +403,9 @@ class InnerLoop:
             model=self.provider.model,
             beside=self._tool_tokens,
         )
+        if self._compactor.pressure is not None:
+            self._show(self._compactor.pressure)
+        self._status("thinking", ahead=1)
         replayed = self._record.input()
         request = self._request(replayed)
         collector = Collector()
@@ -425,12 +453,14 @@ class InnerLoop:
             self.state.session.dispatch(usage)
             return self._provider_failed(answer.text, no_answer)
         self._record.add_answer(answer, usage)
+        self._show_usage()
         return answer
 
     async def _is_shortened(self, error: Exception) -> bool:
         """Compact the conversation if that is what the provider complains about, and if it can be done."""
         if not isinstance(error, ModelCallError) or error.kind != "context_too_long":
             return False
+        self._status("compacting")
         done = await self._compactor.after_overflow(self.state.session, self._record.replayer)
         return done is not None
 
@@ -530,7 +560,7 @@ class InnerLoop:
         kind = outcome.stop_reason or self.containment.stop_reason or "halted"
         return _Halted(str(kind), outcome.detail)
 
-    def _show(self, seen: ModelEvent) -> None:
+    def _show(self, seen: LiveEvent) -> None:
         """Let whoever watches see it. What goes wrong on a screen is no failure of the turn."""
         if self.watch is not None:
             try:
@@ -538,6 +568,22 @@ class InnerLoop:
             except Exception:
                 _logger.exception("whoever watches the turn failed; the turn goes on unwatched")
                 self.watch = None
+
+    def _status(self, status: Status, *, ahead: int = 0) -> None:
+        """Say what the turn does now; `ahead` is 1 while the next answer is being made."""
+        last = self._record.last
+        step = ahead + (0 if last is None else last.turn)
+        self._show(StatusChanged(status, self._record.turn_id, step))
+
+    def _show_usage(self) -> None:
+        used, last = self._record.usage, self._record.last
+        elapsed_s = self.state.clock.monotonic() - self._began
+        steps = 0 if last is None else last.turn
+        self._show(UsageChanged(steps, used.total or 0, self._record.cost_usd, elapsed_s))
+
+    def _show_ending(self, ended: TurnEnded) -> None:
+        self._status(status_of(ended.state))
+        self._show(TurnFinished(ended.turn_id, ended.state, ended.error_kind, ended.next_actions))
 
     async def _run_tools(self, calls: Sequence[ToolCall], *, resumed: bool = False) -> None:
         context = ToolContext(
@@ -553,6 +599,7 @@ class InnerLoop:
             heartbeat=self.heartbeat,
         )
         self._expansions.clear()
+        self._status("running_tools")
         await self._runner.aexecute_all(calls, context=context, record=self._recorder, around=self._one_call)
         for sequence in sorted(self._results):
             self._record.keep(self._results.pop(sequence))
@@ -575,7 +622,17 @@ class InnerLoop:
                     tool_failed(span, call)
                 return result
 
-        return await (run() if self.containment is None else self._contained(call, run))
+        self._show(ToolCallBegan(call.id, call.name, call.arguments_json))
+        began = self.state.clock.monotonic()
+        success, summary = False, ""
+        try:
+            result = await (run() if self.containment is None else self._contained(call, run))
+            success, summary = result.success, result.message
+        finally:
+            # Also for one that was refused, held or cut off: a screen must not show it as running.
+            elapsed_ms = 1000 * (self.state.clock.monotonic() - began)
+            self._show(ToolCallFinished(call.id, call.name, success, summary[:_SUMMARY_CHARS], elapsed_ms))
+        return result
 
     async def _contained(
         self, call: ToolCall, execute: Callable[[], Awaitable[ToolResult[Any]]]
@@ -668,6 +725,7 @@ class InnerLoop:
         self._count_use()
         self._log_safety_events()
         ended = end_turn(self.state.session, self._record.turn_id, ending)
+        self._show_ending(ended)
         return TurnResult(ended.state, "", ended.error_kind, ended.details, ended.next_actions, error=error)
 
     def _ended_by(self, error: Exception, said: str = "") -> TurnResult:
