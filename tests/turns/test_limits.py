@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import anyio
 import pytest
 
@@ -24,7 +26,8 @@ from holdfast.providers.retrying import RetryPolicy
 from holdfast.providers.scripted import Answer, Scripted, ScriptedProvider
 from holdfast.state import ExecutionState, Session
 from holdfast.state.budget import TokenUsage
-from holdfast.turns import InnerLoop, TurnResult
+from holdfast.tools.context import ToolContext
+from holdfast.turns import InnerLoop, TurnResult, turn_state
 from holdfast.turns.ledger import contain, ledger_of
 
 AT_ONCE = RetryPolicy(attempts=50, base_s=0.0, cap_s=0.0)
@@ -201,3 +204,57 @@ def test_a_delay_is_waited_by_the_containment() -> None:
     result = anyio.run(both)
     assert (result.state, result.error_kind) == (TurnState.INTERRUPTED, "aborted")
     assert context.get_snapshot().step_count == 0
+
+
+def test_a_sync_tool_that_ignores_its_token_does_not_hold_up_the_turn() -> None:
+    """Without any timeout, and with a handler that never looks: an abort ends the turn all the same."""
+    let_go, tokens = threading.Event(), []
+
+    @tool(effects="none")
+    def deaf(*, context: ToolContext) -> str:
+        """Listen to nobody."""
+        tokens.append(context.cancellation)
+        started.set()
+        let_go.wait(30)
+        return "late"
+
+    started = threading.Event()
+    session = Session()
+    context = contain(session, Limits(max_steps=20))
+    worker = loop(session, ScriptedProvider([Answer("", [("deaf", {})]), "done"]), context, deaf)
+
+    def abort_soon() -> None:
+        started.wait(30)
+        context.abort("enough")
+
+    async def go() -> TurnResult:
+        with anyio.fail_after(20):
+            return await worker.run("go")
+
+    aborting = threading.Thread(target=abort_soon)
+    aborting.start()
+    result = anyio.run(go)
+    assert not let_go.is_set()
+    let_go.set()
+    aborting.join(10)
+    assert (result.state, result.error_kind) == (TurnState.INTERRUPTED, "aborted")
+    assert [each.is_cancelled for each in tokens] == [True]
+
+
+@pytest.mark.parametrize("contained", [True, False])
+def test_a_providers_own_bug_is_an_ending(contained: bool) -> None:
+    """A provider that raises what no provider should ends the turn as a bug, with its text, and is booked."""
+
+    def answer(request: ModelRequest) -> Answer:
+        raise ValueError("not even wrong")
+
+    session = Session()
+    context = contain(session, Limits(max_steps=20)) if contained else None
+    agent = Agent("worker")
+    worker = InnerLoop(ExecutionState(session), Priceless([answer]), agent.prompt, containment=context)
+    result = anyio.run(worker.run, "go")
+    assert (result.state, result.error_kind) == (TurnState.FAILED, "bug")
+    assert "not even wrong" in result.details
+    assert turn_state(session) is TurnState.FAILED
+    if context is not None:
+        assert context.get_snapshot().step_count == 1
