@@ -580,7 +580,7 @@ class Replayer:
     def _note_usage(self, event: ProviderUsage) -> None:
         """Remember the provider's own count, if it was sent everything that is here now."""
         was_trimmed = 0 < event.input_items < len(self._items)
-        if event.usage.input_tokens and not was_trimmed:
+        if event.usage.input_tokens and event.purpose == "answer" and not was_trimmed:
             self._hash_new_items()
             self._reported = (event.usage.input_tokens, self._bytes)
 
