@@ -35,7 +35,7 @@ from holdfast.containment import (
     WrapOptions,
     current_call,
 )
-from holdfast.errors import UsageError
+from holdfast.errors import CallRefused, UsageError
 from holdfast.testing import FakeClock
 
 Config = Callable[..., ExecutionConfig]
@@ -553,3 +553,27 @@ def test_the_time_of_a_hook_is_on_the_shields_clock() -> None:
 def test_a_hooks_time_is_a_positive_whole_number(wrong: Any) -> None:
     with pytest.raises(UsageError, match="hook_timeout_ms"):
         ShieldPipeline(hook_timeout_ms=wrong)
+
+
+def test_a_request_that_may_not_leave_halts_its_call() -> None:
+    """The call is halted, not failed: no retry is taken, and its breaker hears nothing about the provider."""
+    breaker = CircuitBreaker(1)
+    shield = ShieldPipeline(egress=EgressBoundaryHook(["api.example.com"]))
+    ctx = ExecutionContext(Limits(max_retries=1), shield, circuit_breaker=breaker)
+    asked: list[str] = []
+
+    def handler(url: str) -> str:
+        call = current_call()
+        assert call is not None
+        call.check_egress(url, "POST")
+        asked.append(url)
+        return "sent"
+
+    assert ctx.call_tool(lambda: handler("https://api.example.com/v1")).value == "sent"
+    outcome = ctx.call_tool(lambda: handler("https://elsewhere.example/"))
+    assert (outcome.node.status, outcome.decision) == ("halted", Decision.HALT)
+    assert isinstance(outcome.error, CallRefused)
+    assert "not an allowed host" in outcome.detail
+    assert (asked, ctx.get_snapshot().retries_used) == (["https://api.example.com/v1"], 0)
+    assert breaker.failure_count == 0
+    assert ctx.call_tool(lambda: "goes on").ok

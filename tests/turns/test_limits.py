@@ -9,7 +9,9 @@ import pytest
 
 from holdfast import Agent, Limits, TurnState, tool
 from holdfast.containment import (
+    CircuitBreaker,
     DegradePlan,
+    EgressBoundaryHook,
     ExecutionConfig,
     ExecutionContext,
     Price,
@@ -21,11 +23,14 @@ from holdfast.containment import (
 )
 from holdfast.conversation import ProviderUsage
 from holdfast.errors import ModelCallError
+from holdfast.providers.anthropic import Anthropic
 from holdfast.providers.base import ModelRequest, Provider
+from holdfast.providers.openai import OpenAI
 from holdfast.providers.retrying import RetryPolicy
 from holdfast.providers.scripted import Answer, Scripted, ScriptedProvider
 from holdfast.state import ExecutionState, Session
 from holdfast.state.budget import TokenUsage
+from holdfast.testing.wire import WireServer
 from holdfast.tools.context import ToolContext
 from holdfast.turns import InnerLoop, TurnResult, turn_state
 from holdfast.turns.ledger import contain, ledger_of
@@ -258,3 +263,36 @@ def test_a_providers_own_bug_is_an_ending(contained: bool) -> None:
     assert turn_state(session) is TurnState.FAILED
     if context is not None:
         assert context.get_snapshot().step_count == 1
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("vendor", ["openai", "anthropic"])
+def test_the_shield_decides_where_model_calls_go(vendor: str, allowed: bool) -> None:
+    """A host that is not allowed is not called: no request arrives, nothing is spent, no retry is taken."""
+    hook = EgressBoundaryHook(["127.0.0.1" if allowed else "api.example.com"])
+    breaker = CircuitBreaker(1)
+    session = Session()
+    context = contain(
+        session,
+        Limits(max_cost_usd=1.0),
+        pipeline=ShieldPipeline(egress=hook),
+        circuit_breaker=breaker,
+        prices=StaticPrices({"m": Price(1.0, 1.0)}),
+    )
+    with WireServer(["done"]) as server:
+        provider: Provider = (
+            OpenAI("m", base_url=server.openai_url, api_key="k")
+            if vendor == "openai"
+            else Anthropic("m", base_url=server.anthropic_url, api_key="k")
+        )
+        result = run(session, provider, context)
+        arrived = len(server.requests)
+    if allowed:
+        assert (result.state, arrived) == (TurnState.COMPLETED, 1)
+        return
+    assert (result.state, result.error_kind, arrived) == (TurnState.FAILED, "halted", 0)
+    assert "not an allowed host" in result.details
+    snapshot = context.get_snapshot()
+    assert (snapshot.cost_usd_accumulated, snapshot.retries_used) == (0.0, 0)
+    assert [each.event_type for each in session[SafetyEvent].all()] == ["egress"]
+    assert breaker.failure_count == 0

@@ -76,6 +76,8 @@ class Call:
     is_retry = False
     is_abandoned = False
     """Whether its handler still runs although nobody waits for it any more."""
+    is_blocked = False
+    """Whether the shield kept a request of it from leaving."""
     is_misused = False
     """Whether the caller's mistake kept it from running; then it costs nothing and is no failure."""
     delay_s = 0.0
@@ -215,6 +217,13 @@ class ActiveCall:
                     for name in CallUsage.__dataclass_fields__
                 }
             )
+
+    def check_egress(self, url: str, method: str = "GET") -> None:
+        """Ask the shield whether a request may leave; `CallRefused` if not, and then let it end the call.
+
+        The call is then halted rather than failed: it takes no retry, and says nothing about its provider.
+        """
+        self._call.context.check_call_egress(self._call, url, method)
 
     def end_attempt(self, error: BaseException, *, delay_s: float = 0.0) -> float:
         """Say that the present attempt has failed and that another one is wanted after `delay_s`.

@@ -506,6 +506,16 @@ class ExecutionContext:
                 return verdict.decision
         return Decision.ALLOW
 
+    def check_call_egress(self, call: Call, url: str, method: str) -> None:
+        """Ask whether a call's request may leave; see `ActiveCall.check_egress`."""
+        ctx = call.dispatched.shield_ctx or ToolCallContext(self.metadata.request_id, endpoint=url)
+        for pipeline in self._pipelines:
+            verdict = pipeline.judge("before_egress", ctx, url, method)
+            self._note(*verdict.events)
+            if verdict.is_blocking:
+                call.is_blocked = True
+                raise self._refused(call, verdict.decision, None, verdict.reason)
+
     def record_event(self, event: SafetyEvent) -> None:
         """Add an event of your own; beyond `MAX_EVENTS` only the chain's own stops are kept."""
         self._note(event)
@@ -1069,6 +1079,14 @@ class ExecutionContext:
         token = call.token or self.cancellation_token
         if token.reason is not None:
             return self._stopped(call, token, error)
+        if call.is_blocked and call.refusal is not None and isinstance(error, CallRefused):
+            decision, _, call.detail = call.refusal
+            self._close_attempts(call, None, "halted")
+            self._settle(call, None, "halted")
+            for permit in call.permits:
+                permit.release()
+            self._finish(call, "halted", decision)
+            return True
         self._close_attempts(call, None, "error", error)
         self._settle(call, None, "error")
         return self._answer_failure(call, error, "error")
@@ -1116,7 +1134,7 @@ class ExecutionContext:
                     decision = verdict.decision
                     break
         again = wanted is not None and call.retries_used < wanted and decision is Decision.RETRY
-        if call.refusal is not None:
+        if call.refusal is not None and not call.is_blocked:
             # It asked for another attempt itself, and was told no.
             again, wanted = False, None
             refused, call.stop_reason, detail = call.refusal
@@ -1161,6 +1179,7 @@ class ExecutionContext:
         call.token = None
         call.is_retry = True
         call.is_over = False
+        call.is_blocked = False
         call.retry = call.pending = call.refusal = None
         call.reported = None
         call.usage = None

@@ -113,6 +113,9 @@ class LiteLLM(VendorProvider[str]):
                 body[name] = value
         return {**body, **self._extra}
 
+    def _endpoint(self, client: str) -> str:
+        return self._base_url or ""
+
     async def _open(self, client: str, request: ModelRequest) -> ClosableStream:
         return _Stream(await litellm.acompletion(**self.arguments(request), api_key=self._api_key))
 

@@ -39,10 +39,11 @@ import anyio
 import httpx2
 from anyio.lowlevel import RunVar
 
+from holdfast.containment.call import current_call
 from holdfast.containment.costing import default_prices
 from holdfast.containment.pricing import CallUsage, PriceTable, estimate_tokens, estimate_usage
 from holdfast.conversation.messages import ReasoningPart
-from holdfast.errors import ModelCallError
+from holdfast.errors import CallRefused, ModelCallError
 from holdfast.providers.base import (
     ModelEvent,
     ModelRequest,
@@ -189,6 +190,7 @@ class VendorProvider(ABC, Generic[C]):
         opened: ClosableStream | None = None
         try:
             client = self._own_client or await self._clients.get()
+            ask_egress(self._endpoint(client))
             opened = await self._open(client, request)
             async with aclosing(_mended(self._read(opened))) as events:
                 async for each in events:
@@ -225,6 +227,10 @@ class VendorProvider(ABC, Generic[C]):
             secrets=self._secrets,
         )
 
+    def _endpoint(self, client: C) -> str:
+        """Say where the call goes; nothing if that is not known, and then no shield lets it leave."""
+        return str(getattr(client, "base_url", ""))
+
     @abstractmethod
     async def _open(self, client: C, request: ModelRequest) -> ClosableStream:
         """Begin a call, and return the SDK's stream. Raises what the SDK raises."""
@@ -255,6 +261,17 @@ class VendorProvider(ABC, Generic[C]):
     def _price(self, usage: CallUsage) -> float | None:
         table = self._prices if self._prices is not None else default_prices()
         return None if table is None else table.cost_usd(self._model, usage)
+
+
+def ask_egress(url: str) -> None:
+    """Ask the shield of the contained call that this is whether a request may leave; `CallRefused` if not."""
+    call = current_call()
+    if call is not None:
+        try:
+            call.check_egress(url, "POST")
+        except CallRefused:
+            call.report(cost_usd=0.0)  # Nothing was sent.
+            raise
 
 
 async def _drain(events: AsyncIterator[ModelEvent]) -> None:
