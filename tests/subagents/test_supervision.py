@@ -278,7 +278,7 @@ async def test_what_children_do_is_recorded_while_the_parent_is_in_a_call_and_su
         async def busy(*, context) -> str:
             """Start a child, and fail when it has ended."""
             context.filesystem.write("mine", "x")
-            s.spawn("assistant", "think")
+            s.spawn("assistant", "think", workspace="read_only")
             await s.wait()
             seen.append(told(state))
             raise RuntimeError("and now I fail")

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from subagents_kit import ASSISTANT, WORKER, Doors, WaitingProvider, parent, saying, subagents, told
 
-from holdfast import Agent
+from holdfast import Agent, tool
 from holdfast.conversation.messages import get_inner_messages
 from holdfast.conversation.replay import replay
 from holdfast.log.sqlite import SqliteLog
 from holdfast.providers.scripted import Answer
 from holdfast.state import ExecutionState
-from holdfast.subagents import SubagentLimits, subagent_tools
+from holdfast.subagents import SubagentLimits, subagent_tools, with_subagents
 from holdfast.tools import ToolCall, ToolContext, ToolResult, ToolRunner
 from holdfast.turns import InnerLoop, TurnState
 
@@ -137,3 +137,37 @@ def test_the_tools_say_what_they_do_and_describe_every_parameter() -> None:
         assert each.effects == ("workspace" if each.name == "apply_agent" else "none")
         for name, field in each.parameters_schema["properties"].items():
             assert field.get("description"), (each.name, name)
+
+
+async def test_a_loop_has_subagents_for_the_length_of_its_run(tmp_path: Path) -> None:
+    """Entering the extension gives the model the tools; leaving it ends what is still at work."""
+    state = parent(SqliteLog(tmp_path / "runs.db"))
+    script = saying(
+        Answer("", [("spawn_agent", {"agent": "assistant", "task": "slow and never waited for"})]),
+        "done without it",
+    )
+    doors = Doors()
+    lead = Agent("lead", "You lead.", retry=None)
+    loop = InnerLoop(state, script, lead.prompt, agent="lead")
+    async with with_subagents([ASSISTANT], provider=WaitingProvider(doors, ["x"]))(loop):
+        assert "spawn_agent" in {each.name for each in loop.prompt.tools}
+        result = await loop.run("lead")
+    assert result.state is TurnState.COMPLETED
+    assert loop.prompt is lead.prompt
+    assert told(state)[-1] in ("cancelled", "closed")
+
+
+async def test_a_call_that_holds_the_workspace_does_not_wait_for_a_child_that_shares_it() -> None:
+    state = parent()
+    async with subagents(state, saying("x")) as s:
+
+        @tool
+        async def wait_inside(*, context) -> str:
+            """Wait for a child that may need the workspace."""
+            s.spawn("worker", "t")
+            return (await s.wait()).status
+
+        refused = await ToolRunner(state, {"wait_inside": wait_inside}).aexecute(ToolCall("c", "wait_inside"))
+        assert not refused.success
+        assert "holds the workspace that worker-1 shares" in refused.message
+        assert (await s.wait()).complete

@@ -1,5 +1,6 @@
 """Subagents: child sessions under supervision, and the table of how they can end."""
 
+from holdfast.subagents.extension import Extension, with_subagents
 from holdfast.subagents.limits import Allowance, SubagentLimits
 from holdfast.subagents.outcomes import WaitOutcome
 from holdfast.subagents.records import SubagentChangesApplied, SubagentCharter, WorkspaceMode
@@ -13,6 +14,7 @@ __all__ = [
     "Allowance",
     "ChildRun",
     "ChildRunner",
+    "Extension",
     "LoopRunner",
     "Subagent",
     "SubagentChangesApplied",
@@ -23,4 +25,5 @@ __all__ = [
     "WaitOutcome",
     "WorkspaceMode",
     "subagent_tools",
+    "with_subagents",
 ]

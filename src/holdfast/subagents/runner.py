@@ -12,6 +12,7 @@ from holdfast.providers.base import Provider
 from holdfast.state.execution import ExecutionState
 from holdfast.tools.policies import Permissions
 from holdfast.tools.tool import Tool
+from holdfast.turns.adapter import ModelAdapter
 from holdfast.turns.turn import InnerLoop, TurnResult
 
 
@@ -53,10 +54,11 @@ class LoopRunner:
         agent = run.agent
         if run.extra_tools:
             agent = replace(agent, tools=(*agent.tools, *run.extra_tools))
-        provider = self._provider
+        chosen = self._provider
+        provider = chosen if isinstance(chosen, Provider) else chosen(run.agent)
         loop = InnerLoop(
             state=run.state,
-            provider=provider if isinstance(provider, Provider) else provider(run.agent),
+            provider=provider,
             prompt=agent.prompt,
             agent=agent.name,
             containment=run.containment,
@@ -65,5 +67,6 @@ class LoopRunner:
             retry=agent.retry,
             cancellation=run.cancellation,
             workspace=run.workspace,
+            adapter=ModelAdapter(provider, retry=agent.retry),
         )
         return await (loop.resume() if run.task is None else loop.run(run.task))

@@ -65,8 +65,9 @@ from holdfast.subagents.states import EVENT_NAMES, SubagentStatus, apply_event, 
 from holdfast.subagents.tools import subagent_tools
 from holdfast.subagents.workspaces import ChildWorkspace, Copy, open_workspace
 from holdfast.tools.boundaries import recover
+from holdfast.tools.context import filesystem_of
 from holdfast.tools.policies import PermissionMode, Permissions
-from holdfast.tools.runner import ToolRunner
+from holdfast.tools.runner import ToolRunner, enclosing_calls
 from holdfast.tools.tool import ToolCall, ToolResult
 from holdfast.turns.ledger import contain
 from holdfast.turns.states import TurnStarted, TurnState, turn_state
@@ -170,13 +171,13 @@ class _Work:
 class Subagents:
     """The subagents of one parent session. Enter it (`async with`) for as long as they may run.
 
-    `agents` are those that may be asked for by name, `provider` is the model that they use, or a
-    function that chooses one for an agent, and `limits` is the operator's word. Leaving cancels what
-    still runs and closes what still waits, with evidence.
+    `agents` are those that may be asked for by name, `runner` runs their turns (`LoopRunner(provider)`
+    for our own loop), and `limits` is the operator's word. Leaving cancels what still runs and closes
+    what still waits, with evidence.
 
     `containment` is the parent's; children spend from it. `depth` is the parent's own depth.
     `isolated_in` is the directory for isolated copies of a workspace on disk; left out, they are
-    beside the workspace's private store.
+    in the workspace's private store.
     """
 
     def __init__(
@@ -480,6 +481,7 @@ class Subagents:
         chosen = [self.get(each) for each in ids]
         if timeout_s is not None and timeout_s < 0:
             raise UsageError(f"timeout_s is {timeout_s}; say 0 to look without waiting, or more to wait")
+        self._refuse_a_wait_for_itself(chosen)
         enough = all if until == "all" else any
         timer, is_over = None, [timeout_s == 0]
         if timeout_s:
@@ -490,12 +492,28 @@ class Subagents:
 
             timer = call_later(self._clock, timeout_s, threadsafe(ring))
         try:
-            while chosen and not is_over[0] and not enough(each.is_settled for each in chosen):
+            while (
+                chosen
+                and self._group is not None
+                and not is_over[0]
+                and not enough(each.is_settled for each in chosen)
+            ):
                 await self._changed.wait()
         finally:
             if timer is not None:
                 timer.cancel()
         return self.poll(ids)
+
+    def _refuse_a_wait_for_itself(self, chosen: Sequence[Subagent]) -> None:
+        """A call that holds the workspace would wait for children that wait for the workspace."""
+        shared = filesystem_of(self.state)
+        waiting = [each.id for each in chosen if each.workspace_mode == "shared" and not each.is_settled]
+        for call in enclosing_calls():
+            if waiting and call.workspace is not None and call.base is shared:
+                raise UsageError(
+                    f"the call {call.call.id} of {call.tool.name} holds the workspace that {waiting[0]} "
+                    'shares, and would wait for ever; give the tool effects="none", or the subagent a copy'
+                )
 
     # .. recording ..
 
@@ -971,12 +989,17 @@ class Subagents:
             child,
             SubagentStatus.DETACHED,
             reason=reason,
-            next_actions=(
-                f"look at its log: holdfast show {child.session_id}",
-                f"go on with it as a run of its own: holdfast resume {child.session_id}",
-                "or start another subagent for the task",
-            ),
+            next_actions=_ways_on(child),
         )
+
+
+def _ways_on(child: Subagent) -> tuple[str, ...]:
+    """Say what can be done about a child that is out of reach."""
+    look = f"look at its log: holdfast show {child.session_id}"
+    again = "start another subagent for the task"
+    if child.workspace_mode == "shared":
+        return (look, f"go on with it as a run of its own: holdfast resume {child.session_id}", again)
+    return (look, again)
 
 
 def _advice(child: Subagent, status: SubagentStatus, seen: TurnState | None) -> tuple[str, ...]:

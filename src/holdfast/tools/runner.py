@@ -178,6 +178,11 @@ _inside: ContextVar[tuple[OpenCall, ...]] = ContextVar("holdfast_inside_calls", 
 """The calls whose handlers the running code is part of."""
 
 
+def enclosing_calls() -> tuple[OpenCall, ...]:
+    """Return the calls that the running code is part of, the outermost first."""
+    return tuple(each for each in _inside.get() if not each.is_over)
+
+
 @contextmanager
 def _running(begun: OpenCall) -> Iterator[None]:
     """Let what happens in the block be part of the call."""
