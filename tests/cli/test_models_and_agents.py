@@ -1,0 +1,130 @@
+"""Names of models and files of agents: what works, and what is said when it does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import UsageError
+from holdfast.presenters.cli.agents import coding_agent, load_agent
+from holdfast.presenters.cli.models import provider_for, read_script
+from holdfast.presenters.cli.settings import load
+
+
+def provider(tmp_path: Path, environ: dict[str, str], **flags: str):
+    return provider_for(load(flags, {}, tmp_path), environ)
+
+
+def test_a_key_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
+    assert provider(tmp_path, {"OPENAI_API_KEY": "k"}).name == "openai.responses"
+    assert provider(tmp_path, {"ANTHROPIC_API_KEY": "k"}).name == "anthropic.messages"
+
+
+def test_a_model_says_its_provider_or_is_known_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
+    assert provider(tmp_path, {}, model="claude-x").name == "anthropic.messages"
+    assert provider(tmp_path, {}, model="some-model").name == "openai.responses"
+    named = provider(tmp_path, {}, model="anthropic/some-model")
+    assert (named.name, named.model) == ("anthropic.messages", "some-model")
+
+
+def test_a_local_server_is_asked_in_the_interface_that_all_of_them_speak(tmp_path: Path) -> None:
+    local = provider(tmp_path, {}, model="meta/llama", base_url="http://127.0.0.1:1/v1")
+    assert (local.name, local.model) == ("openai.chat", "meta/llama")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({}, "holdfast demo"),
+        ({"base_url": "http://127.0.0.1:1/v1"}, "--model"),
+        ({"model": "openai/"}, "openai/NAME"),
+        ({"model": "scripted:none.json"}, "cannot be read"),
+    ],
+)
+def test_what_is_missing_is_said_with_the_next_step(tmp_path: Path, flags: dict[str, str], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        provider(tmp_path, {}, **flags)
+
+
+@pytest.mark.parametrize(
+    "data", ['{"a": 1}', '[{"txt": "x"}]', '[{"calls": [{"arguments": {}}]}]', "[3]", "nonsense"]
+)
+def test_a_script_that_is_none_is_refused_in_words(tmp_path: Path, data: str) -> None:
+    file = tmp_path / "script.json"
+    file.write_text(data)
+    with pytest.raises(UsageError, match=r"script\.json"):
+        read_script(file)
+
+
+def test_a_script_is_read_as_answers(tmp_path: Path) -> None:
+    file = tmp_path / "script.json"
+    calls = [{"name": "t", "arguments": {"a": 1}}]
+    file.write_text(json.dumps(["one", {"text": "two", "calls": calls, "cost_usd": 1}]))
+    one, two = read_script(file)
+    assert (one.text, two.text, two.cost_usd) == ("one", "two", 1.0)
+    assert list(two.calls) == [("t", {"a": 1})]
+
+
+def test_the_coding_agent_can_read_change_and_run() -> None:
+    names = coding_agent().tool_registry().keys()
+    assert {"read_file", "edit_file", "grep_files", "run_command"} <= names
+
+
+def test_an_agent_comes_from_a_python_file(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("NAME = 'mine'\n")
+    (tmp_path / "mine.py").write_text(
+        "from helper import NAME\nfrom holdfast import Agent\nagent = Agent(NAME)\n"
+        "def make():\n    return Agent('made')\n"
+    )
+    assert load_agent("mine.py", tmp_path).name == "mine"
+    assert load_agent("mine.py:make", tmp_path).name == "made"
+    with pytest.raises(UsageError, match="it has: agent"):
+        load_agent("mine.py:other", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.toml", "a.yaml"])
+def test_an_agent_comes_from_a_file_that_runs_nothing(tmp_path: Path, name: str) -> None:
+    text = {
+        "a.toml": 'name = "reader"\ninstructions = "Costs $5."\ntools = ["reading"]\nmax_iterations = 3\n',
+        "a.yaml": 'name: reader\ninstructions: "Costs $5."\ntools: [reading]\nmax_iterations: 3\n',
+    }
+    (tmp_path / name).write_text(text[name])
+    agent = load_agent(name, tmp_path)
+    assert (agent.name, agent.max_iterations) == ("reader", 3)
+    assert "write_file" not in agent.tool_registry()
+    assert "Costs $5." in agent.prompt.render().text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("a.toml", "x = 1", "an agent has"),
+        ("a.toml", 'name = "n"', "needs instructions"),
+        ("a.toml", 'instructions = "i"\ntools = ["magic"]', "there are files"),
+        ("a.toml", 'instructions = "i"\nmax_iterations = 0', "above 0"),
+        ("a.toml", "instructions = ", "cannot be read as TOML"),
+        ("a.yaml", "- 1", "keys and values"),
+        ("a.yaml", "!!python/object/apply:os.system ['true']", "cannot be read as YAML"),
+        ("a.json", "{}", "must end in"),
+        ("a.py", "1 / 0", "ZeroDivisionError"),
+        ("a.py", "x = 1", "no agent named 'agent'"),
+    ],
+)
+def test_a_wrong_agent_file_is_refused_with_its_name(tmp_path: Path, name: str, text: str, told: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=told) as refused:
+        load_agent(name, tmp_path)
+    assert name in str(refused.value)
+
+
+def test_an_agent_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no agent file"):
+        load_agent("none.py:agent", tmp_path)

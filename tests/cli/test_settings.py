@@ -1,0 +1,118 @@
+"""Settings: flags over environment over the project's file over defaults, and each knows its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import UsageError
+from holdfast.presenters.cli import places
+from holdfast.presenters.cli.settings import SETTINGS, load
+
+
+def write(directory: Path, text: str) -> Path:
+    file = directory / "holdfast.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_flags_come_before_the_environment_the_file_and_the_default(tmp_path: Path) -> None:
+    file = write(tmp_path, 'max_cost = 3\nmodel = "in-file"\n')
+    told = load({"max_cost": 1.0}, {"HOLDFAST_MAX_COST": "2", "HOLDFAST_MAX_STEPS": "7"}, tmp_path)
+    assert (told["max_cost"], told.chosen["max_cost"].source) == (1.0, "--max-cost")
+    assert (told["max_steps"], told.chosen["max_steps"].source) == (7, "the variable HOLDFAST_MAX_STEPS")
+    assert (told["model"], told.chosen["model"].source) == ("in-file", str(file))
+    assert (told["timeout"], told.chosen["timeout"].source) == (1800.0, "the default")
+    assert load({}, {"HOLDFAST_MAX_COST": "2"}, tmp_path)["max_cost"] == 2.0
+    assert load({}, {}, tmp_path)["max_cost"] == 3.0
+
+
+def test_what_a_run_was_told_counts_more_than_anything_but_flags(tmp_path: Path) -> None:
+    told = load({}, {"HOLDFAST_MODEL": "other"}, tmp_path, {"model": "mine"})
+    assert (told["model"], told.chosen["model"].source) == ("mine", "the run")
+    assert load({"model": "flag"}, {}, tmp_path, {"model": "mine"})["model"] == "flag"
+
+
+def test_the_file_is_looked_for_up_to_the_repository_and_not_further(tmp_path: Path) -> None:
+    write(tmp_path, "max_steps = 5\n")
+    inner = tmp_path / "repo" / "src"
+    inner.mkdir(parents=True)
+    assert load({}, {}, inner)["max_steps"] == 5
+    (tmp_path / "repo" / ".git").mkdir()
+    assert load({}, {}, inner)["max_steps"] == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("max_costs = 1", "did you mean max_cost"),
+        ("max_cost = -1", "above 0"),
+        ("max_cost = nan", "above 0"),
+        ("max_cost = true", "above 0"),
+        ("max_steps = 1.5", "whole number"),
+        ('permissions = "yolo"', "auto, ask, read_only"),
+        ("judge = 3", "true or false"),
+        ("model = 3", "must be a text"),
+        ("model = ", "cannot be read as TOML"),
+        ('base_url = "https://evil.example/v1"', "say it yourself"),
+        ('base_url = "http://127.0.0.1.evil.example/v1"', "say it yourself"),
+        ('base_url = "//evil.example"', "say it yourself"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_name_and_what_to_do(tmp_path: Path, text: str, told: str) -> None:
+    file = write(tmp_path, text + "\n")
+    with pytest.raises(UsageError, match=told) as refused:
+        load({}, {}, tmp_path)
+    assert str(file) in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8080/v1", "http://localhost/v1", "http://[::1]:1/v1"])
+def test_a_file_may_name_a_server_on_this_machine(tmp_path: Path, url: str) -> None:
+    write(tmp_path, f'base_url = "{url}"\n')
+    assert load({}, {}, tmp_path)["base_url"] == url
+
+
+def test_a_person_may_name_any_server(tmp_path: Path) -> None:
+    assert load({"base_url": "https://models.example/v1"}, {}, tmp_path)["base_url"]
+    assert load({}, {"HOLDFAST_BASE_URL": "https://models.example/v1"}, tmp_path)["base_url"]
+
+
+@given(text=st.text(max_size=200))
+def test_any_file_is_read_or_refused_in_words(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.mktemp("any")
+    (directory / "holdfast.toml").write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        said = set(load({}, {}, directory).chosen)
+    except UsageError as error:
+        said = {"refused"} if "holdfast.toml" in str(error) else {str(error)}
+    assert said in ({"refused"}, {each.name for each in SETTINGS})
+
+
+def test_runs_are_kept_outside_the_project_and_projects_apart(tmp_path: Path) -> None:
+    one, two = tmp_path / "a" / "app", tmp_path / "b" / "app"
+    for each in (one, two):
+        (each / ".git").mkdir(parents=True)
+    env = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    stores = {places.store_for(each, None, env) for each in (one, two)}
+    assert len(stores) == 2
+    assert all(each.is_relative_to(tmp_path / "state") for each in stores)
+    (one / "src").mkdir()
+    assert places.store_for(one / "src", None, env) in stores, (
+        "a project has one store, from wherever it is asked"
+    )
+
+
+def test_a_store_in_a_repository_is_ignored_by_it(tmp_path: Path) -> None:
+    store = places.ready(places.store_for(tmp_path, ".holdfast/runs.db", {}))
+    assert store == tmp_path / ".holdfast/runs.db"
+    assert (tmp_path / ".holdfast/.gitignore").read_text() == "*\n"
+
+
+def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    with pytest.raises(UsageError, match="--store"):
+        places.ready(blocker / "runs.db")
