@@ -22,7 +22,9 @@ from holdfast.conversation import (
     plan_session,
     replay,
 )
-from holdfast.conversation.replay import ORPHAN_TEXT
+from holdfast.conversation.replay import ORPHAN_TEXT, UNREADABLE_REASON
+from holdfast.log.event import Draft
+from holdfast.log.lease import this_process_owner
 from holdfast.log.memory import MemoryLog
 from holdfast.state import Session, TokenUsage
 from holdfast.tools.events import ToolHeld, ToolStarted
@@ -219,3 +221,42 @@ def test_the_newest_compaction_alone_counts() -> None:
     assert len(seen.compactions) == 2
     assert sum(each.text.startswith("<summary>") for each in seen.items) == 1
     assert isinstance(seen.compactions[-1], HistoryCompacted)
+
+
+@settings(max_examples=60)
+@given(st.lists(_happenings, min_size=3, max_size=25), st.integers(0, 20))
+def test_what_a_prune_leaves_can_be_sent_and_forked(happenings: list, keep: int) -> None:
+    """Old events are forgotten: what is left is valid, in the session itself, in a fork and in a clone."""
+    session = written(happenings).session
+    session.prune(keep_last=keep)
+    for each in (session, session.fork(), session.clone()):
+        left = replay(each)
+        assert not left.items or (left.is_sendable and violations(left.items) == [])
+        texts = [item.text for item in left.items]
+        assert set(texts) >= {
+            m.content for m in session[InnerMessage].all() if m.role == "user" and m.content
+        } or (any("<summary>" in text for text in texts))
+
+
+def test_a_fork_of_a_pruned_session_keeps_its_summary() -> None:
+    """The events that the summary stands for are gone in both; the summary is not."""
+    history = History()
+    for place in range(8):
+        history.turn(f"request {place}")
+        history.answer(0)
+    history.compact(4)
+    history.session.prune(keep_last=12)
+    fork = history.session.fork()
+    assert [each.text for each in replay(fork).items if each.text.startswith("<summary>")]
+    assert violations(replay(fork).items) == []
+
+
+def test_a_message_that_cannot_be_read_is_left_out_for_that_reason() -> None:
+    """A log of another version, or a damaged one: what is whole is sent."""
+    session = session_of(said("user", "whole"))
+    session.close()
+    lease = session.log.acquire(session.session_id, owner=this_process_owner(), ttl_s=30)
+    session.log.append(lease, [Draft("holdfast.InnerMessage", b'{"role": 7}', 0)], expected_seq=1)
+    replayed = replay(session)
+    assert [each.text for each in replayed.items] == ["whole"]
+    assert [(each.seq, each.reason) for each in replayed.left_out] == [(2, UNREADABLE_REASON)]

@@ -75,6 +75,9 @@ BEGIN_TEXT = "Begin."
 AUDIT_REASON = "kept for audit, never shown to the model"
 """Why most of a log is left out."""
 
+UNREADABLE_REASON = "part of the conversation, but it cannot be read"
+"""Why a message is left out that is not stored as this version stores them."""
+
 ORPHAN_TEXT = "This call was cut off and has no result; nothing that it did was kept."
 """What the model is told of a call that never came back."""
 
@@ -283,7 +286,9 @@ class Replayer:
         elif not (isinstance(event, _REWRITING) and self._rewrite(seq, event)):
             if isinstance(event, ProviderUsage):
                 self._note_usage(event)
-            self._leave_out(seq, type_name or type(event).__name__, AUDIT_REASON)
+            is_damaged = event is None and type_name in _NAMES
+            reason = UNREADABLE_REASON if is_damaged else AUDIT_REASON
+            self._leave_out(seq, type_name or type(event).__name__, reason)
 
     def input(self) -> Replay:
         """Return the input as it would be sent now; open calls are closed in it, not in here."""
