@@ -22,8 +22,8 @@ inside the runner's transaction. Whatever the runner refuses is denied through t
 The CLI keeps a conversation of its own, named by an id that we choose and that the log keeps. While
 it lives and what we are to send extends what it knows, only the news are told. After a restart the
 id is resumed, and what happened meanwhile (results of calls) is told as text. If the vendor no
-longer has the conversation, or ours was compacted, or another provider has answered in it, a new one
-begins with the whole conversation as text.
+longer has the conversation, or its newest answer is not ours, or ours was compacted, or another
+provider has answered in it, a new one begins with the whole conversation as text.
 
 A structured answer is asked for by a tool of ours, whose arguments are the answer. The CLI's own way
 would make model calls that nobody has allowed. For the same reason it neither compacts nor retries
@@ -52,6 +52,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import anyio
+import anyio.to_thread
 import claude_agent_sdk as sdk
 from anyio.abc import TaskGroup
 from mcp import types as mcp
@@ -335,6 +336,32 @@ class ClaudeAgent:
             stderr=cli.said,
             **more,
         )
+
+    def remembers(self, vendor_session_id: str, answer: ReplayItem) -> bool:
+        """Say whether the newest answer in a conversation of the CLI's is this one.
+
+        The CLI writes its conversations down when it gets to it: one that was killed may have missed the
+        newest answer, and one that was cut off may have kept what is no answer of ours.
+        """
+        home = self._env.get("HOME") or os.environ.get("HOME") or "~"
+        config = self._env.get("CLAUDE_CONFIG_DIR") or os.environ.get("CLAUDE_CONFIG_DIR")
+        place = Path(config) if config else Path(home).expanduser() / ".claude"
+        answers: dict[str, list[dict[str, Any]]] = {}
+        for path in (place / "projects").glob(f"*/{vendor_session_id}.jsonl"):
+            for line in path.read_text(errors="replace").splitlines():
+                with suppress(ValueError, LookupError, TypeError, AttributeError):
+                    entry = json.loads(line)
+                    message = entry["message"]
+                    if entry["type"] == "assistant" and message["model"] != "<synthetic>":
+                        answers.setdefault(message["id"], []).extend(message["content"])
+        if not answers:
+            return False
+        *_, newest = answers.values()
+        if answer.calls:
+            asked = {each.get("id") for each in newest if each.get("type") == "tool_use"}
+            return any(each.call_id in asked for each in answer.calls)
+        text = "".join(str(each.get("text", "")) for each in newest if each.get("type") == "text")
+        return text == answer.text and all(each.get("type") != "tool_use" for each in newest)
 
     def launcher(self, directory: Path, cwd: Path) -> str:
         """Write the script that the SDK starts: it drops secrets and runs the CLI below the supervisor."""
@@ -651,7 +678,7 @@ class ClaudeAgentRun:
             for each in reading.take(seen):
                 shown = self._note(each, collector) if isinstance(each, ToolCallRequested) else each
                 if shown is not each and isinstance(shown, TextDelta):
-                    # The structured answer is text of the answer; that it came as a call is nobody's business.
+                    # The structured answer is the answer's text; that it came as a call is nobody's business.
                     reading.chars += len(shown.text)
                 if isinstance(shown, Stopped):
                     reason = shown.reason
@@ -824,9 +851,12 @@ class ClaudeAgentRun:
     async def _start(self, offer: _Offer, items: tuple[ReplayItem, ...]) -> None:
         text = ""
         client: sdk.ClaudeSDKClient | None = None
-        if self._vendor_session_id is not None:
-            text = _since_newest_answer(items)
-            client = await self._connect(offer, resume=self._vendor_session_id)
+        newest = next((each for each in reversed(items) if each.role == "assistant"), None)
+        if self._vendor_session_id is not None and newest is not None:
+            remembers = partial(self._agent.remembers, self._vendor_session_id, newest)
+            if await anyio.to_thread.run_sync(remembers):
+                text = _since_newest_answer(items)
+                client = await self._connect(offer, resume=self._vendor_session_id)
         if client is None:
             vendor_session_id = str(new_id())
             self._seat.began(vendor_session_id)
@@ -918,11 +948,11 @@ class ClaudeAgentRun:
             return [sdk.HookMatcher(hooks=[callback], timeout=_HOOK_TIMEOUT_S, **more)]
 
         return {
-            # A hook that fails must not let anything through.
+            # A hook that fails, because this process has died say, must not let anything through.
             "PreToolUse": matcher(self._before_tool, on_failure="block"),
             "PostToolUse": matcher(self._after_tool),
             "PostToolUseFailure": matcher(self._after_tool),
-            "PostToolBatch": matcher(self._after_batch),
+            "PostToolBatch": matcher(self._after_batch, on_failure="block"),
         }
 
     async def _before_tool(self, seen: Any, vendor_id: str | None, _: Any) -> Any:

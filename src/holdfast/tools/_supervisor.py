@@ -14,7 +14,9 @@ ended and left something running, every descendant is stopped first (so that non
 we count them) and then killed.
 
 What to run comes on the control pipe, or stands on our own command line before the last two words: then
-the command has our input, our outputs and our environment, and we end as it did.
+the command has our outputs and our environment, and we end as it did. Our input is passed on to it, except
+for an end that comes because Holdfast died: a program that reads on to its end would do something about it,
+and it is to do nothing any more.
 
 What happens is reported on the status pipe, one line each: `failed ERRNO` (not started), `stopped` (before
 its own end), `leftover COUNT`, `survived PID ...`, `exited CODE`. The end of the pipe is our end.
@@ -30,11 +32,14 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 GIVE_UP_AFTER_S = 10.0
+END_OF_INPUT_S = 0.1
+"""How long the end of the input is held back, to see whether it is the end of everything."""
 PARENT_CHECK_S = 1.0
 """How often to look whether Holdfast is still there, in case somebody else holds its end of the pipe."""
 
@@ -136,7 +141,19 @@ class Reaper:
                 self.exit_code = os.waitstatus_to_exitcode(status)
 
 
-def start(spec: dict[str, object], status: int) -> int:
+def feed(control: int, sink: int) -> None:
+    """Pass our input on to the command until it ends or the command does."""
+    try:
+        while data := os.read(0, 65_536):
+            while data:
+                data = data[os.write(sink, data) :]
+    except OSError:
+        pass  # the command has ended
+    if not select.select([control], [], [], END_OF_INPUT_S)[0]:
+        os.close(sink)
+
+
+def start(spec: dict[str, object], status: int, source: int | None = None) -> int:
     """Start the command in a session of its own; report and exit if that fails."""
     argv, env, cwd = spec["argv"], spec["env"], spec["cwd"]
     assert isinstance(argv, list)
@@ -147,6 +164,8 @@ def start(spec: dict[str, object], status: int) -> int:
         return pid
     try:
         os.setsid()
+        if source is not None:
+            os.dup2(source, 0)
         # If we are killed, at least the command itself ends with us.
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         # Python ignores some signals, and we ignored others: the command starts with none ignored.
@@ -181,8 +200,14 @@ def main() -> int:
         except OSError:
             pass  # nobody is left to listen; the work goes on
 
-    own: dict[str, object] = {"argv": given, "env": dict(os.environ), "cwd": os.getcwd()}
-    reaper = Reaper(start(own if given else receive(control, status), status))
+    if given:
+        source, sink = os.pipe()
+        own: dict[str, object] = {"argv": given, "env": dict(os.environ), "cwd": os.getcwd()}
+        reaper = Reaper(start(own, status, source))
+        os.close(source)
+        threading.Thread(target=feed, args=(control, sink), daemon=True).start()
+    else:
+        reaper = Reaper(start(receive(control, status), status))
     while True:
         reaper.collect()
         if reaper.exit_code is not None:
