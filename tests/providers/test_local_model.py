@@ -68,7 +68,7 @@ def test_a_real_model_makes_a_whole_turn_with_a_tool(served: str, tmp_path: Path
         assert asked == ["Oslo"], [each.content for each in run.messages]
         assert [each.role for each in run.messages] == ["system", "user", "assistant", "tool", "assistant"]
         assert run.messages[3].content == "It is raining in Oslo."
-        # What so small a model says is its own affair; that it was asked with the result, and answered, is ours.
+        # What so small a model says is its own affair; that it answered the result is ours.
         assert run.output.strip()
         usages = run.execution_state.session[ProviderUsage].all()
         assert [bool(each.usage.input_tokens and each.usage.output_tokens) for each in usages] == [True, True]

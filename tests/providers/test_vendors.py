@@ -34,7 +34,7 @@ from holdfast.providers.translate import (
     wire_name,
 )
 from holdfast.state.budget import TokenUsage
-from holdfast.testing.provider import double, outcome_of
+from holdfast.testing.provider import CALCULATOR, double, outcome_of
 from holdfast.testing.wire import Broken, Fault, Step, WireServer
 
 SECRET = "sk-test-0123456789abcdefghijkl"
@@ -333,6 +333,32 @@ def test_thoughts_between_text_and_calls_go_back_in_their_place() -> None:
         thought[2],
         {"type": "tool_use", "id": "b", "name": "double", "input": {}},
     ]
+
+
+def test_a_failed_call_is_told_in_the_field_that_the_interface_has_for_it() -> None:
+    """Only a failure is marked, so that what was sent before stays the same."""
+    calls = (ReplayCall("a", "double", "{}"), ReplayCall("b", "double", "{}"))
+    items = [
+        ReplayItem("user", "x"),
+        ReplayItem("assistant", "", calls=calls),
+        ReplayItem("tool", "no", call_id="a", is_error=True),
+        ReplayItem("tool", "2", call_id="b"),
+    ]
+    _, messages = to_anthropic(items)
+    assert messages[-1]["content"] == [
+        {"type": "tool_result", "tool_use_id": "a", "content": "no", "is_error": True},
+        {"type": "tool_result", "tool_use_id": "b", "content": "2"},
+    ]
+
+
+def test_a_failed_call_of_a_run_is_marked_on_the_wire() -> None:
+    """From the tool's exception through the log to the provider."""
+    steps = [Answer("", [("write_and_fail", {"path": "a"}), ("double", {"number": 2})]), Answer("Oh.")]
+    with WireServer(steps) as server:
+        run = CALCULATOR.run("?", provider=VENDORS["anthropic.messages"](server))
+        results = server.requests[-1].body["messages"][-1]["content"]
+    assert run.output == "Oh."
+    assert [each.get("is_error", False) for each in results] == [True, False]
 
 
 def test_the_phase_of_a_message_goes_back_with_it() -> None:

@@ -30,6 +30,9 @@ Wire = dict[str, Any]
 MAX_WIRE_ID_CHARS = 64
 """The longest call id or tool name that every interface takes."""
 
+RESULT_IMAGES_TEXT = "The pictures of the results above:"
+"""Stands before pictures that an interface does not take inside of a tool's result."""
+
 PHASE_KEY = "holdfast.phase"
 """Marks a part that is no thought: it keeps the phase that a vendor gave to the text behind it."""
 
@@ -46,13 +49,21 @@ _STRICT_KEYWORDS = frozenset(
 
 
 def to_openai_chat(items: Sequence[ReplayItem]) -> list[Wire]:
-    """Translate to OpenAI's Chat Completions messages."""
+    """Translate to OpenAI's Chat Completions messages.
+
+    A result is text there. Pictures of results follow in a message of their own, behind all results of
+    an answer, because nothing may stand between those.
+    """
     messages: list[Wire] = []
+    shown: list[ImagePart] = []
     for item in items:
         text = clean(item.text)
         if item.role == "tool":
             messages.append({"role": "tool", "tool_call_id": wire_id(item.call_id or ""), "content": text})
-        elif item.role == "assistant":
+            shown.extend(_images(item.parts))
+            continue
+        _show(messages, shown)
+        if item.role == "assistant":
             message: Wire = {"role": "assistant", "content": text or None}
             for part in _thoughts(item.parts):
                 message.update(part.payload)
@@ -70,7 +81,16 @@ def to_openai_chat(items: Sequence[ReplayItem]) -> list[Wire]:
             images = [_chat_image(part) for part in _images(item.parts)]
             content: Any = text if not images else [{"type": "text", "text": text}, *images]
             messages.append({"role": item.role, "content": content})
+    _show(messages, shown)
     return messages
+
+
+def _show(messages: list[Wire], shown: list[ImagePart]) -> None:
+    """Add a message with the pictures that tools have returned, if there are any."""
+    if shown:
+        said = {"type": "text", "text": RESULT_IMAGES_TEXT}
+        messages.append({"role": "user", "content": [said, *map(_chat_image, shown)]})
+        shown.clear()
 
 
 def chat_tools(tools: Sequence[Tool[Any, Any]]) -> list[Wire]:
@@ -99,15 +119,16 @@ def to_openai_responses(items: Sequence[ReplayItem]) -> tuple[str | None, list[W
         if item.role == "system":
             instructions = clean(item.text)
         elif item.role == "tool":
+            said: Any = clean(item.text)
+            if images := _images(item.parts):
+                said = [{"type": "input_text", "text": said}, *map(_responses_image, images)]
             output = {"type": "function_call_output", "call_id": wire_id(item.call_id or "")}
-            out.append({**output, "output": clean(item.text)})
+            out.append({**output, "output": said})
         elif item.role == "assistant":
             out.extend(_responses_answer(item))
         else:
             content: list[Wire] = [{"type": "input_text", "text": clean(item.text)}]
-            content.extend(
-                {"type": "input_image", "image_url": _image_url(part)} for part in _images(item.parts)
-            )
+            content.extend(map(_responses_image, _images(item.parts)))
             out.append({"role": "user", "content": content})
     return instructions, out
 
@@ -182,8 +203,11 @@ def to_anthropic(items: Sequence[ReplayItem]) -> tuple[str | None, list[Wire]]:
 def _anthropic_blocks(item: ReplayItem) -> list[Wire]:
     text = clean(item.text)
     if item.role == "tool":
-        result = {"type": "tool_result", "tool_use_id": wire_id(item.call_id or "")}
-        return [{**result, "content": _not_blank(text)}]
+        said: Any = _not_blank(text)
+        if images := _images(item.parts):
+            said = [{"type": "text", "text": said}, *map(_anthropic_image, images)]
+        result: Wire = {"type": "tool_result", "tool_use_id": wire_id(item.call_id or ""), "content": said}
+        return [{**result, "is_error": True} if item.is_error else result]
     if item.role == "user":
         return [{"type": "text", "text": _not_blank(text)}, *map(_anthropic_image, _images(item.parts))]
     blocks: list[Wire] = []
@@ -301,6 +325,10 @@ def _image_url(part: ImagePart) -> str:
 
 def _chat_image(part: ImagePart) -> Wire:
     return {"type": "image_url", "image_url": {"url": _image_url(part)}}
+
+
+def _responses_image(part: ImagePart) -> Wire:
+    return {"type": "input_image", "image_url": _image_url(part)}
 
 
 def _anthropic_image(part: ImagePart) -> Wire:

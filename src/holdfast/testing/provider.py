@@ -25,7 +25,7 @@ import pytest
 
 from holdfast.agent import Agent
 from holdfast.conversation.events import ProviderUsage
-from holdfast.conversation.messages import InnerMessage, ReasoningPart, ToolCallRecord
+from holdfast.conversation.messages import ImagePart, InnerMessage, ReasoningPart, ToolCallRecord
 from holdfast.conversation.replay import replay_events
 from holdfast.errors import ModelCallError, ThrottleError
 from holdfast.providers.base import (
@@ -350,6 +350,24 @@ class ProviderConformance:
             said("tool", "6", tool_call_id=call.id, tool_name=call.name),
             provider=provider,
         )
+
+    def test_a_picture_in_a_result_reaches_the_model(self) -> None:
+        """As the interface takes one: inside of the result, or behind all results of the answer."""
+        picture = ImagePart("image/png", b"\x89PNG a picture")
+        calls = (ToolCallRecord("a", "look", "{}"), ToolCallRecord("b", "look", "{}"))
+        with self.open([Answer("A cat.")]) as bench:
+            asked = request_of(
+                said("user", "What is there?"),
+                said("assistant", tool_calls=calls),
+                said("tool", "seen", tool_call_id="a", tool_name="look", parts=(picture,)),
+                said("tool", "nothing", tool_call_id="b", tool_name="look"),
+                said("user", "Well?"),
+                provider=bench.provider,
+            )
+            outcome = outcome_of(bench.provider, asked)
+            assert outcome.error is None, outcome.error
+            assert bench.saw("image/png")
+        assert outcome.answer.text == "A cat."
 
     def test_one_provider_serves_several_event_loops(self) -> None:
         """The sync face runs a loop per call; a provider outlives them."""

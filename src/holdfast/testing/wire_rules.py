@@ -63,7 +63,9 @@ def openai_responses_violations(items: Sequence[Wire]) -> list[str]:
         elif kind == "function_call_output":
             if waiting.pop(item["call_id"], None) is None:
                 found.append(f"{place}: an output without its call")
-            if not item["output"]:
+            output = item["output"]
+            parts = [output] if isinstance(output, str) else [_part_content(part) for part in output]
+            if not parts or not all(parts):
                 found.append(f"{place}: empty output")
         elif kind == "message" and any(
             not part.get("text") and not part.get("image_url") for part in item["content"]
@@ -101,11 +103,20 @@ def anthropic_violations(messages: Sequence[Wire]) -> list[str]:
                 found.append(f"{place}: a tool_use id that is used twice")
             used.update(asked)
             waiting = set(asked)
-        if any(block["type"] == "text" and not block["text"].strip() for block in blocks):
+        within = [
+            each for block in blocks if isinstance(block.get("content"), list) for each in block["content"]
+        ]
+        if any(block["type"] == "text" and not block["text"].strip() for block in (*blocks, *within)):
             found.append(f"{place}: an empty text block")
+        if any("is_error" in block and block["type"] != "tool_result" for block in blocks):
+            found.append(f"{place}: only a tool's result can be an error")
     if waiting:
         found.append(f"at the end: calls without a result: {sorted(waiting)}")
     return found
+
+
+def _part_content(part: Wire) -> object:
+    return part.get("text") or part.get("image_url")
 
 
 def _argument_violations(place: int, arguments: Sequence[str]) -> list[str]:
