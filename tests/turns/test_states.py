@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast import Agent
 from holdfast.containment import StopReason
-from holdfast.conversation.messages import InnerMessage, ToolCallRecord
+from holdfast.conversation.messages import InnerMessage, ToolCallRecord, enable_inner_message_recording
 from holdfast.errors import (
     BudgetExceededError,
     CallRefused,
@@ -34,6 +35,7 @@ from holdfast.errors import (
 from holdfast.log.memory import MemoryLog
 from holdfast.log.sqlite import SqliteLog
 from holdfast.providers.errors import FailureKind
+from holdfast.providers.scripted import ScriptedProvider
 from holdfast.state import Session
 from holdfast.state.session import stamped
 from holdfast.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
@@ -539,6 +541,34 @@ def test_a_turn_that_has_an_ending_is_no_crash() -> None:
         head = session.head
         assert close_crashed_turn(session) is None
         assert session.head == head
+
+
+def test_a_fork_in_the_middle_of_a_turn_is_no_crash_until_it_has_gone_on() -> None:
+    """The copy has no ending because it was cut there; what it does itself can crash like any other."""
+    session = session_of(started(), said("user"), said("assistant", "c"))
+    twin = session.fork(at=2)
+    assert close_crashed_turn(twin) is None
+    twin.dispatch(said("assistant", "d"))
+    assert close_crashed_turn(twin) is not None
+
+
+def test_a_resume_and_a_new_turn_write_down_the_crash_before_they_go_on() -> None:
+    """Whoever opens the session next says what became of the turn, and then goes on."""
+    agent = Agent("agent")
+    for goes_on in ("resume", "run"):
+        log = MemoryLog()
+        dead = Session(log=log)
+        enable_inner_message_recording(dead)
+        dead.dispatch_all((TurnStarted("t", "e-t", "agent", "task", "p", "m"), said("user")))
+        dead.close()
+        script = ScriptedProvider(["done"])
+        if goes_on == "resume":
+            run = agent.resume(log, dead.session_id, provider=script)
+        else:
+            run = agent.run("more", provider=script, store=log, run_id=dead.session_id)
+        with run:
+            endings = [(e.state, e.error_kind) for e in run.execution_state.session[TurnEnded].all()]
+        assert endings == [(TurnState.INTERRUPTED, "crash"), (TurnState.COMPLETED, None)]
 
 
 def test_a_crashed_turn_cannot_be_closed_by_a_reader_or_while_its_writer_lives() -> None:

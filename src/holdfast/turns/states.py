@@ -730,12 +730,14 @@ def close_crashed_turn(session: Session) -> TurnEnded | None:
     For whoever opens a session for writing and does not resume it, before anything else runs there: holding
     the session's lease is what shows that nobody else is at work on the turn. Calls that the crash left open
     stay open, for a resume to run or for the next turn to close. Returns None, and has changed nothing, if
-    the turn has an ending or there is none. A session opened for reading cannot be closed (`ReadOnlyError`).
+    the turn has an ending, if there is none, or if the session was forked in the middle of it. A session
+    opened for reading cannot be closed (`ReadOnlyError`).
     """
-    present = newest_turn(session)
-    if present is None or present.state is not TurnState.UNFINISHED or present.ended is not None:
+    fold = _newest_fold(session)
+    if fold is None or fold.ended is not None or _is_forked(session, fold):
         return None
-    details = "the process ended before the turn did"
+    present = fold.derive()
+    details = "the process ended before the turn did, or could not write how"
     if present.open_attempts:
         calls = ", ".join(call_id for _, call_id in present.open_attempts)
         details += f"; cut off in the middle, to be rolled back by a resume: {calls}"
@@ -745,6 +747,13 @@ def close_crashed_turn(session: Session) -> TurnEnded | None:
     return end_turn(
         session, present.turn_id, ending_for("crash", details=details, session_id=session.session_id)
     )
+
+
+def _is_forked(session: Session, fold: TurnFold) -> bool:
+    """Say whether the turn has no ending because the session is a copy that was made in the middle of it."""
+    copied = session.tags.get("forked_at", "")
+    places = [each[0] for each in (fold.started, fold.last) if each is not None]
+    return copied.isdecimal() and max(places, default=0) <= int(copied)
 
 
 # --- the table, for people ---------------------------------------------------------------------------

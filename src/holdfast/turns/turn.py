@@ -79,7 +79,16 @@ from holdfast.turns.live import (
 )
 from holdfast.turns.record import TurnRecord
 from holdfast.turns.signals import noted_signals
-from holdfast.turns.states import Ending, TurnEnded, TurnResumed, TurnState, end_turn, ending_for, turn_state
+from holdfast.turns.states import (
+    Ending,
+    TurnEnded,
+    TurnResumed,
+    TurnState,
+    close_crashed_turn,
+    end_turn,
+    ending_for,
+    turn_state,
+)
 from holdfast.turns.traces import model_span, tool_failed, tool_span, turn_ended, turn_span
 from holdfast.turns.vendor import Seat, seated
 
@@ -176,6 +185,7 @@ class InnerLoop:
         """Take up a task: a new turn. Without a task the prompt speaks alone."""
         with self._traced() as span:
             self._prepare()
+            close_crashed_turn(self.state.session)
             self._record.new_turn()
             with stamped(turn_id=self._record.turn_id):
                 rendered = (self._as_rendered(),)
@@ -201,6 +211,7 @@ class InnerLoop:
             text = "" if last is None else last.content
             return TurnResult(TurnState.COMPLETED, text, output=parse_output(text, self._rendered))
         pending = get_pending_tool_calls(session, self._record.evaluation_id)
+        close_crashed_turn(session)
         with stamped(turn_id=self._record.turn_id):
             session.dispatch(TurnResumed(self._record.turn_id, self.provider.name, self.provider.model))
             self._judges = self._who_judges(started.task)
@@ -551,6 +562,7 @@ class InnerLoop:
             model=self.provider.model,
             # A provider that knows the price itself, nothing included, needs no price table.
             cost_estimate_hint=estimate or 0.0,
+            estimate_degraded=lambda plan: self.provider.estimate_usd(self._degraded(request, plan)[0]),
             is_free=estimate == 0,
             input_tokens=-(-replayed.size_bytes // 3) + self._tool_tokens,
         )
