@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -490,7 +491,8 @@ def nesting(
         if reached < levels:
             assert seen.containment is not None
             inner = evaluator(adapter, seen.session, containment=between(seen.containment), config=config)
-            await inner.aevaluate()
+            # Where nothing but the containment is handed on, as to a worker elsewhere.
+            await asyncio.create_task(inner.aevaluate(), context=contextvars.Context())
         return GOOD
 
     adapter = ScriptedAdapter(step)

@@ -314,6 +314,7 @@ def test_a_provider_may_be_async_or_have_nothing_to_say() -> None:
     assert (event.judge, event.outcome) == ("Silent", "silent")
     # It was asked, so its counter begins anew.
     assert round_of(judges(session, silent)) is None
+    assert silent.asked == 1
 
 
 def test_a_context_knows_the_run_so_far() -> None:
@@ -437,6 +438,7 @@ def test_a_provider_that_fails_is_an_event_and_harms_nobody(
     assert not event.failed_closed
     # It is not asked again before its trigger fires again.
     assert round_of(mine) is None
+    assert len(session[JudgeEvent]) == 1
 
 
 def test_an_interrupt_on_a_worker_thread_is_nobodys_and_one_in_the_loop_is_a_persons() -> None:

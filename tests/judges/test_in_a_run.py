@@ -430,7 +430,7 @@ def test_a_judge_that_keeps_failing_does_not_use_up_the_retries_of_the_run(tmp_p
         LLMTrajectoryFeedback(failing, min_tool_calls=1), FeedbackTrigger(every_n_calls=1)
     )
     agent = Agent("writer", tools=[write_file], feedback=[watcher])
-    script = [*(write(name) for name in "abcd"), "done"]
+    script: list[Any] = [*(write(name) for name in "abcd"), "done"]
     run = agent.run(
         "Write", provider=ScriptedProvider(script), limits=Limits(max_retries=1), store=tmp_path / "runs.db"
     )
