@@ -36,7 +36,9 @@ import io
 import json
 import os
 import shutil
+import stat
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -67,11 +69,12 @@ from holdfast.workspace.diffs import MAX_SHOWN_BYTES, Version, describe
 from holdfast.workspace.host import HostFilesystem
 from holdfast.workspace.journal import Boundary
 from holdfast.workspace.lines import check_loadable, check_range, read_lines
-from holdfast.workspace.manifest import ABSENT, Manifest, State, state_of
+from holdfast.workspace.manifest import ABSENT, RACY_NS, Manifest, State, state_of
 from holdfast.workspace.memory import MAX_TOTAL_BYTES, InMemoryFilesystem, WriteStream
 from holdfast.workspace.objects import CHUNK_BYTES, object_id
 from holdfast.workspace.paths import MAX_DEPTH, ROOT, is_below, join, normalize, parent, split
 from holdfast.workspace.restoring import fold
+from holdfast.workspace.rooted import copy_tree
 from holdfast.workspace.search import glob_tree, grep_tree
 from holdfast.workspace.views import ReadOnlyFilesystem
 
@@ -413,6 +416,18 @@ class _Past:
                 return host.open_read(path)
             return io.BufferedReader(io.BytesIO(host._opened().objects.read_blob(state.oid)))
 
+    def is_as_found(self, path: str, since_ns: int) -> bool:
+        """Say whether a path is still what it was, and was not touched since a time either."""
+        host = self._host
+        with host._lock:
+            if self._known(path, self._refresh()) is not None:
+                return False
+        try:
+            touched_ns = os.lstat(os.path.join(host.root, path)).st_ctime_ns
+        except OSError:
+            return False
+        return touched_ns < since_ns
+
     def fingerprint(self, path: str) -> Fingerprint:
         """Say what was at a path."""
         with self._host._lock:
@@ -528,6 +543,10 @@ class _Overlay:
             return self.layer.open_read(path)
         except (FileNotFoundError, NotADirectoryError):
             return self.past.open(path)
+
+    def is_as_found(self, path: str, since_ns: int) -> bool:
+        """Say whether a path shows what the other workspace has there, unchanged since a time."""
+        return not self.is_mine(path) and self.past.is_as_found(path, since_ns)
 
     def is_mine(self, path: str) -> bool:
         """Say whether the layer has something at a path."""
@@ -961,8 +980,8 @@ class IsolatedFilesystem:
         self._clock = clock
         self._overlay = _Overlay(_Past(base, snapshot), layer)
         self._scratch: HostFilesystem | None = None
-        self._stale: set[str] | None = None
-        """What the scratch tree does not have yet; None for everything."""
+        self._stale: set[str] = set()
+        """What the scratch tree, if there is one, does not have yet."""
         self._foreign: FilesystemSnapshot | None = None
         """The scratch tree as the layer last knew it, while a foreign call is open."""
         self._foreign_start: FilesystemSnapshot | None = None
@@ -976,7 +995,7 @@ class IsolatedFilesystem:
         self._overlay.layer.close()
         if self._scratch is not None:
             self._scratch.close()
-            self._scratch = self._stale = None
+            self._scratch = None
 
     def discard(self) -> None:
         """Remove everything that belongs to this copy alone."""
@@ -1206,10 +1225,12 @@ class IsolatedFilesystem:
             for name in ("scratch", "scratch-store"):
                 shutil.rmtree(self._place / name, ignore_errors=True)
             (self._place / "scratch").mkdir()
+            _write_out(self._overlay, self._place / "scratch")
             self._scratch = HostFilesystem(
                 self._place / "scratch", store=self._place / "scratch-store", clock=self._clock
             )
-            self._stale = None
+            self._stale = set()
+            self._overlay.changed.clear()
         self._bring_up()
         self._overlay.layer.write(_FOREIGN, "")
         self._foreign = self._foreign_start = self._scratch.snapshot(scan=True)
@@ -1219,15 +1240,12 @@ class IsolatedFilesystem:
         assert self._scratch is not None
         self._mark(self._overlay.changed)
         self._overlay.changed.clear()
-        if self._stale is None:
-            _write_out(self._overlay, self._scratch, ROOT)
-        else:
-            changes = [
-                ForkChange(path, NOTHING, self._merged(path), _Frozen(self._overlay))
-                for path in sorted(self._stale)
-            ]
-            _mirror(self._scratch, changes, self._overlay)
-        self._stale = set()
+        changes = [
+            ForkChange(path, NOTHING, self._merged(path), _Frozen(self._overlay))
+            for path in sorted(self._stale)
+        ]
+        _mirror(self._scratch, changes)
+        self._stale.clear()
         if self._foreign is not None:
             self._foreign = self._scratch.snapshot(scan=True)
 
@@ -1241,12 +1259,12 @@ class IsolatedFilesystem:
         scratch = self._scratch
         differs = scratch.diff(self._foreign).changes
         marks = [ForkChange(each.path, NOTHING, fingerprint(scratch, each.path), scratch) for each in differs]
-        _mirror(_Frozen(self._overlay), [each for each in marks if each.path != ROOT], scratch)
+        _mirror(_Frozen(self._overlay), [each for each in marks if each.path != ROOT])
         self._overlay.changed.clear()
         self._foreign = scratch.snapshot(scan=True)
 
     def _mark(self, paths: Iterable[str]) -> None:
-        if self._stale is not None:
+        if self._scratch is not None:
             self._stale.update(paths)
 
     def _settle(self) -> None:
@@ -1366,27 +1384,75 @@ def _own_paths(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({each for each in paths if each != NOTES and not is_below(each, NOTES)}))
 
 
-def _write_out(overlay: _Overlay, target: HostFilesystem, directory: str) -> None:
-    """Copy a whole tree to where a process can work on it."""
-    for name, entry in overlay.entries(directory).items():
-        path = join(directory, name)
-        status = overlay.status(path)
-        if status is None:
-            continue
-        if entry.is_link:
-            target.symlink(path, status.link_target or "")
-            continue
+def _write_out(overlay: _Overlay, target: Path) -> None:
+    """Write a whole tree into an empty directory, where a process can work on it.
+
+    Most of it is as it is in the other workspace, so that all of that is copied first, and then whatever is
+    not what it should be is written again: what the layer has, what is known to have changed, and what was
+    changed while it was copied.
+    """
+    since_ns = time.time_ns() - RACY_NS
+    host = overlay.past._host
+    source = host._tree.open_for_listing()
+    destination = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        copy_tree(source, destination, skip=host._private)
+    except OSError:
+        # Somebody changed it under our hands; what is missing is written below.
+        pass
+    finally:
+        os.close(source)
+        os.close(destination)
+    _correct(overlay, target, ROOT, since_ns)
+
+
+def _correct(overlay: _Overlay, target: Path, directory: str, since_ns: int) -> None:
+    """Make a directory that was copied what it should be."""
+    wanted = overlay.entries(directory)
+    here = target / directory
+    with os.scandir(here) as listing:
+        found = {each.name: each for each in listing}
+        for name, each in found.items():
+            if name not in wanted:
+                _clear(target / directory / name, is_directory=each.is_dir(follow_symlinks=False))
+    for name, entry in wanted.items():
+        path, place = join(directory, name), here / name
+        copied = found.get(name)
         if entry.is_directory:
-            target.mkdir(path)
-            _write_out(overlay, target, path)
-        else:
-            with overlay.open(path) as stream:
-                target.write_bytes(path, stream.read())
-        if target.stat(path).permissions != status.permissions:
-            target.chmod(path, status.permissions)
+            if copied is None or not copied.is_dir(follow_symlinks=False):
+                if copied is not None:
+                    _clear(place, is_directory=False)
+                place.mkdir()
+            _correct(overlay, target, path, since_ns)
+            status = overlay.status(path)
+            if status is not None and stat.S_IMODE(place.stat().st_mode) & 0o777 != status.permissions:
+                place.chmod(status.permissions)
+        elif copied is None or not overlay.is_as_found(path, since_ns):
+            if copied is not None:
+                _clear(place, is_directory=copied.is_dir(follow_symlinks=False))
+            _write_one(overlay, path, place)
 
 
-def _mirror(target: Filesystem, changes: Sequence[ForkChange], source: _Overlay | HostFilesystem) -> None:
+def _clear(place: Path, *, is_directory: bool) -> None:
+    if is_directory:
+        shutil.rmtree(place)
+    else:
+        place.unlink()
+
+
+def _write_one(overlay: _Overlay, path: str, place: Path) -> None:
+    status = overlay.status(path)
+    if status is None:
+        return
+    if status.is_link:
+        place.symlink_to(status.link_target or "")
+        return
+    with overlay.open(path) as stream, place.open("xb") as writing:
+        shutil.copyfileobj(stream, writing, CHUNK_BYTES)
+    place.chmod(status.permissions)
+
+
+def _mirror(target: Filesystem, changes: Sequence[ForkChange]) -> None:
     """Make paths of one tree what they are in another, whatever they were."""
     for each in sorted(changes, key=lambda change: change.path.count("/"), reverse=True):
         now = fingerprint(target, each.path)
@@ -1403,7 +1469,6 @@ def _mirror(target: Filesystem, changes: Sequence[ForkChange], source: _Overlay 
             _mirror(
                 target,
                 [ForkChange(path, NOTHING, fingerprint(each.source, path), each.source) for path in below],
-                source,
             )
         else:
             _bring(target, each)
