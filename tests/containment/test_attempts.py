@@ -278,6 +278,39 @@ def test_the_calls_own_time_bounds_the_wait_too(config: Config, clock: FakeClock
     assert (callee.dispatched, outcome.stop_reason) == (1, "timeout")
 
 
+@pytest.mark.parametrize("fate", ["call", "chain", "abort", "interrupt"])
+async def test_what_stops_a_further_attempt_closes_it_with_its_call(
+    fate: str, config: Config, clock: FakeClock
+) -> None:
+    """Both nodes end alike, both attempts count at their reservations, and nothing stays reserved."""
+    ctx = ExecutionContext(config(timeout_ms=5000 if fate == "chain" else 0), clock=clock)
+
+    async def callee() -> None:
+        call = current_call()
+        assert call is not None
+        call.end_attempt(OSError("no"))
+        call.begin_attempt()
+        if fate == "interrupt":
+            raise KeyboardInterrupt
+        if fate == "abort":
+            ctx.abort("enough")
+        else:
+            clock.advance(5)
+        await anyio.sleep_forever()
+
+    options = WrapOptions("ask", cost_estimate_hint=0.01, timeout_ms=2000 if fate == "call" else None)
+    if fate == "interrupt":
+        with pytest.raises(KeyboardInterrupt):
+            await ctx.acall_llm(callee, options)
+    else:
+        await ctx.acall_llm(callee, options)
+    snapshot = ctx.get_snapshot()
+    ended = "timeout" if fate in ("call", "chain") else "aborted"
+    assert [node.status for node in snapshot.nodes] == [ended, ended]
+    assert (snapshot.step_count, snapshot.cost_usd_accumulated, snapshot.cost_usd_reserved) == (2, 0.02, 0.0)
+    assert snapshot.graph_summary.running == 0
+
+
 def test_an_aborted_chain_lets_no_attempt_through(config: Config) -> None:
     """Aborted between the failure and the wait's end: refused as aborted, nothing booked."""
     ctx = ExecutionContext(config())

@@ -577,3 +577,34 @@ def test_a_request_that_may_not_leave_halts_its_call() -> None:
     assert (asked, ctx.get_snapshot().retries_used) == (["https://api.example.com/v1"], 0)
     assert breaker.failure_count == 0
     assert ctx.call_tool(lambda: "goes on").ok
+
+
+@pytest.mark.parametrize("says", [0.02, None, "nothing"])
+def test_a_call_that_is_degraded_reserves_what_it_then_costs(says: Any) -> None:
+    """0.05 USD are left: too little for the call as it was asked for, enough for a smaller one."""
+
+    class Smaller:
+        def before_llm_call(self, ctx: ToolCallContext) -> DegradePlan:
+            return DegradePlan(model="small")
+
+    ctx = ExecutionContext(Limits(max_cost_usd=0.05), ShieldPipeline(Smaller()))
+    options = WrapOptions(
+        "ask",
+        cost_estimate_hint=0.2,
+        estimate_degraded=None if says == "nothing" else lambda plan: says if plan.model == "small" else 9.0,
+    )
+    outcome = ctx.call_llm(lambda: "made", options)
+    if says == 0.02:
+        assert (outcome.decision, outcome.node.cost_usd) == (Decision.DEGRADE, 0.02)
+    else:
+        assert outcome.stop_reason == "budget_exceeded"
+
+
+def test_a_refused_dear_call_leaves_no_trace_in_the_window() -> None:
+    """The shield was asked, because it might have made the call cheaper; it takes its count back."""
+    window = BudgetWindowHook(max_calls=2, degrade_threshold=1.0)
+    ctx = ExecutionContext(Limits(max_cost_usd=0.05), ShieldPipeline(window))
+    for _ in range(5):
+        refused = ctx.call_llm(lambda: None, WrapOptions(cost_estimate_hint=1.0))
+        assert refused.stop_reason == "budget_exceeded"
+    assert ctx.call_llm(lambda: None, WrapOptions(cost_estimate_hint=0.01)).ok

@@ -162,6 +162,21 @@ def test_a_smaller_model_is_really_asked_recorded_and_paid_for() -> None:
     assert context.get_snapshot().cost_usd_accumulated == pytest.approx(0.002)
 
 
+def test_a_degraded_run_goes_on_where_the_dear_model_would_not_fit() -> None:
+    """A cent is left. The dear model's call would be reserved at more; the small one's is not."""
+    session = Session()
+    shield = ShieldPipeline(Shrink(DegradePlan(model="small")))
+    context = contain(session, Limits(max_cost_usd=0.01), pipeline=shield, prices=PRICES)
+    with WireServer([Answer("done", usage=TokenUsage(100, 100))]) as server:
+        provider = OpenAI(
+            "big", base_url=server.openai_url, api_key="k", prices=PRICES, max_output_tokens=4000
+        )
+        result = run(session, provider, context)
+        models = [each.body["model"] for each in server.requests]
+    assert (result.state, models) == (TurnState.COMPLETED, ["small"])
+    assert context.get_snapshot().cost_usd_accumulated == pytest.approx(0.0002)
+
+
 def test_a_trimmed_context_is_sent_and_noted_and_the_log_keeps_everything() -> None:
     """The third answer sees the task and the newest exchange; the conversation in the log is whole."""
     seen: list[list[str]] = []

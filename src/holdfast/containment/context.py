@@ -68,6 +68,7 @@ from holdfast.containment.limits import (
     WithoutRetries,
     as_config,
     number,
+    to_pico,
     to_usd,
 )
 from holdfast.containment.loops import LoopDetector, LoopPolicy
@@ -608,8 +609,8 @@ class ExecutionContext:
             call.estimate = estimate
         if not self._must_consult:
             return False
-        # The shield is not asked about a call that a ceiling forbids anyway.
-        if self._limits_forbid(call):
+        # The shield is not asked about a call that a ceiling forbids anyway. It may make a dear one cheaper.
+        if self._limits_forbid(call, 0 if self._pipelines else call.estimate):
             return True
         if not (call.is_retry or call.retries):
             for detector in self._detectors:
@@ -641,6 +642,10 @@ class ExecutionContext:
                 if estimate is None:
                     return self._refuse_unknown_price(call)
                 call.estimate = estimate
+            elif options.estimate_degraded is not None:
+                less = options.estimate_degraded(call.plan)
+                if less is not None:
+                    call.estimate = to_pico(number("WrapOptions", "estimate_degraded", less, zero_ok=True))
         return False
 
     def _reserve(self, call: Call) -> bool:
@@ -694,11 +699,11 @@ class ExecutionContext:
         self._tell("price_unknown", Decision.HALT, detail)
         return self._block(call, Decision.HALT, None, detail)
 
-    def _limits_forbid(self, call: Call) -> bool:
+    def _limits_forbid(self, call: Call, cost: int) -> bool:
         if self._is_stopped():
             return self._refuse_stopped(call)
         with self._ledger.lock:
-            refused = self._ledger.refusal(self._accounts, call.estimate, is_retry=call.is_retry)
+            refused = self._ledger.refusal(self._accounts, cost, is_retry=call.is_retry)
         if refused is not None:
             return self._refuse_limit(call, *refused)
         if self._refused_charge is not None:
@@ -872,7 +877,7 @@ class ExecutionContext:
         again = Call(self, call.kind, _nothing, call.options)
         again.parent, again.retries, again.cause = call, failed_id, error
         # Asked before the wait, so that nobody waits in vain; booked after it.
-        if self._consult(again) or (not self._must_consult and self._limits_forbid(again)):
+        if self._consult(again) or self._limits_forbid(again, again.estimate):
             raise self._refused(call, again.decision, again.stop_reason, again.detail)
         delay_s = max(delay_s, again.delay_s)
         if self._is_too_late(call, delay_s):

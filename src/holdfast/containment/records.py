@@ -80,6 +80,8 @@ class WrapOptions:
 
     By default it does if a timeout applies to the call; without one it runs on the caller's own thread.
     """
+    estimate_degraded: Callable[[DegradePlan], float | None] | None = None
+    """Says what to reserve in USD if the call is degraded; without it, or if it says None, the hint stays."""
 
     def __post_init__(self) -> None:
         number("WrapOptions", "cost_estimate_hint", self.cost_estimate_hint, zero_ok=True)
