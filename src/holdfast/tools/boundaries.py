@@ -64,8 +64,9 @@ def recover(state: ExecutionState) -> tuple[RecoveredCall, ...]:
         attempt = newest.get(call_id)
         end = None if attempt is None else ended.get(attempt.attempt_id)
         committed = end is not None and end.success
-        if attempt is not None and attempt.foreign and not committed:
-            # What the dead process let loose on the tree may not have noticed yet that it is to stop.
+        if not committed and (attempt is None or attempt.foreign):
+            # What the dead process let loose on the tree may not have noticed yet that it is to stop. A call
+            # without a record here is a completion check, which is a command as well.
             root = cast(Filesystem, filesystem_of(state)).host_root
             if root is not None:
                 wait_for_orphans(root)
