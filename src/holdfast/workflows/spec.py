@@ -20,7 +20,7 @@ from holdfast.subagents.records import WORKSPACE_MODES, WorkspaceMode
 from holdfast.workflows.globs import check_glob, overlaps
 
 Posture = Literal["read", "write", "apply"]
-"""What a step does to the workspace: looks at it, changes it, or brings the changes of other steps into it."""
+"""What a step does to the workspace: looks at it, changes it, or brings other steps' changes into it."""
 
 POSTURES: tuple[Posture, ...] = ("read", "write", "apply")
 
@@ -256,7 +256,8 @@ def _check_cycles(spec: WorkflowSpec) -> None:
 def _check_id(what: str, value: object) -> None:
     if not isinstance(value, str) or not _ID.fullmatch(value) or value in (".", ".."):
         raise UsageError(
-            f"{what}: {value!r} is no id; use 1 to 64 letters, digits, '.', '_' and '-', a letter or digit first"
+            f"{what}: {value!r} is no id; use 1 to 64 letters, digits, '.', '_' and '-', beginning with a "
+            "letter or digit"
         )
 
 
@@ -414,9 +415,7 @@ def parse_yaml(text: str, where: str) -> object:
     try:
         yaml = importlib.import_module("yaml")
     except ImportError as error:
-        raise UsageError(
-            f"{where} is YAML, for which PyYAML is needed: `pip install pyyaml`, or use JSON"
-        ) from error
+        raise UsageError(f"{where} is YAML, which needs PyYAML: `pip install pyyaml`, or use JSON") from error
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -430,7 +429,7 @@ def load_spec(path: str | Path) -> WorkflowSpec:
 
 def spec_schema() -> dict[str, Any]:
     """Return a JSON schema of a specification, for editors and for models."""
-    simple = {
+    simple: dict[str, dict[str, Any]] = {
         "text": {"type": "string"},
         "texts": {"type": "array", "items": {"type": "string"}},
         "flag": {"type": "boolean"},

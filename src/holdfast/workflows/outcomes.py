@@ -1,0 +1,187 @@
+"""What a step says about itself, and what is made of it: typed values, checked, never prose.
+
+A step's agent answers with a `StepAnswer`. It is a claim. `decide` turns the claim and the evidence (did the
+turn complete, are the files there, does the value fit) into a `Checkpoint`, which is what dependents rely on.
+A claim that is missing or does not hold is not ready.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from holdfast.codec import register_type
+
+Readiness = Literal["checkpoint_ready", "partial", "failed", "held", "needs_orchestrator"]
+"""Whether others can build on a step."""
+
+READINESS: tuple[Readiness, ...] = ("checkpoint_ready", "partial", "failed", "held", "needs_orchestrator")
+
+BUNDLE_VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StepAnswer:
+    """What an agent answers at the end of a step."""
+
+    status: Readiness = field(
+        metadata={
+            "description": (
+                "checkpoint_ready only if the task is done and checked; partial if some of it can be used; "
+                "failed; held if a person must do something; needs_orchestrator if somebody must decide."
+            )
+        }
+    )
+    summary: str = field(metadata={"description": "What was done and found, for whoever builds on it."})
+    evidence: tuple[str, ...] = field(
+        default=(), metadata={"description": "What shows that it is so: commands and what they printed."}
+    )
+    artifacts: tuple[str, ...] = field(
+        default=(), metadata={"description": "The files that hold the result, as paths in the workspace."}
+    )
+    known_limitations: tuple[str, ...] = field(
+        default=(), metadata={"description": "What is not done, or not sure."}
+    )
+    next_actions: tuple[str, ...] = field(
+        default=(), metadata={"description": "What somebody should do now, if it is not ready."}
+    )
+    payload_json: str = field(
+        default="", metadata={"description": "The step's value as JSON text, if a value was asked for."}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file that a step made, by its content."""
+
+    path: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is known about a step that has ended: the bundle that dependents and people get."""
+
+    step_id: str
+    status: Readiness
+    summary: str
+    agent_id: str = ""
+    """The subagent that did it; empty for a step without one."""
+    child_session_id: str = ""
+    known_limitations: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    artifacts: tuple[Artifact, ...] = ()
+    payload_json: str = ""
+    """The step's value, checked against its schema."""
+    next_actions: tuple[str, ...] = ()
+    verified_by: str = "turn"
+    """Where the readiness comes from: `turn` (the agent's answer and the log), `person`, or `engine`."""
+    timed_out: bool = False
+    reason: str = ""
+    """In one word, if it is not ready: `no_answer`, `artifact_missing`, `outside_write_set`, `conflict` ..."""
+    version: int = BUNDLE_VERSION
+
+    @property
+    def dependent_safe(self) -> bool:
+        """Whether other steps may build on it."""
+        return self.status == "checkpoint_ready"
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether there is something in it that a person can use."""
+        return self.status in ("checkpoint_ready", "partial")
+
+    def to_data(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        payloads = []
+        if self.payload_json:
+            payloads.append({"schema_id": "workflow_checkpoint.v1", "payload_json": self.payload_json})
+        return {
+            "version": self.version,
+            "step_id": self.step_id,
+            "agent_id": self.agent_id,
+            "child_session_id": self.child_session_id,
+            "status": self.status,
+            "dependent_safe": self.dependent_safe,
+            "summary": self.summary,
+            "known_limitations": list(self.known_limitations),
+            "verification": {"source": self.verified_by, "evidence": list(self.evidence)},
+            "typed_payloads": payloads,
+            "artifacts": [
+                {"schema_id": "artifact_ref.v1", "path": each.path, "sha256": each.sha256, "size": each.size}
+                for each in self.artifacts
+            ],
+            "safe_next_actions": list(self.next_actions),
+            "timed_out": self.timed_out,
+            "reason": self.reason,
+        }
+
+
+for _kind in (Artifact, Checkpoint):
+    register_type(_kind, name=f"holdfast.workflows.{_kind.__name__}")
+
+
+def schema_problem(value: object, schema: Mapping[str, Any]) -> str | None:
+    """Say how a value does not fit a JSON schema; None if it does.
+
+    The package `jsonschema` checks it if it is installed; without it the types, the required keys, the
+    items and the choices are checked, which is what most schemas say.
+    """
+    try:
+        jsonschema = importlib.import_module("jsonschema")
+    except ImportError:
+        return _plain_problem(value, schema, "value")
+    checker = jsonschema.Draft202012Validator(dict(schema))
+    error = next(iter(checker.iter_errors(value)), None)
+    if error is None:
+        return None
+    place = "".join(f"[{each!r}]" for each in error.absolute_path)
+    return f"value{place}: {error.message}"
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+
+
+def _plain_problem(value: Any, schema: Mapping[str, Any], place: str) -> str | None:
+    wanted = schema.get("type")
+    names = [wanted] if isinstance(wanted, str) else list(wanted or ())
+    if names and not any(_is_a(value, name) for name in names):
+        return f"{place}: {value!r:.80} is no {' or '.join(names)}"
+    if "enum" in schema and value not in schema["enum"]:
+        return f"{place}: {value!r:.80} is none of {schema['enum']}"
+    if isinstance(value, dict):
+        for name in schema.get("required", ()):
+            if name not in value:
+                return f"{place}: {name!r} is missing"
+        for name, below in schema.get("properties", {}).items():
+            if name in value and (problem := _plain_problem(value[name], below, f"{place}[{name!r}]")):
+                return problem
+        if schema.get("additionalProperties") is False:
+            more = value.keys() - schema.get("properties", {}).keys()
+            if more:
+                return f"{place}: {sorted(more)[0]!r} is not expected"
+    if isinstance(value, list) and isinstance(schema.get("items"), dict):
+        for number, each in enumerate(value):
+            if problem := _plain_problem(each, schema["items"], f"{place}[{number}]"):
+                return problem
+    return None
+
+
+def _is_a(value: object, name: str) -> bool:
+    kinds = _TYPES.get(name)
+    if kinds is None:
+        return True
+    if isinstance(value, bool):
+        return name == "boolean"
+    return isinstance(value, kinds)
