@@ -354,7 +354,7 @@ _events = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(_events, max_size=14))
 def test_every_prefix_of_every_log_is_input_that_every_provider_takes(events: list[object]) -> None:
     for end in range(len(events) + 1):
@@ -365,7 +365,7 @@ def test_every_prefix_of_every_log_is_input_that_every_provider_takes(events: li
         assert violations(replayed.items) == []
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(_events, max_size=14))
 def test_what_was_sent_is_a_prefix_of_what_is_sent_next_until_a_reported_break(events: list[object]) -> None:
     replayer = Replayer()
