@@ -1,0 +1,373 @@
+"""The whole loop with a fake model, against other frameworks that do the same work in the same run.
+
+The work is one conversation: a model that asks for one tool per answer, so many times, and is done then. The
+model answers at once from memory and the tool returns its text at once, so that what is measured is the loop:
+requests, messages, tool calls, and what is stored of them. Each framework is given a fake model and a tool of
+its own kind, and is started in its usual way. In memory the tools are coroutines, for all sides; durable they
+are plain functions, as LangGraph's saver is made for.
+
+Durable means that a step is on disk before the next one begins. LangGraph's saver writes in the background
+unless it is told `durability="sync"`, which is what it is told here.
+
+A peer whose cost per call grows with the calls before it would take hours for the largest size: what would
+take longer than the cap, judged by the size before, is not run and is said to be cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+from holdfast import Agent, TurnState, tool
+from holdfast.log.sqlite import SqliteLog
+from holdfast.providers.base import ModelRequest
+from holdfast.providers.scripted import Answer, ScriptedProvider
+
+Row = tuple[str, float | str, float | str | None, float | None, float | None]
+"""What was measured, ours, the other side's, their ratio, and the ratio to stay under."""
+
+ARGUMENT = "look for the place where the answer is made, and say what it needs; then " * 2
+"""What the model writes into each call."""
+RESULT = "a line of a file that a tool might have read, with some words in it\n" * 15
+"""What the tool returns each time: about a thousand characters."""
+PAYLOAD_BYTES = len(ARGUMENT) + len(RESULT)
+"""What a call has to be stored for: all else is overhead."""
+
+CAP_S = 120.0
+QUICK_CAP_S = 20.0
+
+Work = Callable[[int, Path | None], "Measured"]
+"""Make so many tool calls, durably if there is a directory for it."""
+
+
+@dataclass
+class Measured:
+    """What a run took."""
+
+    seconds: float
+    marks: list[float] = field(default_factory=list)
+    """When each answer was asked for."""
+    stored: int = 0
+
+    def per_call_us(self, calls: int) -> float:
+        return self.seconds / calls * 1e6
+
+    def growth(self) -> float:
+        """The last tenth of the calls against the second one: the first warms up."""
+        steps = [b - a for a, b in zip(self.marks, self.marks[1:], strict=False)]
+        tenth = max(len(steps) // 10, 1)
+        return median(steps[-tenth:]) / median(steps[tenth : 2 * tenth] or steps[:tenth])
+
+
+def size_of(directory: Path | None) -> int:
+    """How many bytes a run has left on disk, when everything is in its place."""
+    if directory is None:
+        return 0
+    for store in directory.glob("*.db"):
+        with sqlite3.connect(store) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.close()
+    return sum(each.stat().st_size for each in directory.rglob("*") if each.is_file())
+
+
+# --- ours ----------------------------------------------------------------------------------------------
+
+
+@tool(effects="none", name="look")
+def look(place: str) -> str:
+    """Look at a place."""
+    return RESULT
+
+
+@tool(effects="none", name="look")
+async def look_async(place: str) -> str:
+    """Look at a place."""
+    return RESULT
+
+
+TOOLS = {True: look_async, False: look}
+
+
+def holdfast(calls: int, directory: Path | None) -> Measured:
+    marks: list[float] = []
+
+    def answer(request: ModelRequest) -> Answer:
+        marks.append(time.perf_counter())
+        if request.answers_so_far < calls:
+            return Answer("", [("look", {"place": ARGUMENT})])
+        return Answer("Done.")
+
+    agent = Agent(
+        "bench", instructions="You look.", tools=(TOOLS[directory is None],), max_iterations=calls + 2
+    )
+    log = None if directory is None else SqliteLog(directory / "runs.db", heartbeat=False)
+    provider = ScriptedProvider([answer], repeat=True)
+    began = time.perf_counter()
+    run = agent.run("Look", provider=provider, store=log)
+    spent = time.perf_counter() - began
+    assert run.state is TurnState.COMPLETED, run.result.details
+    run.close()
+    if log is not None:
+        log.close()
+    return Measured(spent, marks, size_of(directory))
+
+
+# --- the peers -----------------------------------------------------------------------------------------
+
+
+def langgraph(calls: int, directory: Path | None, *, delta: bool = False) -> Measured:
+    from langchain.agents import AgentState, create_agent
+    from langchain_core.language_models.chat_models import BaseChatModel
+    from langchain_core.messages import AIMessage, AnyMessage
+    from langchain_core.outputs import ChatGeneration, ChatResult
+    from langgraph.channels import DeltaChannel
+    from langgraph.checkpoint.sqlite import SqliteSaver
+    from langgraph.graph.message import _messages_delta_reducer
+
+    class DeltaState(AgentState):  # type: ignore[type-arg] # nothing structured is asked for
+        pass
+
+    # Said so, and not in the class, because this module's annotations are texts.
+    channel = DeltaChannel(_messages_delta_reducer)
+    DeltaState.__annotations__["messages"] = Annotated[list[AnyMessage], channel]
+
+    marks: list[float] = []
+
+    class Fake(BaseChatModel):
+        @property
+        def _llm_type(self) -> str:
+            return "fake"
+
+        def bind_tools(self, tools: Any, **_: Any) -> Any:
+            return self
+
+        async def _agenerate(self, *arguments: Any, **more: Any) -> ChatResult:
+            return self._generate(*arguments, **more)
+
+        def _generate(self, messages: Any, *_: Any, **__: Any) -> ChatResult:
+            marks.append(time.perf_counter())
+            number = len(marks)
+            said = (
+                AIMessage("", tool_calls=[{"name": "look", "args": {"place": ARGUMENT}, "id": f"c{number}"}])
+                if number <= calls
+                else AIMessage("Done.")
+            )
+            return ChatResult(generations=[ChatGeneration(message=said)])
+
+    def look(place: str) -> str:
+        """Look at a place."""
+        return RESULT
+
+    async def look_async(place: str) -> str:
+        """Look at a place."""
+        return RESULT
+
+    look_async.__name__ = "look"
+    connection = None
+    saver = None
+    if directory is not None:
+        connection = sqlite3.connect(directory / "runs.db", check_same_thread=False)
+        saver = SqliteSaver(connection)
+    agent = create_agent(
+        Fake(),
+        tools=[look_async if directory is None else look],
+        system_prompt="You look.",
+        checkpointer=saver,
+        **({"state_schema": DeltaState} if delta else {}),
+    )
+    config: Any = {"recursion_limit": 2 * calls + 10, "configurable": {"thread_id": "1"}}
+    task: Any = {"messages": [("user", "Look")]}
+    began = time.perf_counter()
+    if saver is None:
+        ended = asyncio.run(agent.ainvoke(task, config))
+    else:
+        ended = agent.invoke(task, config, durability="sync")
+    spent = time.perf_counter() - began
+    assert ended["messages"][-1].content == "Done."
+    if connection is not None:
+        connection.close()
+    return Measured(spent, marks, size_of(directory))
+
+
+def langgraph_delta(calls: int, directory: Path | None) -> Measured:
+    return langgraph(calls, directory, delta=True)
+
+
+def pydantic_ai(calls: int, directory: Path | None) -> Measured:
+    from pydantic_ai import Agent as PydanticAgent
+    from pydantic_ai import UsageLimits
+    from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+    from pydantic_ai.models.function import FunctionModel
+
+    marks: list[float] = []
+
+    def answer(messages: Any, info: Any) -> Any:
+        marks.append(time.perf_counter())
+        if len(marks) <= calls:
+            return ModelResponse(parts=[ToolCallPart("look", {"place": ARGUMENT}, f"c{len(marks)}")])
+        return ModelResponse(parts=[TextPart("Done.")])
+
+    agent = PydanticAgent(FunctionModel(answer), system_prompt="You look.")
+
+    @agent.tool_plain
+    async def look(place: str) -> str:
+        """Look at a place."""
+        return RESULT
+
+    began = time.perf_counter()
+    ended = agent.run_sync("Look", usage_limits=UsageLimits(request_limit=None))
+    spent = time.perf_counter() - began
+    assert ended.output == "Done."
+    return Measured(spent, marks)
+
+
+def openai_agents(calls: int, directory: Path | None) -> Measured:
+    from agents import Agent as OpenAIAgent
+    from agents import Model, ModelResponse, Runner, Usage, function_tool, set_tracing_disabled
+    from openai.types.responses import (
+        ResponseFunctionToolCall,
+        ResponseOutputMessage,
+        ResponseOutputText,
+    )
+
+    set_tracing_disabled(True)
+    marks: list[float] = []
+
+    class Fake(Model):
+        async def get_response(self, *_: Any, **__: Any) -> ModelResponse:
+            marks.append(time.perf_counter())
+            said: Any
+            if len(marks) <= calls:
+                said = ResponseFunctionToolCall(
+                    arguments=f'{{"place": "{ARGUMENT}"}}',
+                    call_id=f"c{len(marks)}",
+                    name="look",
+                    type="function_call",
+                )
+            else:
+                text = ResponseOutputText(text="Done.", type="output_text", annotations=[])
+                said = ResponseOutputMessage(
+                    id="m", content=[text], role="assistant", status="completed", type="message"
+                )
+            return ModelResponse(output=[said], usage=Usage(), response_id=None)
+
+        def stream_response(self, *_: Any, **__: Any) -> Any:
+            raise NotImplementedError
+
+    @function_tool
+    async def look(place: str) -> str:
+        """Look at a place."""
+        return RESULT
+
+    agent = OpenAIAgent(name="bench", instructions="You look.", tools=[look], model=Fake())
+    began = time.perf_counter()
+    ended = asyncio.run(Runner.run(agent, "Look", max_turns=calls + 2))
+    spent = time.perf_counter() - began
+    assert ended.final_output == "Done."
+    return Measured(spent, marks)
+
+
+IN_MEMORY: dict[str, tuple[str, Work]] = {
+    "LangGraph": ("langgraph", langgraph),
+    "pydantic-ai": ("pydantic_ai", pydantic_ai),
+    "OpenAI Agents": ("agents", openai_agents),
+}
+DURABLE: dict[str, tuple[str, Work]] = {
+    "LangGraph, SqliteSaver": ("langgraph", langgraph),
+    "LangGraph, SqliteSaver with delta channels": ("langgraph", langgraph_delta),
+}
+DELTA = "LangGraph, SqliteSaver with delta channels"
+
+
+class Contest:
+    """Runs everybody at growing sizes, and leaves out what would take too long."""
+
+    def __init__(self, cap_s: float, scratch: Path | None) -> None:
+        self._cap_s = cap_s
+        self._scratch = scratch
+        self._last: dict[str, tuple[int, float]] = {}
+
+    def run(self, name: str, work: Work, calls: int) -> Measured | None:
+        """Return what came of it; None if it was cut off, which we never are."""
+        if name in self._last and work is not holdfast:
+            before, seconds = self._last[name]
+            # Between a cost per call that stays the same and one that grows as the calls do.
+            if seconds * (calls / before) ** 1.5 > self._cap_s:
+                return None
+        if self._scratch is None:
+            measured = work(calls, None)
+        else:
+            with tempfile.TemporaryDirectory(dir=self._scratch) as place:
+                measured = work(calls, Path(place))
+        self._last[name] = (calls, measured.seconds)
+        return measured
+
+
+def find_peers() -> None:
+    """Let the peers be somewhere else than in this environment, as `HOLDFAST_BENCH_PEER` says."""
+    folder = os.environ.get("HOLDFAST_BENCH_PEER")
+    if folder and folder not in sys.path:
+        sys.path.append(folder)
+
+
+def installed(peers: dict[str, tuple[str, Work]]) -> dict[str, Work]:
+    return {name: work for name, (module, work) in peers.items() if importlib.util.find_spec(module)}
+
+
+def compare(
+    where: str,
+    contest: Contest,
+    peers: dict[str, Work],
+    sizes: tuple[int, ...],
+    target: float,
+    judge: str | None,
+) -> Iterator[Row]:
+    """Compare us with every peer at every size; the target holds against the judge, or the fastest one."""
+    for calls in sizes:
+        ours = contest.run("ours", holdfast, calls)
+        assert ours is not None
+        mine = ours.per_call_us(calls)
+        measured = {name: contest.run(name, work, calls) for name, work in peers.items()}
+        times = {name: got.per_call_us(calls) for name, got in measured.items() if got is not None}
+        fastest = judge or min(times, key=lambda name: times[name], default=None)
+        for name, got in measured.items():
+            title = f"{where}, {calls:,} calls (us per call) vs {name}"
+            if got is None:
+                yield title, mine, "cut off", None, None
+                continue
+            aim = target if name == fastest and calls >= 100 else None
+            yield title, mine, times[name], mine / times[name], aim
+        if calls == sizes[-1]:
+            yield f"{where}: the last tenth of {calls:,} calls against the second", "", "", ours.growth(), 1.3
+        if ours.stored:
+            payload = calls * PAYLOAD_BYTES
+            bound = 2.5 if calls >= 100 else None
+            yield f"bytes stored, {calls:,} calls", ours.stored, payload, ours.stored / payload, bound
+            for name, got in measured.items():
+                if got is not None:
+                    title = f"bytes stored, {calls:,} calls, by {name}"
+                    yield title, got.stored, payload, got.stored / payload, None
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Measure the loop; each row is a name, our figure, the peer's, the ratio, the target."""
+    find_peers()
+    sizes = (10, 100) if quick else (10, 100, 1_000, 10_000)
+    cap_s = QUICK_CAP_S if quick else CAP_S
+    holdfast(10, None)  # What is imported and compiled late is not a call's.
+    for work in installed(IN_MEMORY).values():
+        work(2, None)
+    yield from compare("in memory", Contest(cap_s, None), installed(IN_MEMORY), sizes, 0.1, None)
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place:
+        contest = Contest(cap_s, Path(place))
+        yield from compare("durable on SQLite", contest, installed(DURABLE), sizes, 0.3, DELTA)
