@@ -104,7 +104,6 @@ def chain_checksum(previous: bytes, session_id: UUID, seq: int, draft: Draft) ->
 
     Chaining makes a missing, swapped or repeated event as visible as a flipped bit.
     """
-    digest = blake2b(previous, digest_size=16)
     # Each text's length stands in front of it (-1 for None), so that no two different events
     # share one byte string.
     kind, turn, run, trace = draft.type, draft.turn_id, draft.run_id, draft.trace_id
@@ -113,6 +112,5 @@ def chain_checksum(previous: bytes, session_id: UUID, seq: int, draft: Draft) ->
         f"|{-1 if turn is None else len(turn)}|{turn}|{-1 if run is None else len(run)}|{run}"
         f"|{-1 if trace is None else len(trace)}|{trace}"
     ).encode("utf-8", "surrogatepass")
-    digest.update(session_id.bytes + len(head).to_bytes(4, "big") + head)
-    digest.update(draft.payload)
-    return digest.digest()
+    whole = b"".join((previous, session_id.bytes, len(head).to_bytes(4, "big"), head, draft.payload))
+    return blake2b(whole, digest_size=16).digest()
