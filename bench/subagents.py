@@ -215,7 +215,7 @@ def copies(directory: Path, count: int) -> Iterator[Row]:
 def rows(quick: bool) -> Iterator[Row]:
     """Yield every row; `quick` uses small sizes."""
     count = 20 if quick else CHILDREN
-    rounds = 1 if quick else 3
+    rounds = 1 if quick else 2
     ours, theirs = times(None, count, count, rounds)
     yield f"{count} subagents at once in memory, ms each, to one by one", ours, theirs, ours / theirs, 2.0
     ours, theirs = times(None, count, 6, rounds)

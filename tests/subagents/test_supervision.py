@@ -24,7 +24,7 @@ from holdfast.conversation.messages import get_inner_messages
 from holdfast.conversation.replay import replay
 from holdfast.errors import IllegalMoveError, ModelCallError, SessionNotFoundError, UsageError
 from holdfast.providers.scripted import Answer
-from holdfast.state import Session
+from holdfast.state import ExecutionState, Session
 from holdfast.subagents import Allowance, ChildRun, SubagentLimits, Subagents, SubagentStatus
 from holdfast.subagents.limits import narrow
 from holdfast.testing.clock import FakeClock
@@ -521,3 +521,58 @@ def test_two_agents_of_one_name_are_refused() -> None:
     with pytest.raises(UsageError, match="two agents"):
         subagents(parent(), saying(), agents=[WORKER, Agent("worker", tools=(write_note,))])
     assert ASSISTANT.name != WORKER.name
+
+
+# --- going on -----------------------------------------------------------------------------------------
+
+
+async def test_supervision_that_begins_again_knows_everybody_and_runs_nobody_twice() -> None:
+    state = parent()
+    async with subagents(state, saying("first", "second")) as s:
+        child = s.spawn("worker", "one")
+        await s.wait()
+    before = state.session.log.info(child.session_id).head
+    async with subagents(state, saying("first", "second")) as s:
+        again = s.get(child.id)
+        assert (again.status, again.summary, again.session_id) == (S.COMPLETED, "first", child.session_id)
+        assert (await s.wait()).complete
+        assert state.session.log.info(child.session_id).head == before
+        s.send(child.id, "two")
+        assert (await s.wait()).results == {child.id: "second"}
+        assert s.spawn("worker", "three").id == "worker-2"
+        await s.wait()
+
+
+async def test_what_a_child_may_do_is_never_widened_later() -> None:
+    """A child that had to ask goes on asking, also under supervision that would not."""
+    state = parent()
+    script = saying(Answer("", [("write_note", {"path": "a", "text": "b"})]), "noted")
+    async with subagents(state, script, permissions=Permissions(PermissionMode.ASK)) as s:
+        child = s.spawn("worker", "write")
+        await s.wait()
+    async with subagents(state, script) as s:
+        s.resume(child.id)
+        await s.wait()
+        assert s.get(child.id).turn_state is TurnState.HELD
+    assert not ToolContext(state).filesystem.exists("a")
+
+
+async def test_a_fork_of_the_parent_leaves_the_children_to_the_original() -> None:
+    state = parent()
+    doors = Doors()
+    async with subagents(state, WaitingProvider(doors, ["done", "more"])) as s:
+        done = s.spawn("worker", "quick")
+        doors.open("quick")
+        await s.wait()
+        running = s.spawn("worker", "slow")
+        await until(lambda: doors.waiting[-1] == "slow")
+        twin = parent()
+        fork = ExecutionState(state.session.fork(), twin.resources, twin.clock)
+        async with subagents(fork, saying("x")) as other:
+            assert other.get(running.id).status is S.DETACHED
+            assert "forked from" in other.get(running.id).reason
+            with pytest.raises(UsageError, match="forked from"):
+                other.send(done.id, "more")
+        doors.open("slow")
+        assert (await s.wait()).complete
+    assert told(state, running.id)[-1] == "finished"

@@ -62,6 +62,7 @@ async def test_an_isolated_child_changes_nothing_until_it_is_applied(made: Execu
         child = s.spawn("editor", "edit", workspace="isolated")
         outcome = await s.wait()
         assert outcome.complete, outcome.render()
+        assert "4 paths (a.txt, b/d.txt, new, new/e.txt)" in evidence(made)[-1].artifacts[0]
         assert files(made) == FILES
         with s.copy_of(child.id) as copy:
             shown = copy.diff_since_fork()

@@ -96,6 +96,8 @@ _ENDINGS: Mapping[TurnState, SubagentStatus] = {
 }
 """What a turn's ending, as the child's log has it, makes of the subagent."""
 
+_STRICTEST_LAST = (PermissionMode.AUTO, PermissionMode.ASK, PermissionMode.READ_ONLY)
+
 _FINISHED_WITHOUT_A_WORD = "(it ended without a word)"
 
 
@@ -136,6 +138,10 @@ class Subagent:
     _workspace: ChildWorkspace | None = field(default=None, repr=False)
     _goes_on: bool = field(default=False, repr=False)
     _cancel_reason: str = field(default="", repr=False)
+    _posture: PermissionMode = field(default=PermissionMode.AUTO, repr=False)
+    """What its charter allows its tools; who goes on with it may only allow less."""
+    _is_inherited: bool = field(default=False, repr=False)
+    """Whether it belongs to the session that this one was forked from."""
 
     @property
     def is_settled(self) -> bool:
@@ -329,6 +335,7 @@ class Subagents:
         child = self.get(subagent_id)
         if not message.strip():
             raise UsageError("the message is empty; say what the subagent should do now")
+        self._require_own(child)
         if child.status.is_terminal:
             check_move(child.id, child.status, SubagentStatus.RUNNING)
         was_settled = child.is_settled
@@ -350,6 +357,7 @@ class Subagents:
         child = self.get(subagent_id)
         if child.status in (SubagentStatus.QUEUED, SubagentStatus.RUNNING):
             return child
+        self._require_own(child)
         check_move(child.id, child.status, SubagentStatus.RUNNING)
         if child.is_settled:
             child.is_pending = True
@@ -571,6 +579,13 @@ class Subagents:
         if self._group is None or self._is_closing:
             raise UsageError("subagents need supervision: use them inside `async with Subagents(...)`")
 
+    def _require_own(self, child: Subagent) -> None:
+        if child._is_inherited:
+            raise UsageError(
+                f"{child.id} belongs to the session that this one was forked from; "
+                "start another subagent here"
+            )
+
     # .. starting ..
 
     def _enqueue(self, child: Subagent) -> None:
@@ -622,7 +637,7 @@ class Subagents:
             _logger.exception("the subagent %s died of an error of its own", child.id)
             self._settle(child, work, None, _described(error))
         else:
-            self._settle(child, work, ended, "")
+            self._settle(child, work, ended, "", self._artifacts(child, workspace))
         finally:
             for disarm in timers:
                 disarm()
@@ -678,6 +693,8 @@ class Subagents:
 
     def _open_workspace(self, child: Subagent, session: Session) -> ChildWorkspace:
         charter = session[SubagentCharter].latest()
+        if charter is not None:
+            child._posture = PermissionMode(charter.permission_mode)
         workspace = open_workspace(
             self.state,
             child.workspace_mode,
@@ -707,9 +724,10 @@ class Subagents:
         return workspace
 
     def _permissions_of(self, child: Subagent) -> Permissions:
+        wanted = [self.permissions.mode, child._posture]
         if child.workspace_mode == "read_only":
-            return replace(self.permissions, mode=PermissionMode.READ_ONLY)
-        return self.permissions
+            wanted.append(PermissionMode.READ_ONLY)
+        return replace(self.permissions, mode=max(wanted, key=_STRICTEST_LAST.index))
 
     # .. working ..
 
@@ -816,7 +834,21 @@ class Subagents:
 
     # .. endings ..
 
-    def _settle(self, child: Subagent, work: _Work, ended: TurnResult | None, died_of: str) -> None:
+    def _artifacts(self, child: Subagent, workspace: ChildWorkspace) -> tuple[str, ...]:
+        try:
+            return workspace.artifacts(child.id)
+        except (HoldfastError, OSError) as error:
+            _logger.warning("what %s has changed cannot be told", child.id, exc_info=error)
+            return ()
+
+    def _settle(
+        self,
+        child: Subagent,
+        work: _Work,
+        ended: TurnResult | None,
+        died_of: str,
+        artifacts: tuple[str, ...] = (),
+    ) -> None:
         """Record how a child ended, as its own log has it."""
         child.is_pending = False
         reason, child._cancel_reason = child._cancel_reason, ""
@@ -825,7 +857,10 @@ class Subagents:
         child.error_kind = None if ended is None else ended.error_kind
         child.output = None if ended is None else ended.output
         snapshot = work.containment.get_snapshot()
-        facts: dict[str, Any] = {"elapsed_ms": max(0, round(snapshot.elapsed_ms))}
+        facts: dict[str, Any] = {
+            "elapsed_ms": max(0, round(snapshot.elapsed_ms)),
+            "artifacts": artifacts,
+        }
         details = "" if ended is None else ended.details
         status = _ENDINGS[seen]
         if died_of:
@@ -877,14 +912,28 @@ class Subagents:
         self._queue.clear()
         for event in self._session[SubagentEvent].all():
             self._learn(event)
+        for name in self._inherited():
+            self._children[name]._is_inherited = True
         for child in self.children:
-            if child.status is SubagentStatus.RUNNING:
+            if child._is_inherited:
+                child.is_pending = False
+                if not child.status.is_terminal:
+                    self._detach(child, "it belongs to the session that this one was forked from")
+            elif child.status is SubagentStatus.RUNNING:
                 self._reattach(child)
             elif child.status is SubagentStatus.QUEUED or child.is_pending:
                 if child.agent in self.agents:
                     self._enqueue(child)
                 elif child.status is SubagentStatus.QUEUED:
                     self._detach(child, f"the agent {child.agent!r} is not known here")
+
+    def _inherited(self) -> set[str]:
+        """Name the subagents that this session has only heard of: those from before it was forked."""
+        forked_at = int(self._session.tags.get("forked_at", 0))
+        if not forked_at:
+            return set()
+        events = (value for _, value in self._session.events(upto=forked_at))
+        return {each.subagent_id for each in events if isinstance(each, SubagentEvent)}
 
     def _learn(self, event: SubagentEvent) -> None:
         child = self._children.get(event.subagent_id)

@@ -27,6 +27,10 @@ Copy = IsolatedFilesystem | IsolatedMemory
 """A copy of a workspace that knows what it has changed."""
 
 
+_SHOWN_PATHS = 20
+"""How many changed paths are named in an ending's event."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChildWorkspace:
     """A subagent's workspace while it is open."""
@@ -42,6 +46,16 @@ class ChildWorkspace:
     def must_be_held(self) -> bool:
         """Whether it is gone when nobody holds it."""
         return isinstance(self.copy, IsolatedMemory)
+
+    def artifacts(self, subagent_id: str) -> tuple[str, ...]:
+        """Name what is left behind for the parent: the changes of a copy."""
+        if self.copy is None:
+            return ()
+        paths = [each.path for each in self.copy.changes()]
+        if not paths:
+            return ()
+        shown = ", ".join(paths[:_SHOWN_PATHS]) + (" ..." if len(paths) > _SHOWN_PATHS else "")
+        return (f"changes of {subagent_id}, not applied yet: {len(paths)} paths ({shown})",)
 
     def rest(self) -> None:
         """Let go of what can be opened again."""

@@ -35,6 +35,7 @@ import hashlib
 import io
 import json
 import os
+import secrets
 import shutil
 import stat
 import threading
@@ -1222,13 +1223,13 @@ class IsolatedFilesystem:
 
     def _begin_foreign(self) -> None:
         if self._scratch is None:
-            for name in ("scratch", "scratch-store"):
-                shutil.rmtree(self._place / name, ignore_errors=True)
-            (self._place / "scratch").mkdir()
-            _write_out(self._overlay, self._place / "scratch")
-            self._scratch = HostFilesystem(
-                self._place / "scratch", store=self._place / "scratch-store", clock=self._clock
-            )
+            for left in self._place.glob("scratch-*"):
+                shutil.rmtree(left, ignore_errors=True)
+            # Under a name of its own: what a process that was cut off still does to an old one is lost there.
+            scratch = self._place / f"scratch-{secrets.token_hex(4)}"
+            (scratch / "tree").mkdir(parents=True)
+            _write_out(self._overlay, scratch / "tree")
+            self._scratch = HostFilesystem(scratch / "tree", store=scratch / "store", clock=self._clock)
             self._stale = set()
             self._overlay.changed.clear()
         self._bring_up()
