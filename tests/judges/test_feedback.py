@@ -205,16 +205,23 @@ def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_pruned_history_counts_what_is_left() -> None:
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_a_prune_does_not_change_what_counts_since_the_last_feedback(keep: int) -> None:
+    """Whether the feedback itself, or only the calls before it, were forgotten."""
     session = Session()
-    mine = judges(session, FeedbackProviderConfig(saying("look"), FeedbackTrigger(every_n_calls=2)))
+    provider = saying("look")
+    mine = judges(session, FeedbackProviderConfig(provider, FeedbackTrigger(every_n_calls=2)))
     called(session, 2)
     assert round_of(mine) is not None
     called(session, 1)
-    session.prune(keep_last=1)
+    session.prune(keep_last=keep)
     assert round_of(mine) is None
+    context = FeedbackContext(session, work_prompt())
+    assert context.tool_calls_since_last_feedback == 1
     called(session, 1)
     assert round_of(mine) is not None
+    called(session, 1)
+    assert round_of(mine) is None
 
 
 @pytest.mark.parametrize(

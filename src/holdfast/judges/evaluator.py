@@ -69,7 +69,7 @@ from holdfast.state.budget import Budget, BudgetRemaining, BudgetTracker, Deadli
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import ResourceRegistry
 from holdfast.state.run_context import RunContext
-from holdfast.state.session import Session, nested_session
+from holdfast.state.session import Session, nested_session, stamped
 from holdfast.state.views import SessionView
 from holdfast.workspace.base import Filesystem
 
@@ -240,7 +240,8 @@ class NestedEvaluator(Generic[OutputT]):
             config=frame.config,
         )
         response: PromptResponse[OutputT] | None = None
-        with anyio.CancelScope() as limit, scoped(inside):
+        run, trace = frame.run_context.run_id.hex, frame.run_context.trace_id
+        with anyio.CancelScope() as limit, scoped(inside), stamped(run_id=run, trace_id=trace):
             stop = threadsafe(limit.cancel)
             timer = call_later(frame.clock, max(frame.deadline.remaining().total_seconds(), 0.0), stop)
             forget = frame.token.on_cancel(stop)

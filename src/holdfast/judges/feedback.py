@@ -7,10 +7,10 @@ after every call.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from holdfast.containment import CancellationToken, ExecutionContext
 from holdfast.errors import UsageError
@@ -26,9 +26,12 @@ from holdfast.prompt.template import Prompt
 from holdfast.providers.adapter import ProviderAdapter
 from holdfast.state.budget import Budget, BudgetTracker, Deadline
 from holdfast.state.run_context import RunContext
+from holdfast.state.slices import entries_of, opened
 from holdfast.state.views import SessionProtocol
 from holdfast.tools.events import ToolInvoked
 from holdfast.workspace.base import Filesystem
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +108,11 @@ class FeedbackContext:
     @property
     def tool_calls_since_last_feedback(self) -> int:
         """How many tool calls there were since anybody's feedback; all of them, if there was none."""
-        return _since(self.tool_call_count, self.last_feedback)
+        return self._calls_since(None)
 
     def tool_calls_since_last_feedback_for_provider(self, name: str) -> int:
         """Return how many tool calls there were since that provider's feedback."""
-        return _since(self.tool_call_count, self._newest(name))
+        return self._calls_since(name)
 
     def recent_tool_calls(self, n: int) -> tuple[ToolInvoked, ...]:
         """Return the last `n` tool calls of the prompt, oldest first."""
@@ -131,12 +134,17 @@ class FeedbackContext:
         )
 
     def _newest(self, provider: str | None) -> Feedback | None:
-        given = self.session[Feedback].where(
-            lambda each: (
-                each.prompt_name == self.prompt.name and (provider is None or each.provider_name == provider)
-            )
-        )
+        given = self.session[Feedback].where(lambda each: self._is_from(each, provider))
         return given[-1] if given else None
+
+    def _calls_since(self, provider: str | None) -> int:
+        given = [place for each, place in placed(self.session, Feedback) if self._is_from(each, provider)]
+        after = given[-1] if given else 0
+        calls = placed(self.session, ToolInvoked)
+        return sum(place > after and each.prompt_name == self.prompt.name for each, place in calls)
+
+    def _is_from(self, feedback: Feedback, provider: str | None) -> bool:
+        return feedback.prompt_name == self.prompt.name and provider in (None, feedback.provider_name)
 
 
 @runtime_checkable
@@ -242,11 +250,10 @@ def recent_calls(session: SessionProtocol, prompt_name: str, n: int) -> tuple[To
     return calls_of(session, prompt_name)[-n:] if n > 0 else ()
 
 
-def _since(count: int, feedback: Feedback | None) -> int:
-    # A prune forgets calls, but not what was counted then: then all that are left came after.
-    if feedback is None or feedback.call_index > count:
-        return count
-    return count - feedback.call_index
+def placed(session: SessionProtocol, kind: type[T]) -> Iterator[tuple[T, int]]:
+    """Yield the events of a kind with their places in the log: what came after what, also after a prune."""
+    for kept, place in entries_of(session[kind].view()):
+        yield opened(kept), abs(place)
 
 
 def _duration(seconds: float) -> str:

@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import inspect
 import logging
+from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Any, Final, Generic, TypeVar, cast
 
 import anyio
@@ -64,12 +66,13 @@ from holdfast.judges.events import (
     block,
     shortened,
 )
-from holdfast.judges.feedback import FeedbackContext, FeedbackProvider, FeedbackProviderConfig
+from holdfast.judges.feedback import FeedbackContext, FeedbackProvider, FeedbackProviderConfig, placed
 from holdfast.prompt.template import Prompt
 from holdfast.providers.adapter import ProviderAdapter
 from holdfast.state.budget import BudgetTracker, Deadline, TokenUsage
 from holdfast.state.run_context import RunContext
 from holdfast.state.session import Session
+from holdfast.state.slices import entry_at, opened
 from holdfast.state.views import SessionProtocol
 from holdfast.tools.events import ToolInvoked
 from holdfast.workspace.base import Filesystem
@@ -136,7 +139,7 @@ class Judges:
         self._providers = _named(cast("tuple[FeedbackProviderConfig, ...]", prompt.feedback_providers))
         self._checker = cast("TaskCompletionChecker | None", prompt.task_completion_checker)
         self._seen = 0
-        self._calls = 0
+        self._calls: list[int] = []
 
     @property
     def has_feedback(self) -> bool:
@@ -180,42 +183,57 @@ class Judges:
 
     def _due(self) -> list[_Provider]:
         """Return the providers whose triggers fire, all judged at the same moment."""
-        calls, now = self._call_count(), self._clock.now()
+        self._count_calls()
+        now = self._clock.now()
         asked = self._last_asked()
         due: list[_Provider] = []
         for each in self._providers:
-            index, last = asked.get(each.name, (0, None))
-            # A prune forgets calls, but not how many there were when somebody was asked.
-            since = calls - index if index <= calls else calls
+            place, last = asked.get(each.name, (0, None))
+            since = len(self._calls) - bisect_right(self._calls, place)
             trigger = each.config.trigger
             file = self._waking_file(each)
             if file is not None or trigger.is_due(calls=since, last=last, now=now):
                 due.append(replace(each, woken_by=file))
         return due
 
-    def _call_count(self) -> int:
-        """Count the prompt's tool calls; only those that came since the last time are looked at."""
+    def _count_calls(self) -> int:
+        """Count the prompt's tool calls by their places in the log; only the new ones are looked at."""
         calls = self._session[ToolInvoked].view()
-        if len(calls) < self._seen:
-            self._seen = self._calls = 0
-        for index in range(self._seen, len(calls)):
-            self._calls += calls[index].prompt_name == self._prompt.name
-        self._seen = len(calls)
-        return self._calls
+        if not len(calls):
+            self._calls.clear()
+            return 0
+        new: list[int] = []
+        for index in range(len(calls) - 1, -1, -1):
+            kept, place = entry_at(calls, index)
+            if abs(place) <= self._seen:
+                break
+            if opened(kept).prompt_name == self._prompt.name:
+                new.append(abs(place))
+        self._calls.extend(reversed(new))
+        self._seen = abs(entry_at(calls, -1)[1])
+        # What a prune has forgotten no longer counts, here as in a process that opens the session anew.
+        del self._calls[: bisect_left(self._calls, abs(entry_at(calls, 0)[1]))]
+        return len(self._calls)
 
     def _last_asked(self) -> dict[str, tuple[int, datetime | None]]:
-        """Return when each provider was asked last: after how many calls, and at what time."""
-        asked: dict[str, tuple[int, datetime | None]] = {}
+        """Return when each provider was asked last: its place in the log, and the time."""
         name = self._prompt.name
+        asked: dict[str, tuple[int, datetime | None]] = {}
         # An attempt that came to nothing counts, too: or a judge that is down would be asked at every call.
-        for event in self._session[JudgeEvent].all():
-            if event.kind == "feedback" and event.prompt_name == name:
-                asked[event.judge] = (event.call_index, event.created_at)
-        for feedback in self._session[Feedback].all():
-            if feedback.prompt_name == name:
-                before = asked.get(feedback.provider_name)
-                if before is None or feedback.call_index >= before[0]:
-                    asked[feedback.provider_name] = (feedback.call_index, feedback.timestamp)
+        attempts = [
+            *(
+                (place, each.judge, each.created_at)
+                for each, place in placed(self._session, JudgeEvent)
+                if each.kind == "feedback" and each.prompt_name == name
+            ),
+            *(
+                (place, each.provider_name, each.timestamp)
+                for each, place in placed(self._session, Feedback)
+                if each.prompt_name == name
+            ),
+        ]
+        for place, judge, moment in sorted(attempts, key=itemgetter(0)):
+            asked[judge] = (place, moment)
         return asked
 
     def _waking_file(self, provider: _Provider) -> str | None:
@@ -264,7 +282,7 @@ class Judges:
             feedback,
             provider_name=judge.name,
             prompt_name=self._prompt.name,
-            call_index=self._calls,
+            call_index=len(self._calls),
             timestamp=self._clock.now(),
         )
 
@@ -287,7 +305,7 @@ class Judges:
                 failed_closed=closed,
                 prompt_name=self._prompt.name,
                 evaluation_id=self._evaluation(),
-                call_index=self._calls,
+                call_index=len(self._calls),
                 created_at=self._clock.now(),
                 elapsed_ms=elapsed_ms,
             )
@@ -440,7 +458,7 @@ class Judges:
                 failed_closed=is_closed,
                 prompt_name=self._prompt.name,
                 evaluation_id=self._evaluation(),
-                call_index=self._call_count(),
+                call_index=self._count_calls(),
                 created_at=self._clock.now(),
                 elapsed_ms=elapsed_ms,
             )

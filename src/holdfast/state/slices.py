@@ -228,6 +228,11 @@ def entries_of(slice_: Slice[Any]) -> Iterator[Entry]:
     yield from slice_._tail
 
 
+def entry_at(slice_: Slice[Any], index: int) -> Entry:
+    """Return one entry of a slice with its origin, without walking the others."""
+    return slice_._entry(index)
+
+
 def _walk(node: Any, shift: int) -> Iterator[Entry]:
     if shift == 0:
         yield from node
