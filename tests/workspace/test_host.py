@@ -243,7 +243,7 @@ def test_a_foreign_call_is_committed_whole(fs: HostFilesystem, root: Path) -> No
     call.finish()
     changes = {change.path: change.kind for change in fs.diff(call.base, boundary).changes}
     assert changes == {"dir/file": "modified", "ignored/new.log": "added", "run.sh": "mode"}
-    shown = git(fs.settle(), "log", "-1", "-p", "--format=%s%n%b", "main")
+    shown = git(fs.pack(), "log", "-1", "-p", "--format=%s%n%b", "main")
     assert "shell (call-7)" in shown
     assert "+in dir, changed" in shown
     assert "old mode 100755" in shown
@@ -349,7 +349,7 @@ def test_somebody_elses_edit_is_left_alone(fs: HostFilesystem, root: Path) -> No
     }
     assert any("made" in note for note in report.notes)
     commit = next(note for note in report.notes if "commit" in note).split("commit ")[1][:12]
-    assert git(fs.settle(), "show", f"{commit}:theirs.txt") == "before, theirs\n"
+    assert git(fs.pack(), "show", f"{commit}:theirs.txt") == "before, theirs\n"
 
 
 def test_others_files_are_not_part_of_a_plain_call(fs: HostFilesystem, root: Path) -> None:
@@ -400,7 +400,7 @@ def test_the_first_touch_of_a_file_shows_as_a_change(fs: HostFilesystem, root: P
     fs.write("src/a.py", "one\nTWO\n")
     boundary = call.prepare()
     call.finish()
-    shown = git(fs.settle(), "log", "-1", "-p", "--format=%s", "main")
+    shown = git(fs.pack(), "log", "-1", "-p", "--format=%s", "main")
     assert shown.startswith("edit (call-1)")
     assert "-two\n+TWO\n" in shown
     assert [change.kind for change in fs.diff(call.base, boundary).changes] == ["modified"]
@@ -415,7 +415,7 @@ def test_each_call_is_a_commit(fs: HostFilesystem) -> None:
         assert (call.prepare().commit_ref == call.base.commit_ref) is (number == 0)
         call.finish()
     fs.begin("undone", tool_name="tool").rollback()
-    subjects = git(fs.settle(), "log", "--format=%s", "main").splitlines()
+    subjects = git(fs.pack(), "log", "--format=%s", "main").splitlines()
     assert [subject for subject in subjects if subject.startswith("tool")] == [
         "tool (call-2)",
         "tool (call-1)",
@@ -670,7 +670,7 @@ def test_the_store_is_not_part_of_the_workspace(root: Path) -> None:
         (root / "b.txt").write_text("b")
         call.rollback()
         fs.restore(snapshot)
-        assert "holdfast" not in git(fs.settle(), "ls-tree", "-r", "--name-only", "main")
+        assert "holdfast" not in git(fs.pack(), "ls-tree", "-r", "--name-only", "main")
     assert sorted(os.listdir(root)) == [".holdfast", "a.txt"]
 
 
@@ -691,7 +691,7 @@ def test_temporary_names_are_reserved_and_invisible(fs: HostFilesystem, root: Pa
     assert list(fs.list()) == []
     assert list(fs.glob("**")) == []
     fs.snapshot(scan=True)
-    assert git(fs.settle(), "ls-tree", "-r", "--name-only", "main") == ""
+    assert git(fs.pack(), "ls-tree", "-r", "--name-only", "main") == ""
     stream.close()
     assert os.listdir(root) == ["a.txt"]
     with pytest.raises(ValueError, match="reserved"):
@@ -728,7 +728,7 @@ def test_excluded_paths_are_neither_captured_nor_deleted(root: Path, tmp_path: P
         assert (root / "build/keep.txt").read_text() == "kept"
         assert (root / "new/deep/x.log").exists()
         assert any("new/deep" in note for note in report.notes)
-        listed = git(fs.settle(), "ls-tree", "-r", "--name-only", snapshot.commit_ref)
+        listed = git(fs.pack(), "ls-tree", "-r", "--name-only", snapshot.commit_ref)
         assert listed == "build/keep.txt\n"
 
 
@@ -788,7 +788,7 @@ def test_over_budget_is_said_and_what_is_not_covered_is_left_alone(
     with HostFilesystem(root, store=tmp_path / "s", limits=limits) as fs:
         call = fs.begin("call", foreign=True)
         assert any(reason in sentence for sentence in call.base.uncovered)
-        kept = set(git(fs.settle(), "ls-tree", "-r", "--name-only", "main").split())
+        kept = set(git(fs.pack(), "ls-tree", "-r", "--name-only", "main").split())
         assert kept < {f"d{number}/file.txt" for number in range(10)}
         for number in range(10):
             (root / f"d{number}/file.txt").write_text("changed")
@@ -918,7 +918,7 @@ def test_history_survives_git_gc(fs: HostFilesystem, root: Path) -> None:
     for number in range(6):
         fs.write("a.txt", "line\n" * 500 + str(number))
         snapshots.append(fs.snapshot())
-    git(fs.settle(), "gc", "--quiet", "--prune=now")
+    git(fs.pack(), "gc", "--quiet", "--prune=now")
     with reopened(fs) as later:
         for number in (3, 0, 5):
             later.restore(snapshots[number])
@@ -979,7 +979,7 @@ def test_a_full_disk_loses_nothing(
     with reopened(fs) as later:
         assert later.snapshot(scan=True).uncovered == ()
     # What the failed try had made ready may be there as well, and nothing leads to it.
-    assert git(fs.settle(), "fsck", "--full", "--no-dangling") == ""
+    assert git(fs.pack(), "fsck", "--full", "--no-dangling") == ""
 
 
 # --- what git sees ---------------------------------------------------------------------------------
@@ -992,10 +992,10 @@ def _write_and_commit(fs: HostFilesystem, number: int) -> None:
     call.finish()
 
 
-def test_git_sees_everything_after_a_settle_or_a_close(fs: HostFilesystem, root: Path) -> None:
+def test_git_sees_everything_once_it_is_packed_or_closed(fs: HostFilesystem, root: Path) -> None:
     """Each call is a commit in git's log, whether the workspace is still open or not."""
     _write_and_commit(fs, 1)
-    assert git(fs.settle(), "log", "-1", "--format=%s", "main") == "write (call-1)\n"
+    assert git(fs.pack(), "log", "-1", "--format=%s", "main") == "write (call-1)\n"
     _write_and_commit(fs, 2)
     store = fs.store_path
     fs.close()
@@ -1005,7 +1005,7 @@ def test_git_sees_everything_after_a_settle_or_a_close(fs: HostFilesystem, root:
 
 
 def test_git_is_never_far_behind(fs: HostFilesystem) -> None:
-    """A workspace that is never closed settles by itself, before many boundaries have come together."""
+    """A workspace that is never closed is packed by itself, before many boundaries have come together."""
     for number in range(MAX_SPOOLED_RECORDS + 10):
         _write_and_commit(fs, number)
     shown = git(fs.store_path, "log", "-1", "--format=%s", "main")
@@ -1013,7 +1013,7 @@ def test_git_is_never_far_behind(fs: HostFilesystem) -> None:
     assert git(fs.store_path, "fsck", "--full", "--strict") == ""
 
 
-def test_what_is_not_settled_is_found_by_the_next(fs: HostFilesystem, root: Path) -> None:
+def test_what_is_not_packed_is_found_by_the_next(fs: HostFilesystem, root: Path) -> None:
     """A process that ends without closing loses no boundary."""
     before = fs.snapshot()
     for number in range(3):
@@ -1069,7 +1069,7 @@ def test_a_fork_begins_at_a_boundary(
         fork.restore(other.base)
         assert look_at(tmp_path / "fork") == before
         if line is not None:
-            assert git(fs.settle(), "merge-base", "main", "other").strip() == boundary.commit_ref
+            assert git(fs.pack(), "merge-base", "main", "other").strip() == boundary.commit_ref
     fs.restore(boundary)
     assert look_at(root) == before
 
@@ -1106,11 +1106,11 @@ def test_erasing_a_line_takes_its_content_along(fs: HostFilesystem, root: Path, 
     assert _is_in_store(fs, secret)
     assert fs.erase_line("other") > 0
     assert not _is_in_store(fs, secret)
-    assert "other" not in git(fs.settle(), "branch")
+    assert "other" not in git(fs.pack(), "branch")
     fs.write("shared.txt", "changed")
     fs.restore(shared)
     assert (root / "shared.txt").read_text() == "shared"
-    assert git(fs.settle(), "fsck", "--full") == ""
+    assert git(fs.pack(), "fsck", "--full") == ""
 
 
 def test_an_open_call_keeps_the_store_from_being_swept(fs: HostFilesystem, root: Path) -> None:
@@ -1147,7 +1147,7 @@ def test_sweeping_with_kept_lines_erases_the_others(fs: HostFilesystem, root: Pa
     fs.fork(boundary, tmp_path / "one", line="one").close()
     fs.fork(boundary, tmp_path / "two", line="two").close()
     fs.sweep(keep_lines=["main", "two"])
-    assert sorted(git(fs.settle(), "branch", "--format=%(refname:short)").split()) == ["main", "two"]
+    assert sorted(git(fs.pack(), "branch", "--format=%(refname:short)").split()) == ["main", "two"]
 
 
 def test_erasing_its_own_line_leaves_the_files(fs: HostFilesystem, root: Path) -> None:

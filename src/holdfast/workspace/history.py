@@ -16,7 +16,7 @@ A line is the history of one workspace. Lines share objects; erasing a line and 
 what no other line needs.
 
 A boundary's objects are in the line's spool before the boundary is in the line. Git knows neither, so a
-branch stands for the newest boundary that was *settled*: whose objects are in packs.
+branch stands for the newest boundary whose objects are in *packs*.
 """
 
 from __future__ import annotations
@@ -101,15 +101,15 @@ class History:
         """Make a boundary the newest one. Repeating it does nothing."""
         self.line.append(boundary)
         self._is_ahead = True
-        if self.objects.is_settled or self.objects.is_due:
-            self.settle()
+        if self.objects.is_packed or self.objects.is_due:
+            self.pack()
 
-    def settle(self) -> None:
+    def pack(self) -> None:
         """Let git see everything up to the newest boundary."""
-        if not self._is_ahead and self.objects.is_settled:
+        if not self._is_ahead and self.objects.is_packed:
             return
         head = self.line.head
-        if self.objects.settle() and head is not None:
+        if self.objects.pack() and head is not None:
             self.objects.write_ref(self._ref, head.commit)
         self._is_ahead = False
 
@@ -210,7 +210,7 @@ def sweep(store: str | os.PathLike[str], keep_lines: Iterable[str] | None = None
                 shutil.rmtree(os.path.join(own, line))
             else:
                 # What is needed of it is found in packs, and what is not is swept from there.
-                History(os.fspath(store), line, durable=False).settle()
+                History(os.fspath(store), line, durable=False).pack()
         roots = {bytes.fromhex(commit) for commit in objects.refs().values()}
         for line in lines(store):
             roots |= _roots(objects, os.path.join(own, line))

@@ -212,10 +212,10 @@ class HostFilesystem:
             if self._history is not None:
                 if self._cleanup is None and not self._read_only:
                     try:
-                        self.settle()
+                        self.pack()
                     except (OSError, ObjectStoreError) as error:
-                        # Nothing is lost: what is not settled is found in the spool by whoever comes next.
-                        _logger.warning("%s could not be settled: %s", self._store_path, error)
+                        # Nothing is lost: what is not packed is found in the spool by whoever comes next.
+                        _logger.warning("%s could not be packed: %s", self._store_path, error)
                 self._history.close()
             self._ambient = self._call = self._history = None
             if self._cleanup is not None:
@@ -243,7 +243,7 @@ class HostFilesystem:
         """The private store, a bare git repository, or None if none was needed yet."""
         return None if self._store_path is None else Path(self._store_path)
 
-    def settle(self) -> Path | None:
+    def pack(self) -> Path | None:
         """Let git see the history up to the newest boundary, and return the store.
 
         That happens by itself from time to time and when this object is closed; in between, git's view may
@@ -252,7 +252,7 @@ class HostFilesystem:
         with self._lock:
             if self._history is not None and not self._read_only:
                 with self._history.held():
-                    self._history.settle()
+                    self._history.pack()
             return self.store_path
 
     # --- reading -----------------------------------------------------------------------------------
@@ -908,7 +908,7 @@ class HostFilesystem:
                 target = self._copy_into(os.path.realpath(os.fspath(into)), plan, current)
                 if shares and line is not None:
                     # The other line's objects are looked for in packs, not in this one's spool.
-                    history.settle()
+                    history.pack()
                     History(history.store_path, line, durable=self._durable).append(
                         Boundary("open", snapshot.commit_ref)
                     )

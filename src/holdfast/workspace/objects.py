@@ -9,7 +9,7 @@ faster than starting a process, needs no index, and makes each step visible to t
 - Small objects are *staged*: held in memory until `flush` puts all of them on disk. Who needs an object
   before that (an undo journal does) keeps its own copy.
 - Making files is what costs time. So a store with a *spool* (`spool.py`) appends what is flushed to that
-  one file, and `settle` makes a pack of it now and then: a file with many objects and an index beside it.
+  one file, and `pack` makes a pack of it now and then: a file with many objects and an index beside it.
   Git sees what is in packs. Without a spool, each flush writes a pack.
 - When many small packs have come together they are merged into one, with its content compressed.
 - A first capture of a tree goes into one pack, too. There, and in a fresh small pack, content is stored
@@ -169,7 +169,7 @@ class ObjectStore:
 
     `durable` makes every object survive a power cut before its id is returned; without it, objects
     survive the end of the process, however sudden. `spool` is the file that collects what is flushed
-    until `settle`; it belongs to one writer.
+    until `pack`; it belongs to one writer.
     """
 
     def __init__(
@@ -325,17 +325,17 @@ class ObjectStore:
         self.unstage()
 
     @property
-    def is_settled(self) -> bool:
+    def is_packed(self) -> bool:
         """Whether everything that is on disk is where git sees it."""
         return self._spool is None or not self._spool.objects
 
     @property
     def is_due(self) -> bool:
-        """Whether enough has come together to be settled."""
+        """Whether enough has come together to be packed."""
         spool = self._spool
         return spool is not None and (spool.records >= MAX_SPOOLED_RECORDS or spool.size > MAX_SPOOLED_BYTES)
 
-    def settle(self) -> bool:
+    def pack(self) -> bool:
         """Make a pack of what is spooled, for git to see; say whether everything of the spool is in packs.
 
         A crash leaves it as it was, or done.
