@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,14 @@ from holdfast import Agent, Limits, Run, TurnState, tool
 from holdfast.containment import CancellationToken
 from holdfast.conversation.events import HistoryCompacted, ProviderUsage
 from holdfast.conversation.messages import InnerMessage, enable_inner_message_recording
-from holdfast.errors import ModelCallError, ThrottleError, UsageError
+from holdfast.errors import (
+    CancelledByToken,
+    DeadlineExceededError,
+    ModelCallError,
+    ThrottleError,
+    UsageError,
+)
+from holdfast.judges import FeedbackProviderConfig, FeedbackTrigger, FileOutputChecker, StaticFeedback
 from holdfast.prompt import MarkdownSection, Prompt, PromptTemplate, SectionVisibility
 from holdfast.providers.adapter import ProviderAdapter
 from holdfast.providers.base import Provider, TextDelta
@@ -257,26 +265,45 @@ def test_only_tools_that_can_be_held_in_a_transaction_are_taken() -> None:
 # --- stops ---------------------------------------------------------------------------------------------
 
 
-def test_a_deadline_kills_a_native_tool_with_all_it_started(tmp_path: Path) -> None:
-    """Nothing of it runs on, its files are put back, and the turn has timed out."""
-    command = "echo half > half.txt; (while :; do sleep 0.1; done) & while :; do sleep 0.1; done"
+def test_a_cancellation_kills_a_native_tool_with_all_it_started(tmp_path: Path) -> None:
+    """Nothing of it runs on when its files are put back, and the call was interrupted."""
+    pipe = tmp_path / "begun"
+    os.mkfifo(pipe)
+    forever = "while :; do echo x >> late.txt; sleep 0.02; done"
+    command = f"echo half > half.txt; ({forever}) & echo on > {pipe}; {forever}"
+    token = CancellationToken()
+
+    def stop_when_begun() -> None:
+        with pipe.open("rb") as begun:
+            begun.readline()
+        token.cancel(detail="enough")
+
     with bench(tmp_path, [Answer("", [("Bash", {"command": command})])]) as b:
         filesystem = HostFilesystem(b.root)
         state = ExecutionState(Session(), ResourceRegistry.build({Filesystem: filesystem}))
-        adapter = ModelAdapter(b.agent("Bash"))
         prompt: Prompt[Any] = Prompt(PromptTemplate(ns="t", key="t", sections=[]))
-        with pytest.raises(Exception, match="deadline") as raised:
-            adapter.evaluate(
-                prompt,
-                state=state,
-                request="Work",
-                deadline=Deadline(datetime.now(UTC) + timedelta(seconds=6)),
-            )
-        assert not isinstance(raised.value, AssertionError)
+        stopper = threading.Thread(target=stop_when_begun)
+        stopper.start()
+        with pytest.raises(CancelledByToken, match="enough"):
+            ModelAdapter(b.agent("Bash")).evaluate(prompt, state=state, request="Work", cancellation=token)
+        stopper.join()
         assert commands_below(b.root) == []
         assert b.files() == {}
         (end,) = state.session[ToolInvoked].all()
-        assert end.outcome == "timed_out"
+        assert end.outcome == "interrupted"
+        filesystem.close()
+
+
+def test_a_deadline_ends_a_model_call(tmp_path: Path) -> None:
+    """A model that does not go on is not waited for, and the CLI is gone."""
+    with bench(tmp_path, [Broken(Answer("one\ntwo\n"), "hang", after=1)]) as b:
+        filesystem = HostFilesystem(b.root)
+        state = ExecutionState(Session(), ResourceRegistry.build({Filesystem: filesystem}))
+        prompt: Prompt[Any] = Prompt(PromptTemplate(ns="t", key="t", sections=[]))
+        deadline = Deadline(datetime.now(UTC) + timedelta(seconds=2))
+        with pytest.raises(DeadlineExceededError):
+            ModelAdapter(b.agent()).evaluate(prompt, state=state, request="Work", deadline=deadline)
+        assert commands_below(b.root) == []
         filesystem.close()
 
 
@@ -449,6 +476,37 @@ def test_a_section_that_is_opened_reaches_the_model(tmp_path: Path) -> None:
         assert "Open now: secret" in b.sent()
     assert response.text == "Now I know."
     assert b.files() == {"a.txt": "x"}
+    assert len(session[VendorSession].all()) == 1
+
+
+def test_feedback_and_a_refused_ending_reach_the_model(tmp_path: Path) -> None:
+    """Feedback comes with the results of the calls that it is about; work that is not done goes on."""
+    script = [
+        Answer("", [("count", {"word": "kelp"})]),
+        "Done.",
+        Answer("", [("write", {"path": "out.txt", "text": "x"})]),
+        "Really done.",
+    ]
+    reminder = FeedbackProviderConfig(StaticFeedback("Mind the tide."), FeedbackTrigger(every_n_calls=1))
+    with bench(tmp_path, script) as b:
+        session = Session()
+        filesystem = HostFilesystem(b.root)
+        state = ExecutionState(session, ResourceRegistry.build({Filesystem: filesystem}), session.clock)
+        prompt: Prompt[Any] = Prompt(
+            PromptTemplate(
+                ns="t",
+                key="t",
+                sections=[MarkdownSection("T", "Write.", key="t", tools=(write, count))],
+                feedback_providers=[reminder],
+                task_completion_checker=FileOutputChecker(["out.txt"]),
+            )
+        )
+        response = ModelAdapter(b.agent()).evaluate(prompt, state=state, request="Go")
+        said = [json.dumps(each.body["messages"]) for each in b.server.requests]
+        assert ["Mind the tide." in each for each in said] == [False, True, True, True]
+        assert ["out.txt" in each for each in said] == [False, False, True, True]
+        filesystem.close()
+    assert response.text == "Really done."
     assert len(session[VendorSession].all()) == 1
 
 

@@ -269,11 +269,8 @@ class ClaudeAgent:
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Call the model once, with the conversation told as text, and without native tools."""
-        alone = ClaudeAgent.__new__(ClaudeAgent)
-        alone.__dict__.update(self.__dict__, _native=())
-        # A generator may be left for good between two events, so that no task group can stand around it:
-        # what has to be read meanwhile is read by tasks of the SDK's own.
-        run = ClaudeAgentRun(alone, VendorSeat(), None)
+        # A generator may be left for good between two events, so that no task group can stand around it.
+        run = ClaudeAgentRun(self, VendorSeat(), None)
         try:
             async with aclosing(run.stream(request)) as events:
                 async for each in events:
@@ -309,7 +306,7 @@ class ClaudeAgent:
         table = self._prices if self._prices is not None else default_prices()
         return None if table is None else table.cost_usd(self._model, usage)
 
-    def options(self, seat: VendorSeat, offer: _Offer, cli: _Cli, **more: Any) -> sdk.ClaudeAgentOptions:
+    def options(self, offer: _Offer, cli: _Cli, **more: Any) -> sdk.ClaudeAgentOptions:
         """Say how the CLI is to be started: with our tools, our prompt and nothing of the machine's own."""
         thinking: Any = None
         if isinstance(self._thinking, int):
@@ -320,7 +317,6 @@ class ClaudeAgent:
             model=self._model,
             # The prompt may change while the conversation goes on: a section was opened.
             system_prompt={"type": "custom", "prompt": offer.system_text, "snapshot": False},
-            tools=list(self._native),
             strict_mcp_config=True,
             setting_sources=[],
             # Nothing is allowed but by the hook before each tool.
@@ -615,7 +611,8 @@ class ClaudeAgentRun:
         self._seat = seat
         self._group = group
         self._vendor_session_id = seat.vendor_session_id
-        self._native = {name: self._native_tool(name) for name in agent.native}
+        # Alone, for one model call, there is nobody who would run them.
+        self._native = {name: self._native_tool(name) for name in agent.native if group is not None}
         self._client: sdk.ClaudeSDKClient | None = None
         self._cli: _Cli | None = None
         self._messages: AsyncIterator[sdk.Message] | None = None
@@ -873,9 +870,9 @@ class ClaudeAgentRun:
         failure: Exception
         try:
             options = self._agent.options(
-                self._seat,
                 offer,
                 cli,
+                tools=list(self._native),
                 mcp_servers={SERVER: {"type": "sdk", "name": SERVER, "instance": self._server(offer)}},
                 hooks=self._hooks(),
                 **conversation,
