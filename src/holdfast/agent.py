@@ -389,12 +389,16 @@ def reopened(
 def erase_run(store: str | Path, run_id: UUID) -> None:
     """Forget a run: its log, and every file content that was kept for it alone. Both leave no byte behind.
 
+    What its judges were shown of it goes with it.
     The workspace itself is not touched. Raises `LeaseHeldError` while somebody is writing the run. A
     call that was cut off by a crash is asked for first: resume the run, or roll the call back.
     """
     log = _open_log(store, must_exist=True)
     try:
-        log.erase(run_id)
+        judges = [each.session_id for each in log.sessions(parent_id=run_id) if "nested" in dict(each.tags)]
+        # The run first: if somebody is writing it, nothing is lost.
+        for each in (run_id, *judges):
+            log.erase(each)
     finally:
         log.close()
     objects = workspace_store(Path(store))
