@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast import Agent, Limits, ResourceRegistry, Session, tool
+from holdfast.agent import erase_run
 from holdfast.containment import fold
 from holdfast.conversation import InnerMessage
 from holdfast.conversation.events import ProviderUsage
@@ -528,3 +529,17 @@ def test_what_a_judge_was_asked_and_said_can_be_read_in_the_store_afterwards(tmp
     assert inside[CompletionVerdict].all() == (CompletionVerdict(True, "all there"),)
     assert "Say done" in inside[InnerMessage].all()[0].content
     log.close()
+
+
+def test_a_run_that_is_erased_takes_what_its_judges_were_shown_with_it(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    judging = judge({"complete": True, "explanation": "all there"})
+    agent = Agent("one", completion=LLMCompletionVerifier(adapter=judging))
+    run = agent.run("Say the word xylophone", provider=ScriptedProvider(["done"]), store=store)
+    run.close()
+    assert b"xylophone" in store.read_bytes()
+    erase_run(store, run.id)
+    log = SqliteLog(store)
+    assert not log.sessions()
+    log.close()
+    assert b"xylophone" not in b"".join(each.read_bytes() for each in tmp_path.iterdir() if each.is_file())
