@@ -1,0 +1,127 @@
+"""After a crash: what the logs say about a child decides what becomes of it."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from subagents_kit import evidence, parent, saying, subagents, told
+
+from holdfast.clock import new_id
+from holdfast.conversation.events import SubagentEvent
+from holdfast.state import ExecutionState, Session
+from holdfast.subagents import SubagentCharter, SubagentStatus
+
+pytestmark = pytest.mark.anyio
+S = SubagentStatus
+
+
+def left_running(state: ExecutionState, *, agent: str = "worker", mode: str = "shared") -> UUID:
+    """Write what a process leaves behind that died while a child was at work."""
+    child = new_id()
+    for name, status in (("queued", "queued"), ("started", "running")):
+        state.session.dispatch(
+            SubagentEvent(
+                name, f"{agent}-1", str(child), agent, "do it", status, workspace_mode=mode, timeout_ms=60_000
+            )
+        )
+    return child
+
+
+def make_session(state: ExecutionState, child: UUID, *, mode: str = "shared") -> None:
+    log = state.session.log
+    log.create(child, created_at=state.clock.now(), parent_id=state.session.session_id)
+    with Session.open(log, child) as session:
+        session.dispatch(
+            SubagentCharter("worker-1", "worker", "do it", str(state.session.session_id), 1, mode, 60.0)
+        )
+
+
+async def test_one_that_was_cut_off_before_its_first_turn_takes_it_up_now() -> None:
+    state = parent()
+    make_session(state, left_running(state))
+    async with subagents(state, saying("done")) as s:
+        assert (await s.wait()).results == {"worker-1": "done"}
+    assert told(state) == ["queued", "started", "reattached", "finished"]
+
+
+async def test_one_that_somebody_else_is_writing_is_detached() -> None:
+    state = parent()
+    child = left_running(state)
+    make_session(state, child)
+    with Session.open(state.session.log, child):
+        async with subagents(state, saying("done")) as s:
+            outcome = await s.wait()
+    assert outcome.buckets["detached"] == ("worker-1",)
+    assert outcome.status == "partial"
+    assert "somebody else is writing" in evidence(state)[-1].reason
+    assert any(str(child) in each for each in evidence(state)[-1].next_actions)
+
+
+async def test_one_whose_log_is_gone_is_detached() -> None:
+    state = parent()
+    left_running(state)
+    async with subagents(state, saying("done")) as s:
+        assert s.get("worker-1").status is S.DETACHED
+    assert "cannot be opened" in evidence(state)[-1].reason
+
+
+async def test_one_whose_copy_was_in_memory_is_detached() -> None:
+    state = parent()
+    make_session(state, left_running(state, mode="isolated"), mode="isolated")
+    async with subagents(state, saying("done")) as s:
+        assert s.get("worker-1").status is S.DETACHED
+    assert "in the memory of the process that died" in evidence(state)[-1].reason
+
+
+async def test_one_that_was_to_be_cancelled_is_cancelled_now() -> None:
+    state = parent()
+    child = left_running(state)
+    make_session(state, child)
+    state.session.dispatch(
+        SubagentEvent(
+            "cancel_requested", "worker-1", str(child), "worker", "do it", "running", reason="not needed"
+        )
+    )
+    async with subagents(state, saying("done")) as s:
+        assert s.get("worker-1").status is S.CANCELLED
+    assert evidence(state)[-1].reason == "not needed"
+
+
+async def test_one_that_had_ended_is_believed_its_own_log_and_not_run_again() -> None:
+    state = parent()
+    first = parent(state.session.log)
+    async with subagents(first, saying("the answer")) as s:
+        child = s.spawn("worker", "do it")
+        await s.wait()
+    # The same child, in a log that does not know yet how it ended.
+    for each in evidence(first)[:2]:
+        state.session.dispatch(each)
+    head = state.session.log.info(child.session_id).head
+    async with subagents(state, saying("another answer")) as s:
+        assert s.get(child.id).status is S.COMPLETED
+        assert s.get(child.id).summary == "the answer"
+    assert state.session.log.info(child.session_id).head == head
+    assert told(state) == ["queued", "started", "finished"]
+
+
+async def test_one_that_waited_in_the_queue_keeps_what_it_was_allowed() -> None:
+    state = parent()
+    child = str(new_id())
+    state.session.dispatch(
+        SubagentEvent(
+            "queued",
+            "worker-1",
+            child,
+            "worker",
+            "do it",
+            "queued",
+            timeout_ms=30_000,
+            max_steps=3,
+            max_cost_usd=0.25,
+        )
+    )
+    async with subagents(state, saying("done")) as s:
+        allowed = s.get("worker-1").allowance
+        assert (allowed.timeout_s, allowed.max_steps, allowed.max_cost_usd) == (30, 3, 0.25)
+        assert (await s.wait()).complete
