@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from uuid import uuid4
 
 import anyio
 import pytest
 from conversation_kit import (
+    NOW,
     asked,
     fold,
     long_conversation,
@@ -43,8 +45,9 @@ from holdfast.conversation import (
 from holdfast.conversation.compaction import MAX_SUMMARY_CHARS, read_summary, summary_prompt
 from holdfast.errors import BudgetExceededError, DeadlineExceededError, ModelCallError, UsageError
 from holdfast.state import InProcessEventBus, Session, TokenUsage
-from holdfast.tools.events import ToolStarted
+from holdfast.tools.events import ToolInvoked, ToolStarted
 from holdfast.tools.plan import SetupPlan, UpdateStep, install_plan
+from holdfast.tools.tool import ToolResult
 
 # --- the plan ----------------------------------------------------------------------------------------
 
@@ -97,6 +100,16 @@ def test_a_call_that_waits_for_its_result_is_not_told_as_over() -> None:
     assert plan.open_tasks == ("the call look({})",)
     after = fold(*events, plan.event("s", "manual"), said("tool", "late", result_of="open"))
     assert texts(after)[-1] == "tool:late"
+
+
+def test_a_waiting_call_stays_also_if_its_turn_is_what_fills_the_context() -> None:
+    events: list[object] = [said("user", "go")]
+    for place in range(50):
+        events += [asked(f"c{place}"), said("tool", "x" * 50, result_of=f"c{place}")]
+    events.append(asked("open"))
+    plan = plan_compaction(numbered(events), keep_tail=0)
+    assert plan is not None
+    assert (plan.to_seq, plan.tail_event_count) == (len(events) - 1, 1)
 
 
 def test_the_newest_request_stays_in_its_own_words() -> None:
@@ -153,16 +166,24 @@ def test_a_plan_goes_on_from_the_summary_before_it() -> None:
 
 def test_changed_files_come_first_and_a_failed_change_is_none() -> None:
     events: list[object] = [said("user", "go")]
-    for call_id, path, effects in (("r", "read.py", None), ("w", "written.py", "workspace")):
+    for call_id, path, effects in (
+        ("r", "read.py", None),
+        ("w", "written.py", "workspace"),
+        ("f", "failed.py", "workspace"),
+    ):
         events.append(asked(call_id, "tool", json.dumps({"path": path})))
         if effects:
             events.append(ToolStarted(call_id, call_id, "tool", effects))
+        if call_id == "f":
+            failed = ToolResult.error("no")
+            events.append(ToolInvoked("p", "a", "tool", {}, failed, uuid4(), NOW, call_id=call_id))
         events.append(said("tool", "ok", result_of=call_id))
     events.append(said("assistant", "done"))
     plan = plan_compaction(numbered(events), keep_tail=0)
     assert plan is not None
     assert plan.files_changed == ("written.py",)
-    assert plan.files_touched == ("written.py", "read.py")
+    assert plan.files_touched == ("written.py", "read.py", "failed.py")
+    assert "tool 3 (1 failed)" in plan.summary()
 
 
 def test_open_steps_of_the_plan_are_told() -> None:
@@ -407,6 +428,12 @@ def test_tokens_are_what_the_provider_counted_and_an_estimate_of_what_came_since
     assert after.token_estimate(beside=50) == 1_000 + -(-added // 3)
     alone = fold(said("user", "u" * 300))
     assert alone.token_estimate(beside=50) == -(-alone.size_bytes // 3) + 50
+
+
+def test_what_a_summary_took_is_not_what_the_conversation_takes() -> None:
+    usage = ProviderUsage("p", "m", 1, TokenUsage(input_tokens=1_000))
+    summary = replace(usage, usage=TokenUsage(input_tokens=9), purpose="summary")
+    assert fold(said("user"), usage, summary).token_estimate() == 1_000
 
 
 def test_a_count_from_before_a_compaction_is_forgotten() -> None:
