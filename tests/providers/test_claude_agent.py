@@ -231,6 +231,23 @@ def test_native_tools_run_in_the_transaction(tmp_path: Path) -> None:
             assert [each.path for each in run.tool_calls[0].diff().changes] == ["b.txt"]
 
 
+def test_what_a_command_leaves_running_ends_with_its_call(tmp_path: Path) -> None:
+    """Nothing works on the tree when the call is kept, or when the next one begins."""
+
+    @tool(effects="none")
+    def running() -> list[str]:
+        """List what still runs."""
+        return [each for each in commands_below(tmp_path / "files") if "late.txt" in each]
+
+    command = "(while :; do echo x >> late.txt; sleep 0.02; done) > /dev/null 2>&1 & echo begun"
+    script = [Answer("", [("Bash", {"command": command}), ("running", {})]), "Done."]
+    with bench(tmp_path, script) as b:
+        agent = Agent("looker", tools=[running])
+        run = agent.run("Work", provider=b.agent("Bash"), workspace=b.root)
+    assert results(run) == ["begun", "[]"]
+    assert [each.success for each in run.tool_calls] == [True, True]
+
+
 def test_what_the_permissions_forbid_is_denied_to_native_tools(tmp_path: Path) -> None:
     """Through the hook before the tool, and recorded as any other refusal."""
     script = [Answer("", [("Bash", {"command": "echo hi > b.txt"}), ("count", {"word": "kelp"})]), "Pity."]

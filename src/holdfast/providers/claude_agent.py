@@ -80,7 +80,7 @@ from holdfast.providers.errors import Facts, classify, model_call_error
 from holdfast.providers.vendor import CUT_SHORT, Mender
 from holdfast.providers.vendor_loop import VendorSeat
 from holdfast.state.budget import TokenUsage
-from holdfast.tools._process import command_environment
+from holdfast.tools._process import MARKER, command_environment, end_processes, processes_marked
 from holdfast.tools.tool import Effects, Tool, ToolCall, ToolResult
 
 T = TypeVar("T")
@@ -323,7 +323,7 @@ class ClaudeAgent:
             permission_mode="dontAsk",
             cwd=str(cli.cwd),
             cli_path=str(cli.launcher),
-            env=self._env,
+            env={**self._env, MARKER: cli.marker},
             include_partial_messages=True,
             verbatim_prompts=True,
             max_buffer_size=256 * 1024 * 1024,
@@ -496,6 +496,7 @@ class _Cli:
         self.directory = Path(tempfile.mkdtemp(prefix="holdfast-claude-"))
         self.cwd = root if root is not None else _nowhere(self.directory)
         self.errors: deque[str] = deque(maxlen=20)
+        self.marker = str(new_id())
         for name in ("control", "status"):
             os.mkfifo(self.directory / name, 0o600)
         # Ours is the only writer of one and reader of the other, so that an end is seen on both sides.
@@ -508,6 +509,16 @@ class _Cli:
     def said(self, line: str) -> None:
         """Keep what the CLI complains about: its last words explain its end."""
         self.errors.append(line)
+
+    async def processes(self) -> frozenset[int]:
+        """Return what runs for this CLI: itself, and whatever it started."""
+        return await anyio.to_thread.run_sync(processes_marked, self.marker)
+
+    async def end_others(self, known: frozenset[int]) -> None:
+        """End what was started since: what a command leaves running would outlive its call."""
+        new = await self.processes() - known
+        if new:
+            await anyio.to_thread.run_sync(end_processes, new)
 
     def kill(self) -> None:
         """End the CLI and everything below it. It has happened when `wait` returns."""
@@ -1060,9 +1071,12 @@ class ClaudeAgentRun:
             )
         self._check(name, params)
         cli = self._cli
-        pending.released.set()
         try:
+            known = await cli.processes() if name == "Bash" else None
+            pending.released.set()
             await pending.ended.wait()
+            if known is not None:
+                await cli.end_others(known)
         except BaseException:
             # The files cannot be put back while the tool is at work on them.
             with anyio.CancelScope(shield=True):

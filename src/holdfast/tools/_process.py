@@ -522,6 +522,18 @@ def _environment_of(pid: int) -> list[bytes]:
         return []  # it has ended meanwhile, or belongs to somebody else
 
 
+def processes_marked(marker: str) -> frozenset[int]:
+    """Return the processes in whose environment `MARKER` has this value."""
+    wanted = f"{MARKER}={marker}".encode()
+    return frozenset(pid for pid in _processes() if wanted in _environment_of(pid))
+
+
+def end_processes(pids: Collection[int]) -> None:
+    """Kill processes, and wait until they have ended."""
+    for pid in pids:
+        _kill_and_wait(pid)
+
+
 def _kill_and_wait(pid: int) -> None:
     """Kill a process and wait, for a second at most, until it has ended."""
     try:
