@@ -17,6 +17,7 @@ from holdfast import Agent, tool
 from holdfast.log.sqlite import SqliteLog
 from holdfast.providers.anthropic import Anthropic
 from holdfast.providers.base import Provider
+from holdfast.providers.litellm import LiteLLM
 from holdfast.providers.openai import OpenAI
 
 KILLS_AT_MOST = 30
@@ -50,6 +51,8 @@ class DyingLog(SqliteLog):
 def provider_of(api: str, url: str) -> Provider:
     if api == "anthropic.messages":
         return Anthropic("a-model", base_url=url, api_key="k")
+    if api == "litellm.chat":
+        return LiteLLM("openai/a-model", base_url=f"{url}/v1", api_key="k")
     return OpenAI("a-model", api=api.split(".")[1], base_url=f"{url}/v1", api_key="k")  # type: ignore[arg-type]
 
 
@@ -100,7 +103,7 @@ def attempt(api: str, url: str, where: Path, die_at: int) -> bool:
 
 
 def main(url: str, directory: Path) -> None:
-    for api in ("openai.responses", "openai.chat", "anthropic.messages"):
+    for api in ("openai.responses", "openai.chat", "anthropic.messages", "litellm.chat"):
         # The first call loads what an SDK loads late; done here, no fork has to do it again.
         NOTER.run("Warm up", provider=provider_of(api, url))
         for die_at in range(1, KILLS_AT_MOST):
