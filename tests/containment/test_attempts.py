@@ -246,6 +246,21 @@ def test_a_child_takes_its_attempts_from_its_parent(config: Config) -> None:
     assert parent.get_snapshot().step_count == 3
 
 
+def test_a_child_with_retries_of_its_own_still_spends_the_parents_steps_and_money(config: Config) -> None:
+    """Its attempts leave the parent's retries alone, now and after a restart; nothing else is its own."""
+    journal: list[LedgerEvent] = []
+    parent = ExecutionContext(
+        config(max_retries_total=2, max_steps=5), metadata=ChainMetadata("r", "run"), journal=journal.append
+    )
+    judge = parent.spawn_child(own_retries=True)
+    callee = Stubborn()
+    assert judge.call_llm(callee, CENT).stop_reason == "step_limit_exceeded"
+    assert callee.dispatched == 5
+    snapshot = parent.get_snapshot()
+    assert (snapshot.retries_used, snapshot.cost_usd_accumulated) == (0, 0.05)
+    assert (fold(journal)["run"].retries, fold(journal)["run"].steps) == (0, 5)
+
+
 # --- time ------------------------------------------------------------------------------------------
 
 
