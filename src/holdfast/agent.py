@@ -198,14 +198,14 @@ class Agent:
         tags: Mapping[str, str] | None = None,
     ) -> _Started:
         """Open or make the session and its workspace, and a loop on them."""
-        log = _open_log(store, must_exist=run_id is not None)
+        log = open_log(store, must_exist=run_id is not None)
         if run_id is None:
             session = Session(log=log, tags={**(tags or {}), "agent": self.name})
         else:
             session = Session.open(log, run_id if isinstance(run_id, UUID) else UUID(run_id))
             enable_inner_message_recording(session)
             workspace = workspace if workspace is not None else workspace_of(session)
-        state, root = _open_state(session, workspace, store)
+        state, root = open_state(session, workspace, store)
         loop = InnerLoop(
             state=state,
             provider=provider,
@@ -244,7 +244,7 @@ class _Started:
         try:
             return Run(await run(*task), self.state, self.store, typed)
         except BaseException:
-            _close(self.state, self.store)
+            close_state(self.state, self.store)
             raise
         finally:
             if self.loop.containment is not None:
@@ -326,7 +326,7 @@ class Run:
 
     def close(self) -> None:
         """Give up the session's lease and the workspace's handles."""
-        _close(self.execution_state, self.store)
+        close_state(self.execution_state, self.store)
 
     def __enter__(self) -> Run:
         return self
@@ -335,7 +335,8 @@ class Run:
         self.close()
 
 
-def _close(state: ExecutionState, store: str | Path | Log | None) -> None:
+def close_state(state: ExecutionState, store: str | Path | Log | None) -> None:
+    """Give up what a run held: its session, its workspace, and the store if it was opened for it."""
     state.session.close()
     filesystem = filesystem_of(state)
     if isinstance(filesystem, HostFilesystem):
@@ -347,7 +348,7 @@ def _close(state: ExecutionState, store: str | Path | Log | None) -> None:
 @contextmanager
 def opened(store: str | Path, run_id: UUID, *, read_only: bool = True) -> Iterator[Session]:
     """Open a stored session, for reading unless it is said otherwise."""
-    log = _open_log(store, must_exist=True)
+    log = open_log(store, must_exist=True)
     session = Session.open(log, run_id, read_only=read_only)
     enable_inner_message_recording(session)
     try:
@@ -366,13 +367,13 @@ def reopened(
     What a crash left half done is rolled back first. Raises `LeaseHeldError` while somebody else
     writes the run.
     """
-    log = _open_log(store, must_exist=True)
+    log = open_log(store, must_exist=True)
     try:
         session = Session.open(log, run_id)
         try:
             enable_inner_message_recording(session)
             place = workspace if workspace is not None else workspace_of(session)
-            state, _ = _open_state(session, place, store)
+            state, _ = open_state(session, place, store)
             filesystem = filesystem_of(state)
             try:
                 recover(state)
@@ -393,7 +394,7 @@ def erase_run(store: str | Path, run_id: UUID) -> None:
     The workspace itself is not touched. Raises `LeaseHeldError` while somebody is writing the run. A
     call that was cut off by a crash is asked for first: resume the run, or roll the call back.
     """
-    log = _open_log(store, must_exist=True)
+    log = open_log(store, must_exist=True)
     try:
         judges = [each.session_id for each in log.sessions(parent_id=run_id) if "nested" in dict(each.tags)]
         # The run first: if somebody is writing it, nothing is lost.
@@ -425,7 +426,8 @@ def workspace_store(store: Path) -> Path:
     return store.with_name(store.name + ".files")
 
 
-def _open_log(store: str | Path | Log | None, *, must_exist: bool = False) -> Log:
+def open_log(store: str | Path | Log | None, *, must_exist: bool = False) -> Log:
+    """Open a store: none is memory, a path is SQLite, a log is itself."""
     if store is None:
         return MemoryLog()
     if isinstance(store, (str, Path)):
@@ -438,9 +440,10 @@ def _open_log(store: str | Path | Log | None, *, must_exist: bool = False) -> Lo
     return store
 
 
-def _open_state(
+def open_state(
     session: Session, workspace: str | Path | Filesystem | None, store: str | Path | Log | None
 ) -> tuple[ExecutionState, str | None]:
+    """Put a session together with its workspace; return also the workspace's directory, if it has one."""
     filesystem: Filesystem
     root: str | None = None
     if workspace is None:

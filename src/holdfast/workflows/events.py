@@ -46,6 +46,8 @@ class WorkflowEvent:
     next_actions: tuple[str, ...] = ()
     spec_json: str = ""
     """For the start: the specification, so that a resume needs no file."""
+    workspace: str = ""
+    """For the start: the directory that it works in; empty for none on disk."""
 
 
 @dataclass(slots=True)

@@ -2,8 +2,8 @@
 
 Patterns are compared as the sets of paths that they stand for, not as text: `src/**` and `*/util.py` overlap,
 `src/*.py` and `src/*.md` do not. A pattern is a sequence of segments; `**` stands for any number of segments,
-and within a segment `*` stands for any characters, `?` for one, `[abc]` or `[a-z]` for one of several (with `!`
-first for none of them). Both levels are the same question about two small automata, answered by following
+and within a segment `*` stands for any characters, `?` for one, `[abc]` or `[a-z]` for one of several (with a
+`!` first for none of them). Both levels are the same question about two small automata, answered by following
 both at once and remembering where one has been.
 """
 

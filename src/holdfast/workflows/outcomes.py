@@ -81,7 +81,7 @@ class Checkpoint:
     """Where the readiness comes from: `turn` (the agent's answer and the log), `person`, or `engine`."""
     timed_out: bool = False
     reason: str = ""
-    """In one word, if it is not ready: `no_answer`, `artifact_missing`, `outside_write_set`, `conflict` ..."""
+    """In one word, if it is not ready: `no_answer`, `artifact_missing`, `outside_write_set` ..."""
     version: int = BUNDLE_VERSION
 
     @property

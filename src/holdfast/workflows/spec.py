@@ -361,7 +361,7 @@ def spec_from_data(data: object, *, where: str = "the workflow") -> WorkflowSpec
     if "id" not in fields:
         raise UsageError(f"{where}: id is missing; name the workflow")
     try:
-        return WorkflowSpec(steps=tuple(made), **cast("dict[str, Any]", fields))
+        return WorkflowSpec(steps=tuple(made), **fields)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
 

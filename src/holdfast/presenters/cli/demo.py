@@ -144,8 +144,9 @@ class _Stage:
         self.console.print(f"   {text}", markup=False, highlight=False, style=style, soft_wrap=True)
 
 
-def demo(console: Console, directory: Path | None = None, *, fast: bool = False) -> int:
+def demo(directory: Path | None = None, *, fast: bool = False) -> int:
     """Show the demo. Returns the exit code: 0 only if everything it claims was seen."""
+    console = Console()
     place = directory or Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     project, store = place / "project", place / "runs.db"
     for name, text in _FILES.items():

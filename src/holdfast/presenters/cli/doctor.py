@@ -16,6 +16,7 @@ from pathlib import Path
 import holdfast
 from holdfast.errors import HoldfastError
 from holdfast.presenters.cli import places, settings
+from holdfast.presenters.cli.looking import print_json
 
 _SDKS = (
     ("openai", "OPENAI_API_KEY"),
@@ -97,8 +98,6 @@ def doctor(directory: Path, *, as_json: bool) -> int:
     """Print what was found. Returns 0 if a run can be begun, else 1."""
     found = list(examine(directory))
     if as_json:
-        from holdfast.presenters.cli.looking import print_json
-
         print_json([asdict(each) for each in found])
     else:
         for each in found:

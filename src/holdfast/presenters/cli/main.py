@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -56,17 +57,23 @@ Directory = Annotated[
 ]
 
 
+def _part(name: str) -> Any:
+    """Load the part of the command line that a command needs, and no other: `--help` stays quick."""
+    return importlib.import_module(f"holdfast.presenters.cli.{name}")
+
+
 def _store(given: str | None) -> Path:
     """Return the store that a command looks into. Raises `UsageError` if it is not there."""
-    from holdfast.presenters.cli import places, settings
+    places, settings = _part("places"), _part("settings")
 
     directory = Path.cwd()
     said = settings.load({"store": given}, os.environ, directory).text("store")
-    return places.existing(places.store_for(directory, said, os.environ))
+    store: Path = places.existing(places.store_for(directory, said, os.environ))
+    return store
 
 
 def _one(given: str | None, run: str) -> tuple[Path, Any]:
-    from holdfast.presenters.cli import stored
+    stored = _part("stored")
 
     store = _store(given)
     return store, stored.find(store, run)
@@ -89,14 +96,12 @@ def demo(
     work_in: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """See in a minute what no other agent does. Offline; nothing in it is faked."""
-    from rich.console import Console
-
-    from holdfast.presenters.cli import demo as show
+    show = _part("demo")
 
     if work_in is not None:
         show.work(work_in)
         return
-    raise typer.Exit(show.demo(Console(), keep, fast=fast))
+    raise typer.Exit(show.demo(keep, fast=fast))
 
 
 @app.command()
@@ -127,7 +132,7 @@ def run(
 
     Example: holdfast run "make the failing test pass" --check "pytest -q" --max-cost 0.50
     """
-    from holdfast.presenters.cli import running
+    running = _part("running")
 
     flags = _flags(locals(), _mode(ask, auto, read_only))
     raise typer.Exit(running.run(flags, task, directory=directory, as_json=as_json))
@@ -157,7 +162,7 @@ def resume(
 
     Example: holdfast resume @last --max-cost 1.00
     """
-    from holdfast.presenters.cli import running
+    running = _part("running")
 
     flags = _flags(locals(), _mode(ask, auto, read_only))
     raise typer.Exit(running.resume(flags, run, as_json=as_json))
@@ -185,16 +190,14 @@ def chat(
 
     Example: holdfast chat --ask
     """
-    from holdfast.presenters.cli import running
+    running = _part("running")
 
     flags = _flags(locals(), _mode(ask, auto, read_only))
     raise typer.Exit(running.chat(flags, run, directory=directory))
 
 
 def _flags(given: dict[str, Any], mode: str | None) -> dict[str, object | None]:
-    from holdfast.presenters.cli.settings import BY_NAME
-
-    return {**{name: given.get(name) for name in BY_NAME}, "permissions": mode}
+    return {**{name: given.get(name) for name in _part("settings").BY_NAME}, "permissions": mode}
 
 
 # .. looking ..
@@ -210,7 +213,7 @@ def list_runs(
 
     Example: holdfast list --json
     """
-    from holdfast.presenters.cli import looking
+    looking = _part("looking")
 
     looking.list_runs(_store(store), as_json=as_json, everything=everything)
 
@@ -221,7 +224,7 @@ def show(run: RunId = "@last", store: Store = None, as_json: AsJson = False) -> 
 
     Example: holdfast show 3f2a
     """
-    from holdfast.presenters.cli import looking
+    looking = _part("looking")
 
     looking.show(*_one(store, run), as_json=as_json)
 
@@ -238,7 +241,7 @@ def diff(
 
     Example: holdfast diff @last --call call_3_1
     """
-    from holdfast.presenters.cli import looking
+    looking = _part("looking")
 
     looking.diff(*_one(store, run), first=call, last=upto, as_json=as_json)
 
@@ -254,7 +257,7 @@ def replay(
 
     Example: holdfast replay @last --at 12
     """
-    from holdfast.presenters.cli import looking
+    looking = _part("looking")
 
     looking.replay(*_one(store, run), at=at, as_json=as_json)
 
@@ -265,7 +268,7 @@ def diagnose(run: RunId = "@last", store: Store = None, as_json: AsJson = False)
 
     Example: holdfast diagnose @last
     """
-    from holdfast.presenters.cli import checking
+    checking = _part("checking")
 
     raise typer.Exit(checking.diagnose(*_one(store, run), as_json=as_json))
 
@@ -280,7 +283,7 @@ def export(
 
     Example: holdfast export @last --out run.jsonl
     """
-    from holdfast.presenters.cli import looking
+    looking = _part("looking")
 
     place, run_id = _one(store, run)
     looking.export(place, run_id, out)
@@ -292,7 +295,7 @@ def doctor(as_json: AsJson = False) -> None:
 
     Example: holdfast doctor
     """
-    from holdfast.presenters.cli import doctor as examining
+    examining = _part("doctor")
 
     raise typer.Exit(examining.doctor(Path.cwd(), as_json=as_json))
 
@@ -303,7 +306,7 @@ def config_show(as_json: AsJson = False) -> None:
 
     Example: holdfast config show
     """
-    from holdfast.presenters.cli import looking, settings
+    looking, settings = _part("looking"), _part("settings")
 
     found = settings.load({}, os.environ, Path.cwd())
     if as_json:
@@ -331,7 +334,7 @@ def rollback(
 
     Example: holdfast rollback @last --call call_2_1
     """
-    from holdfast.presenters.cli import changing
+    changing = _part("changing")
 
     changing.rollback(*_one(store, run), call=call, as_json=as_json)
 
@@ -351,7 +354,7 @@ def fork(
 
     Example: holdfast fork ../try-2 --call call_2_1
     """
-    from holdfast.presenters.cli import changing
+    changing = _part("changing")
 
     place, run_id = _one(store, run)
     changing.fork(place, run_id, call=call, after=after, into=into, as_json=as_json)
@@ -363,7 +366,7 @@ def hold_list(run: RunId = "@last", store: Store = None, as_json: AsJson = False
 
     Example: holdfast hold list @last
     """
-    from holdfast.presenters.cli import changing
+    changing = _part("changing")
 
     changing.list_holds(*_one(store, run), as_json=as_json)
 
@@ -382,7 +385,7 @@ def hold_answer(
 
     Example: holdfast hold answer @last --no --note "not in this file"
     """
-    from holdfast.presenters.cli import changing
+    changing = _part("changing")
 
     if yes == no:
         raise UsageError("say --yes or --no")
@@ -400,7 +403,7 @@ def erase(
 
     Example: holdfast erase 3f2a --yes
     """
-    from holdfast.presenters.cli import changing
+    changing = _part("changing")
 
     place, run_id = _one(store, run)
     if not sure:
@@ -421,7 +424,7 @@ def prune(
 
     Example: holdfast prune 3f2a --keep-last 200
     """
-    from holdfast.presenters.cli import changing
+    changing = _part("changing")
 
     changing.prune(*_one(store, run), keep_last=keep_last, as_json=as_json)
 
@@ -429,9 +432,7 @@ def prune(
 @app.command()
 def version() -> None:
     """Print the version."""
-    import holdfast
-
-    print(holdfast.__version__)
+    print(importlib.import_module("holdfast").__version__)
 
 
 def main() -> None:

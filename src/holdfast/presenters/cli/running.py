@@ -15,6 +15,7 @@ from rich.console import Console
 from holdfast.agent import Agent, Run
 from holdfast.containment import Limits
 from holdfast.errors import UsageError
+from holdfast.judges import CommandChecker, CompositeChecker, LLMCompletionVerifier, completion_prompt
 from holdfast.presenters.cli import agents, models, places, settings, stored
 from holdfast.presenters.cli.screen import JsonScreen, Screen, screen_for, watching
 from holdfast.presenters.cli.settings import Settings
@@ -205,8 +206,6 @@ def _agent_for(chosen: Settings, directory: Path, provider: Provider) -> Agent:
 
 
 def _checker(check: str | None, judge: bool, given: Any) -> Any:
-    from holdfast.judges import CommandChecker, CompositeChecker, LLMCompletionVerifier, completion_prompt
-
     parts = [] if given is None else [given]
     if check is not None:
         parts.append(CommandChecker(check))
