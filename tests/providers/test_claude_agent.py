@@ -40,7 +40,7 @@ from holdfast.state.session import Session
 from holdfast.testing.claude_wire import ClaudeWireServer, claude_environment
 from holdfast.testing.wire import Broken, Fault, Step, WireRequest
 from holdfast.tools.events import ToolInvoked, ToolStarted
-from holdfast.tools.policies import PermissionMode, Permissions
+from holdfast.tools.policies import PermissionMode, Permissions, answer_hold
 from holdfast.turns.adapter import ModelAdapter
 from holdfast.turns.vendor import vendor_session_of
 from holdfast.workspace.base import Filesystem
@@ -262,6 +262,24 @@ def test_what_the_permissions_forbid_is_denied_to_native_tools(tmp_path: Path) -
     assert run.output == "Pity."
     assert b.files() == {}
     assert [each.outcome for each in run.execution_state.session[ToolInvoked].all()] == ["denied", "ok"]
+
+
+def test_a_call_that_waits_for_a_person_is_run_once_it_is_answered(tmp_path: Path) -> None:
+    """The CLI does not wait with it: the run is held, and goes on from the answer."""
+    script = [Answer("", [("write", {"path": "a.txt", "text": "x"})]), "Done."]
+    asking = Permissions(PermissionMode.ASK)
+    with bench(tmp_path, script) as b:
+        store = tmp_path / "r.db"
+        run = WRITER.run("Work", provider=b.agent(), workspace=b.root, store=store, permissions=asking)
+        with run:
+            assert run.state is TurnState.HELD
+            assert b.files() == {}
+            assert commands_below(b.root) == []
+            answer_hold(run.execution_state.session, "call_1_1", approved=True)
+        with WRITER.resume(store, run.id, provider=b.agent(), permissions=asking) as run:
+            assert (run.state, run.output) == (TurnState.COMPLETED, "Done.")
+        assert "wrote a.txt" in b.sent()
+    assert b.files() == {"a.txt": "x"}
 
 
 def test_native_tools_need_a_workspace_on_disk(tmp_path: Path) -> None:
