@@ -375,12 +375,17 @@ class ClaudeAgent:
         ]
         command = [sys.executable, "-I", "-S", "-X", "utf8", str(_SUPERVISOR), "3", "4", str(cli)]
         where = [str(os.getpid()), str(cwd.resolve())]
-        pipes = f"3<{shlex.quote(str(directory / 'control'))} 4>{shlex.quote(str(directory / 'status'))}"
+        control, status, itself, place = (
+            shlex.quote(str(directory / each)) for each in ("control", "status", "claude", "")
+        )
         return "\n".join(
             (
                 "#!/bin/sh",
                 *(f"unset {name}" for name in dropped if not name.startswith(("ANTHROPIC_", "CLAUDE_"))),
-                f'exec {shlex.join(command)} "$@" {shlex.join(where)} {pipes}',
+                f"exec 3<{control} 4>{status}",
+                # Nobody else needs these names, and whoever is killed cannot clear up.
+                f"rm -f {control} {status} {itself}; rmdir {place} 2> /dev/null",
+                f'exec {shlex.join(command)} "$@" {shlex.join(where)}',
                 "",
             )
         )
