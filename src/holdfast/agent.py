@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import re
+import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from uuid import UUID
 import anyio
 
 from holdfast.containment import CancellationToken, Limits
+from holdfast.conversation.compaction import CompactionSettings
 from holdfast.conversation.messages import enable_inner_message_recording, get_inner_messages
 from holdfast.errors import SessionNotFoundError, UsageError
 from holdfast.log.base import Log
@@ -38,9 +40,12 @@ from holdfast.turns.ledger import contain
 from holdfast.turns.states import TurnStarted, TurnState
 from holdfast.turns.turn import InnerLoop, TurnResult, Watch
 from holdfast.workspace.base import Filesystem, WorkspaceDiff
-from holdfast.workspace.history import erase_line
+from holdfast.workspace.history import lines, sweep
 from holdfast.workspace.host import HostFilesystem
 from holdfast.workspace.memory import InMemoryFilesystem
+
+Extension = Callable[[InnerLoop], AbstractAsyncContextManager[object]]
+"""Is entered with a loop before its turn runs, and left when the turn has ended."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,10 @@ class Agent:
     """What the judges may use up: a `NestedExecutionConfig`."""
     retry: RetryPolicy | None = DEFAULT_RETRY
     """How failed model calls are tried again; None for not at all."""
+    compaction: CompactionSettings = field(default_factory=CompactionSettings)
+    """When a conversation that grows too long is summarised, and how."""
+    extensions: Sequence[Extension] = ()
+    """What the agent is given for the length of each run, such as `with_subagents(...)`."""
 
     def tool_registry(self) -> dict[str, Tool[Any, Any]]:
         """Return the agent's tools by name. Raises `UsageError` if two share one."""
@@ -215,12 +224,13 @@ class Agent:
             permissions=permissions or Permissions(),
             max_iterations=self.max_iterations,
             retry=self.retry,
+            compaction=self.compaction,
             watch=watch,
             cancellation=cancellation or CancellationToken(),
             workspace=root,
             adapter=ModelAdapter(provider, retry=self.retry),
         )
-        return _Started(loop, state, store)
+        return _Started(loop, state, store, tuple(self.extensions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +240,7 @@ class _Started:
     loop: InnerLoop
     state: ExecutionState
     store: str | Path | Log | None
+    extensions: tuple[Extension, ...] = ()
 
     def to_its_end(self, run: Callable[..., Awaitable[TurnResult]], *task: str) -> Run:
         """Drive the turn, blocking."""
@@ -242,7 +253,11 @@ class _Started:
         """
         typed = self.loop.prompt.template.structured_output is not None
         try:
-            return Run(await run(*task), self.state, self.store, typed)
+            async with AsyncExitStack() as extended:
+                for each in self.extensions:
+                    await extended.enter_async_context(each(self.loop))
+                result = await run(*task)
+            return Run(result, self.state, self.store, typed)
         except BaseException:
             close_state(self.state, self.store)
             raise
@@ -390,21 +405,34 @@ def reopened(
 def erase_run(store: str | Path, run_id: UUID) -> None:
     """Forget a run: its log, and every file content that was kept for it alone. Both leave no byte behind.
 
-    What its judges were shown of it goes with it.
-    The workspace itself is not touched. Raises `LeaseHeldError` while somebody is writing the run. A
+    Its judges, subagents and workflow steps go with it, their copies of the workspace included. The
+    workspace itself is not touched. Raises `LeaseHeldError` while somebody is writing one of them. A
     call that was cut off by a crash is asked for first: resume the run, or roll the call back.
     """
     log = open_log(store, must_exist=True)
     try:
-        judges = [each.session_id for each in log.sessions(parent_id=run_id) if "nested" in dict(each.tags)]
+        family = _family(log, run_id)
         # The run first: if somebody is writing it, nothing is lost.
-        for each in (run_id, *judges):
+        for each in family:
             log.erase(each)
     finally:
         log.close()
     objects = workspace_store(Path(store))
-    if objects.exists():
-        erase_line(objects, _line_of(run_id))
+    if not objects.exists():
+        return
+    gone = {_line_of(each) for each in family}
+    sweep(objects, [name for name in lines(objects) if name not in gone])
+    for each in family:
+        shutil.rmtree(objects / "isolated" / str(each), ignore_errors=True)
+
+
+def _family(log: Log, run_id: UUID) -> list[UUID]:
+    """Return a session and everything below it, the oldest generation first."""
+    log.info(run_id)
+    found = [run_id]
+    for each in found:
+        found.extend(child.session_id for child in log.sessions(parent_id=each))
+    return found
 
 
 def _line_of(run_id: UUID) -> str:

@@ -8,7 +8,7 @@ from uuid import UUID
 from holdfast.agent import erase_run, reopened
 from holdfast.errors import UsageError
 from holdfast.presenters.cli.looking import print_json
-from holdfast.presenters.cli.stored import opened_log, reading
+from holdfast.presenters.cli.stored import reading
 from holdfast.state.execution import ExecutionState
 from holdfast.state.session import Session
 from holdfast.tools.boundaries import Boundary, boundaries, fork_at, rollback_to_call
@@ -104,23 +104,12 @@ def answer(store: Path, run_id: UUID, *, call: str | None, approved: bool, note:
 
 def erase(store: Path, run_id: UUID, *, as_json: bool) -> None:
     """Forget a run and its children: their logs, and the file contents kept for them. Files stay."""
-    with opened_log(store) as log:
-        gone = _with_children(log, run_id)
-    for each in gone:
-        erase_run(store, each)
+    erase_run(store, run_id)
     _say(
         as_json,
-        {"erased": [str(each) for each in gone]},
-        f"forgot {len(gone)} session(s); your files are untouched",
+        {"erased": str(run_id)},
+        f"forgot run {str(run_id)[:8]} with everything below it; your files are untouched",
     )
-
-
-def _with_children(log: object, run_id: UUID) -> list[UUID]:
-    """Return a run's descendants and itself, the youngest first."""
-    found = [run_id]
-    for each in found:
-        found.extend(child.session_id for child in log.sessions(parent_id=each))  # type: ignore[attr-defined]  # a log
-    return found[::-1]
 
 
 def prune(store: Path, run_id: UUID, *, keep_last: int, as_json: bool) -> None:

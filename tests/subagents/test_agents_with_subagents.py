@@ -1,0 +1,69 @@
+"""An agent that is given subagents: the tools, the supervision, and forgetting all of it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from holdfast import Agent, TurnState, tool
+from holdfast.agent import erase_run
+from holdfast.conversation.events import SubagentEvent
+from holdfast.log.sqlite import SqliteLog
+from holdfast.providers.base import ModelRequest
+from holdfast.providers.scripted import Answer, ScriptedProvider
+from holdfast.subagents import with_subagents
+
+
+@tool(effects="workspace")
+def note(text: str, *, context: Any) -> str:
+    """Write a note."""
+    context.filesystem.write("note.txt", text)
+    return "noted"
+
+
+WORKER = Agent("worker", "You take notes.", tools=(note,))
+
+
+class Model(ScriptedProvider):
+    """The boss hands the work on; the worker does it."""
+
+    def _next(self, request: ModelRequest) -> Answer:
+        said = request.items[0].text
+        if "You take notes" in said:
+            done = request.answers_so_far > 0
+            return Answer("noted it") if done else Answer("", [("note", {"text": "a private matter"})])
+        spawn = Answer("", [("spawn_agent", {"agent": "worker", "task": "note it", "workspace": "isolated"})])
+        script = [
+            spawn,
+            Answer("", [("wait_agent", {})]),
+            Answer("", [("apply_agent", {"id": "worker-1"})]),
+            Answer("done"),
+        ]
+        return script[request.answers_so_far]
+
+
+BOSS = Agent("boss", "You hand work on.", extensions=(with_subagents([WORKER]),))
+
+
+def test_an_agent_hands_work_on_and_brings_it_home(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    with BOSS.run("go", provider=Model([]), workspace=tmp_path / "work", store=tmp_path / "runs.db") as run:
+        assert run.state is TurnState.COMPLETED, run.result
+        events = [each.event for each in run.execution_state.session[SubagentEvent].all()]
+    assert events[0] == "queued"
+    assert events[-1] == "finished"
+    assert (tmp_path / "work/note.txt").read_text() == "a private matter"
+
+
+def test_erasing_a_run_forgets_its_subagents_and_their_copies(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    store = tmp_path / "runs.db"
+    with BOSS.run("go", provider=Model([]), workspace=tmp_path / "work", store=store) as run:
+        pass
+    erase_run(store, run.id)
+    log = SqliteLog(store)
+    assert log.sessions() == []
+    log.close()
+    (tmp_path / "work/note.txt").unlink()
+    kept = b"".join(each.read_bytes() for each in tmp_path.rglob("*") if each.is_file())
+    assert b"a private matter" not in kept
