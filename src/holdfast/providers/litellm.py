@@ -6,8 +6,9 @@ OpenAI's Chat Completions, and this module reads those.
 
 Three things of LiteLLM are not taken at its word. It ends every stream with a reason to stop,
 also one that was cut off: what counts is whether the vendor gave one. It retries: that is
-switched off. And it keeps its clients in a cache for the whole process: those of an event loop
-are closed with the loop.
+switched off. And it keeps its clients in a cache for the whole process: those that
+it marks as an event loop's are closed with the loop. Some vendors' clients (Anthropic's) are
+not marked, and stay open until they are collected.
 """
 
 from __future__ import annotations
