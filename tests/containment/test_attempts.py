@@ -252,7 +252,7 @@ def test_a_child_with_retries_of_its_own_still_spends_the_parents_steps_and_mone
     parent = ExecutionContext(
         config(max_retries_total=2, max_steps=5), metadata=ChainMetadata("r", "run"), journal=journal.append
     )
-    judge = parent.spawn_child(own_retries=True)
+    judge = parent.spawn_child(onlooker=True)
     callee = Stubborn()
     assert judge.call_llm(callee, CENT).stop_reason == "step_limit_exceeded"
     assert callee.dispatched == 5
@@ -418,7 +418,7 @@ def test_a_probe_slot_is_released_when_an_attempt_is_stopped(config: Config, clo
     def callee() -> None:
         call = current_call()
         assert call is not None
-        call.end_attempt(OSError("no"))
+        call.end_attempt(OSError("no"), delay_s=5)
         clock.advance(5)
         call.begin_attempt()
         assert breaker.acquire() is None

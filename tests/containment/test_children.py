@@ -16,10 +16,13 @@ from hypothesis import strategies as st
 from holdfast.containment import (
     ChainMetadata,
     CircuitBreaker,
+    CircuitBreakers,
+    CircuitState,
     Decision,
     ExecutionConfig,
     ExecutionContext,
     Limits,
+    LoopPolicy,
     SafeModeHook,
     ShieldPipeline,
     WrapOptions,
@@ -267,6 +270,50 @@ def test_a_child_may_allow_fewer_levels_and_not_more(config: Config) -> None:
     for wrong in (-1, 1.0, True, "1"):
         with pytest.raises(UsageError, match="max_depth"):
             Limits(max_depth=wrong)  # type: ignore[arg-type] # the wrong types are the test
+
+
+def test_an_onlooker_is_no_level_of_depth(config: Config) -> None:
+    """A run that lets nobody have children is looked at all the same; children below an onlooker count."""
+    root = ExecutionContext(config(max_depth=1))
+    judge = root.spawn_child(onlooker=True)
+    assert (judge.depth, judge.remaining_depth) == (0, 1)
+    below = judge.spawn_child()
+    assert (below.depth, below.remaining_depth) == (1, 0)
+    with pytest.raises(CallRefused):
+        below.spawn_child()
+    assert below.spawn_child(onlooker=True).wrap_llm_call(lambda: None) is Decision.ALLOW
+    assert ExecutionContext(config(max_depth=0)).spawn_child(onlooker=True).depth == 0
+
+
+def test_an_onlooker_heeds_circuits_and_tells_them_nothing(config: Config, clock: FakeClock) -> None:
+    """Its failures open no circuit of the work, and a half-open one's probe is left to the work."""
+    breaker, each = CircuitBreaker(2, 10.0, clock=clock), CircuitBreakers(2, 10.0, clock=clock)
+    for guard, entity in ((breaker, breaker), (each, each.get("m"))):
+        root = ExecutionContext(config(), circuit_breaker=guard, clock=clock)
+        judge = root.spawn_child(onlooker=True).spawn_child()
+        for _ in range(5):
+            judge.wrap_llm_call(fail, WrapOptions("m", entity_id="m"))
+        assert (entity.state, entity.failure_count) == (CircuitState.CLOSED, 0)
+        for _ in range(2):
+            root.wrap_llm_call(fail, WrapOptions("m", entity_id="m"))
+        assert judge.call_llm(lambda: 1, WrapOptions("m", entity_id="m")).stop_reason == "circuit_open"
+        clock.advance(11)
+        assert judge.call_llm(lambda: 1, WrapOptions("m", entity_id="m")).stop_reason == "circuit_open"
+        assert root.call_llm(lambda: 1, WrapOptions("m", entity_id="m")).value == 1
+        assert judge.call_llm(lambda: 1, WrapOptions("m", entity_id="m")).value == 1
+
+
+def test_what_an_onlooker_repeats_is_no_loop_of_the_work(config: Config) -> None:
+    """Nor does what it does in between hide a loop of the work."""
+    root = ExecutionContext(config(), loops=LoopPolicy(halt_repeats=3))
+    judge = root.spawn_child(onlooker=True)
+    for _ in range(6):
+        assert judge.wrap_tool_call(lambda: None, WrapOptions("look")) is Decision.ALLOW
+    decided = []
+    for _ in range(3):
+        decided.append(root.wrap_tool_call(lambda: None, WrapOptions("look")))
+        judge.wrap_tool_call(lambda: None, WrapOptions("other"))
+    assert decided == [Decision.ALLOW, Decision.ALLOW, Decision.HALT]
 
 
 @given(

@@ -135,6 +135,20 @@ def test_an_answer_that_never_fits_ends_the_turn_and_is_raised() -> None:
     assert session[Review].latest() is None
 
 
+def test_who_resumes_a_turn_whose_answer_never_fitted_lets_the_model_try_again() -> None:
+    """As often as the first time, and no oftener."""
+    session = Session()
+    with pytest.raises(OutputParseError):
+        ModelAdapter(ScriptedProvider(["{}"], repeat=True)).evaluate(REVIEW, session=session)
+    with pytest.raises(OutputParseError):
+        ModelAdapter(ScriptedProvider(["{}"], repeat=True)).evaluate(REVIEW, session=session, resume=True)
+    # The answer that was there goes back, and then one of two new ones.
+    assert sum(each.role == "assistant" for each in session[InnerMessage].all()) == 3 + 2
+    script = ScriptedProvider(["?", "?", "?", "?", "?", GOOD])
+    answer = ModelAdapter(script).evaluate(REVIEW, session=session, resume=True)
+    assert answer.output == Review("fine", ("short",))
+
+
 def test_a_provider_without_schemas_is_told_the_schema_in_words() -> None:
     seen: list[object] = []
 

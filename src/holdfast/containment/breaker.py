@@ -153,6 +153,14 @@ class CircuitBreaker:
         """Failures in a row."""
         return self._failures
 
+    @property
+    def probe_due_s(self) -> float:
+        """How long it is until a probe is due; 0 unless the circuit is open."""
+        with self._lock:
+            if self._state_now() is not CircuitState.OPEN:
+                return 0.0
+            return self._opened_at + self.recovery_timeout - self._clock.monotonic()
+
     def acquire(self) -> Permit | None:
         """Return the right to make one call, or None. In HALF_OPEN only one caller holds it at a time."""
         with self._lock:
@@ -179,7 +187,7 @@ class CircuitBreaker:
         """Say in words why calls are not allowed now."""
         with self._lock:
             if self._state_now() is CircuitState.HALF_OPEN:
-                return "the circuit is half open and its probe is under way"
+                return "the circuit is half open, and its probe is another call's"
             left = self._opened_at + self.recovery_timeout - self._clock.monotonic()
             return f"the circuit is open after {self._failures} failures; a probe is due in {left:.1f} s"
 

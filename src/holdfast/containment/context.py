@@ -33,6 +33,7 @@ import itertools
 import secrets
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, TypeVar, cast, overload
 
@@ -40,6 +41,7 @@ from holdfast.clock import Clock, SystemClock, new_id
 from holdfast.containment.breaker import (
     CircuitBreaker,
     CircuitBreakers,
+    CircuitState,
     Policy,
     PolicyContext,
     PolicyDecision,
@@ -68,7 +70,6 @@ from holdfast.containment.limits import (
     WithoutRetries,
     as_config,
     number,
-    to_pico,
     to_usd,
 )
 from holdfast.containment.loops import LoopDetector, LoopPolicy
@@ -95,6 +96,7 @@ from holdfast.containment.records import (
 from holdfast.containment.shield import (
     Boundary,
     Decision,
+    DegradePlan,
     SafetyEvent,
     ShieldPipeline,
     ToolCallContext,
@@ -157,7 +159,7 @@ class ExecutionContext:
         stoppable: bool | None = None,
         fallback_price: Price = FALLBACK_PRICE,
         ends_parent: bool = False,
-        own_retries: bool = False,
+        onlooker: bool = False,
         above: Sequence[str] = (),
         _ledger: Ledger | None = None,
     ) -> None:
@@ -169,6 +171,7 @@ class ExecutionContext:
         self.chain_id = metadata.chain_id
         self.parent = parent
         self._ends_parent = ends_parent
+        self._is_onlooker = onlooker
         self._account = Account(self.config)
         if parent is not None and above:
             raise UsageError(
@@ -191,30 +194,37 @@ class ExecutionContext:
             metrics = metrics or parent._metrics
             stoppable = parent._stoppable if stoppable is None else stoppable
         self._ancestry: tuple[ExecutionContext, ...] = (self, *ancestors)
-        self.depth = len(self._above_ids) + len(ancestors)
-        """How many chains are above this one; 0 for a run's own."""
-        if parent is not None:
+        self.depth: int = (
+            len(self._above_ids) if parent is None else parent.depth + (0 if self._is_onlooker else 1)
+        )
+        """How many chains are above this one, onlookers apart; 0 for a run's own."""
+        if parent is not None and not self._is_onlooker:
             parent._check_depth()
         theirs: tuple[Account, ...] = () if parent is None else parent._accounts
         # Places in `_accounts` are places in `_ancestry`, whichever way an account is looked at.
         self._accounts: tuple[Account, ...] = (
             self._account,
-            *(map(WithoutRetries, theirs) if own_retries else theirs),
+            *(map(WithoutRetries, theirs) if onlooker else theirs),
         )
         self._lineage = self._above_ids + tuple(context.chain_id for context in reversed(self._ancestry))
         above_retries = self._above_ids if parent is None else parent._retry_lineage
-        self._retry_lineage: tuple[str, ...] = (*(() if own_retries else above_retries), self.chain_id)
+        self._retry_lineage: tuple[str, ...] = (*(() if onlooker else above_retries), self.chain_id)
         self._root = self._ancestry[-1]
         self._names_model = metadata.model is not None
         self._metrics: Metrics | None = metrics
         self._stoppable: bool | None = stoppable
         # Guards only add up on the way down: whatever an ancestor asks is asked first.
         self._pipelines: tuple[ShieldPipeline, ...] = (parent._pipelines if parent else ()) + _some(pipeline)
+        told = parent if parent is not None and not onlooker else None
         self._breakers: tuple[CircuitBreaker | CircuitBreakers, ...] = (
-            parent._breakers if parent else ()
+            told._breakers if told else ()
         ) + _some(circuit_breaker)
+        # An onlooker's calls are stopped by the circuits above it, but say nothing to them.
+        self._heeded: tuple[CircuitBreaker | CircuitBreakers, ...] = (
+            () if parent is None else parent._heeded + (parent._breakers if onlooker else ())
+        )
         self._policies: tuple[Policy, ...] = (parent._policies if parent else ()) + _some(memory_governor)
-        self._detectors: tuple[LoopDetector, ...] = (parent._detectors if parent else ()) + (
+        self._detectors: tuple[LoopDetector, ...] = (told._detectors if told else ()) + (
             () if loops is None else (LoopDetector(loops),)
         )
         self._watches: tuple[RateWatch, ...] = (parent._watches if parent else ()) + (
@@ -316,14 +326,15 @@ class ExecutionContext:
         rates: RatePolicy | None = None,
         memory_governor: Policy | None = None,
         ends_parent: bool = False,
-        own_retries: bool = False,
+        onlooker: bool = False,
     ) -> ExecutionContext:
         """Return a context for a nested run that spends this one's money, steps, retries and time.
 
         Its own ceilings and guards come on top of ours, so it can only be narrower. A ceiling of ours that it
         reaches ends both, each with its own record; a ceiling of its own ends it alone, unless `ends_parent`.
-        With `own_retries` its failures are not answered out of our retries: one that only looks at the work,
-        and fails, leaves them to the work.
+        An `onlooker` only looks at the work, so its failures and repetitions are its own: they take none of our
+        retries, open no circuit of ours (an open one stops it all the same), are no loop of ours, and it is no
+        level of depth.
         `CallRefused` if this chain, or one above it, lets no child be so deep.
         """
         if metadata is None:
@@ -348,17 +359,18 @@ class ExecutionContext:
             rates=rates,
             memory_governor=memory_governor,
             ends_parent=ends_parent,
-            own_retries=own_retries,
+            onlooker=onlooker,
         )
 
     @property
     def remaining_depth(self) -> int | None:
         """How many levels of children may still be below this chain; None without a ceiling."""
-        left = [
-            context.config.max_depth - place
-            for place, context in enumerate(self._ancestry)
-            if context.config.max_depth is not None
-        ]
+        left: list[int] = []
+        levels = 0
+        for context in self._ancestry:
+            if context.config.max_depth is not None:
+                left.append(context.config.max_depth - levels)
+            levels += not context._is_onlooker
         return max(0, min(left)) if left else None
 
     def _check_depth(self) -> None:
@@ -631,28 +643,34 @@ class ExecutionContext:
             verdict = pipeline.judge(boundary, call.shield_ctx)
             if self._heed(call, pipeline, verdict):
                 return True
-            if verdict.plan is not None:
-                call.plan = verdict.plan if call.plan is None else call.plan.merged(verdict.plan)
-        if call.plan is not None:
-            call.delay_s = max(call.delay_s, call.plan.delay_ms / 1000)
-            # A degraded call is cheaper, or so it should be: reserve what it will cost, not
-            # what was asked for.
-            if not hint:
-                estimate = self._costing.estimate(call)
-                if estimate is None:
-                    return self._refuse_unknown_price(call)
-                call.estimate = estimate
-            elif options.estimate_degraded is not None:
-                less = options.estimate_degraded(call.plan)
-                if less is not None:
-                    call.estimate = to_pico(number("WrapOptions", "estimate_degraded", less, zero_ok=True))
+            call.degrade(verdict.plan)
+        if call.plan is not None and self._degraded_price_refuses(call):
+            return True
+        return self._charge_is_refused(call, call.shield_ctx)
+
+    def _degraded_price_refuses(self, call: Call) -> bool:
+        """Reserve what a degraded call will cost, not what was asked for; True if nobody can say."""
+        estimate = self._costing.estimate_degraded(call)
+        if estimate is None:
+            return self._refuse_unknown_price(call)
+        call.estimate = estimate
         return False
+
+    def _charge_is_refused(self, call: Call, ctx: ToolCallContext) -> bool:
+        """Ask the charge hooks about the reservation; one that degrades makes it a smaller one."""
+        before = call.plan
+        for pipeline in self._pipelines:
+            verdict = pipeline.judge("before_charge", ctx, to_usd(call.estimate))
+            if self._heed(call, pipeline, verdict):
+                return True
+            call.degrade(verdict.plan)
+        return call.plan is not None and call.plan is not before and self._degraded_price_refuses(call)
 
     def _reserve(self, call: Call) -> bool:
         """Ask the guards of the dispatch, then check and book in one step; True if the call was refused."""
         if self._must_consult and self._dispatch_guards_refuse(call):
             return True
-        if self._breakers and self._circuit_is_open(call):
+        if (self._breakers or self._heeded) and self._circuit_is_open(call):
             return True
         if self._is_stopped():
             return self._refuse_stopped(call)
@@ -759,12 +777,6 @@ class ExecutionContext:
         return f"{account.retries} of {config.max_retries_total} retries are used"
 
     def _dispatch_guards_refuse(self, call: Call) -> bool:
-        ctx = call.shield_ctx
-        if ctx is not None:
-            for pipeline in self._pipelines:
-                verdict = pipeline.judge("before_charge", ctx, to_usd(call.estimate))
-                if self._heed(call, pipeline, verdict):
-                    return True
         for policy in self._policies:
             try:
                 answer = policy.check(self._policy_context(call))
@@ -792,19 +804,43 @@ class ExecutionContext:
             call.pots += ((pot, pot_id),)
         return False
 
-    def _circuit_is_open(self, call: Call) -> bool:
-        entity = call.options.entity_id or (
+    def _circuits(self, call: Call) -> Iterator[tuple[CircuitBreaker, bool]]:
+        """Yield the breakers that a call has to pass, and whether it only heeds them."""
+        entity = self._entity(call)
+        for guard in (*self._heeded, *self._breakers):
+            breaker = guard.get(entity) if isinstance(guard, CircuitBreakers) else guard
+            yield breaker, guard in self._heeded
+
+    @staticmethod
+    def _entity(call: Call) -> str:
+        """Name the provider or the tool that a call goes to."""
+        return call.options.entity_id or (
             (call.model() or "llm") if call.kind == "llm" else call.options.operation_name
         )
-        for guard in self._breakers:
-            breaker = guard.get(entity) if isinstance(guard, CircuitBreakers) else guard
-            permit = breaker.acquire()
-            if permit is None:
-                detail = f"{entity or 'the provider'}: {breaker.describe()}"
-                self._passing_stop(StopReason.CIRCUIT_OPEN, detail)
-                return self._block(call, Decision.HALT, StopReason.CIRCUIT_OPEN, detail)
-            call.permits += (permit,)
+
+    def _circuit_is_open(self, call: Call) -> bool:
+        for breaker, is_heeded in self._circuits(call):
+            if is_heeded:
+                # The probe of a half-open circuit is for the work itself.
+                if breaker.state is CircuitState.CLOSED:
+                    continue
+            elif (permit := breaker.acquire()) is not None:
+                call.permits += (permit,)
+                continue
+            return self._refuse_open_circuit(call, breaker)
         return False
+
+    def _circuit_stays_open(self, call: Call, delay_s: float) -> bool:
+        """Refuse a call if no probe is due by the end of that wait, so that nobody waits in vain."""
+        for breaker, _ in self._circuits(call):
+            if breaker.probe_due_s > delay_s:
+                return self._refuse_open_circuit(call, breaker)
+        return False
+
+    def _refuse_open_circuit(self, call: Call, breaker: CircuitBreaker) -> bool:
+        detail = f"{self._entity(call) or 'the provider'}: {breaker.describe()}"
+        self._passing_stop(StopReason.CIRCUIT_OPEN, detail)
+        return self._block(call, Decision.HALT, StopReason.CIRCUIT_OPEN, detail)
 
     def _heed(self, call: Call, pipeline: ShieldPipeline, verdict: Verdict) -> bool:
         """Take a verdict into account; True if it blocks the call."""
@@ -813,9 +849,9 @@ class ExecutionContext:
             call.verdicts.append((pipeline, verdict))
         if not verdict.is_blocking:
             return False
-        reason = getattr(verdict.hook, "stop_reason", None)
+        reason = _stop_reason_of(verdict.hook)
         if reason is not None and verdict.decision is Decision.HALT:
-            self._passing_stop(StopReason(reason), verdict.reason)
+            self._passing_stop(reason, verdict.reason)
         return self._block(call, verdict.decision, reason, verdict.reason)
 
     def _block(self, call: Call, decision: Decision, reason: StopReason | None, detail: str) -> bool:
@@ -858,7 +894,11 @@ class ExecutionContext:
         self._replace_reservation(failed, None, "error")
         for permit in failed.permits:
             permit.fail(error)
-        failed_id, ctx = failed.reservation_id, failed.shield_ctx
+        ctx = failed.shield_ctx
+        again = Call(self, call.kind, _nothing, call.options)
+        again.parent, again.retries, again.cause = call, failed.reservation_id, error
+        # What was made less for the attempt before stays so; its delay is over.
+        again.degrade(None if failed.plan is None else replace(failed.plan, delay_ms=0))
         if failed is not call:
             self._finish(failed, "error", Decision.RETRY)
         token = call.token or self.cancellation_token
@@ -870,16 +910,15 @@ class ExecutionContext:
                 continue
             verdict = pipeline.judge_error(ctx, error)
             self._note(*verdict.events)
-            if verdict.plan is not None:
-                delay_s = max(delay_s, verdict.plan.delay_ms / 1000)
-            elif verdict.is_blocking and verdict.decision is not Decision.RETRY:
+            again.degrade(verdict.plan)
+            if verdict.is_blocking and verdict.decision is not Decision.RETRY:
                 raise self._refused(call, verdict.decision, None, verdict.reason)
-        again = Call(self, call.kind, _nothing, call.options)
-        again.parent, again.retries, again.cause = call, failed_id, error
         # Asked before the wait, so that nobody waits in vain; booked after it.
         if self._consult(again) or self._limits_forbid(again, again.estimate):
             raise self._refused(call, again.decision, again.stop_reason, again.detail)
         delay_s = max(delay_s, again.delay_s)
+        if self._circuit_stays_open(again, delay_s):
+            raise self._refused(call, again.decision, again.stop_reason, again.detail)
         if self._is_too_late(call, delay_s):
             detail = f"the next attempt is due in {delay_s:g} s, and there is not so much time left"
             self._passing_stop(StopReason.TIMEOUT, f"{describe(error)}; {detail}")
@@ -1124,7 +1163,7 @@ class ExecutionContext:
             permit.fail(error)
         wanted = options.retry_policy_override
         decision = Decision.RETRY
-        delay_ms = 0
+        plan: DegradePlan | None = None
         ctx = call.shield_ctx
         if ctx is not None and call.refusal is None:
             for pipeline in self._pipelines:
@@ -1134,7 +1173,7 @@ class ExecutionContext:
                 verdict = pipeline.judge_error(ctx, error)
                 self._note(*verdict.events)
                 if verdict.plan is not None:
-                    delay_ms = max(delay_ms, verdict.plan.delay_ms)
+                    plan = verdict.plan if plan is None else plan.merged(verdict.plan)
                 elif verdict.is_blocking and verdict.decision is not Decision.RETRY:
                     decision = verdict.decision
                     break
@@ -1155,7 +1194,7 @@ class ExecutionContext:
             call.retries_used += 1
             self._journal_retry(call.node_id, call.dispatched.reservation_id)
             if again:
-                self._prepare_retry(call, delay_ms)
+                self._prepare_retry(call, plan)
                 return False
             drained = bool(call.permits) and self._retries_are_spent()
         else:
@@ -1179,7 +1218,7 @@ class ExecutionContext:
             for account in self._accounts
         )
 
-    def _prepare_retry(self, call: Call, delay_ms: int) -> None:
+    def _prepare_retry(self, call: Call, plan: DegradePlan | None) -> None:
         close_token(call)
         call.token = None
         call.is_retry = True
@@ -1193,10 +1232,10 @@ class ExecutionContext:
         call.is_dispatched = False
         call.is_abandoned = False
         call.handover = None
-        call.delay_s = delay_ms / 1000
         call.permits = ()
         call.verdicts = None
-        call.plan = None
+        call.plan, call.delay_s = None, 0.0
+        call.degrade(plan)
 
     def _settle(self, call: Call, value: object, status: Status) -> None:
         """Settle an attempt whose function is over, or is left behind; once."""
@@ -1516,6 +1555,12 @@ def _pots(configs: Sequence[ExecutionConfig]) -> tuple[tuple[BudgetBackend, floa
 
 def _nothing() -> None:
     """Stand for the function of an attempt that is made within another call's."""
+
+
+def _stop_reason_of(hook: object) -> StopReason | None:
+    """Read which of the eight reasons a hook stops for; a word of its own is none of them."""
+    said = getattr(hook, "stop_reason", None)
+    return next((each for each in StopReason if each == said), None)
 
 
 def _some(item: T | None) -> tuple[T, ...]:

@@ -12,6 +12,8 @@ refuses every change, works in a session of its own, and gets of the run's resou
 Depth travels in the containment: the chain of a nested evaluation carries its depth and the lowest ceiling
 that anybody on the way set, and whoever wants to nest once more, also from a subagent further down, finds
 both there. Where there is no containment, the evaluation makes one, so that depth has somewhere to travel.
+The session of the evaluation carries both as well, as tags that the sessions made under it inherit: a process
+that opens one of them later knows how deep it is.
 
 `Judges` tells a judge's own nested evaluations about the run through a scope that follows the call (a
 context variable), so that a judge who builds a `NestedExecutionContext` by hand is contained as well.
@@ -41,7 +43,7 @@ from holdfast.state.budget import Budget, BudgetTracker, Deadline, TokenUsage
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import Binding, ResourceContext, Snapshotable
 from holdfast.state.run_context import RunContext
-from holdfast.state.session import Session, Transaction
+from holdfast.state.session import FAMILY, Session, Transaction
 from holdfast.state.views import SessionProtocol, SessionView
 from holdfast.workspace.base import Filesystem
 
@@ -51,8 +53,8 @@ FailureMode = Literal["open", "closed"]
 MAX_NESTED_DURATION: Final = timedelta(seconds=30)
 """How long a nested evaluation takes at most, unless it is told otherwise."""
 
-_DEPTH_TAG: Final = "holdfast.nesting_depth"
-_CEILING_TAG: Final = "holdfast.max_nesting_depth"
+_DEPTH_TAG: Final = f"{FAMILY}nesting_depth"
+_CEILING_TAG: Final = f"{FAMILY}max_nesting_depth"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,18 +227,23 @@ def refuse_mutable(resource_type: type, value: object) -> None:
 # --- depth ---------------------------------------------------------------------------------------------
 
 
-def nesting_of(containment: ExecutionContext | None) -> tuple[int, int | None]:
-    """Return how deep a chain is inside nested evaluations, and the lowest ceiling set on the way."""
-    depth, ceiling = 0, None
+def nesting_of(
+    containment: ExecutionContext | None, session: SessionProtocol | None = None
+) -> tuple[int, int | None]:
+    """Return how deep a chain or a session is inside nested evaluations, and the lowest ceiling on the way."""
+    carried: list[Mapping[str, str]] = [getattr(session, "tags", {})]
     context = containment
     while context is not None:
-        tags = context.metadata.tags
-        depth = max(depth, int(tags.get(_DEPTH_TAG, 0)))
-        if _CEILING_TAG in tags:
-            found = int(tags[_CEILING_TAG])
-            ceiling = found if ceiling is None else min(ceiling, found)
+        carried.append(context.metadata.tags)
         context = context.parent
-    return depth, ceiling
+    depths = [int(tags[_DEPTH_TAG]) for tags in carried if tags.get(_DEPTH_TAG, "").isdecimal()]
+    ceilings = [int(tags[_CEILING_TAG]) for tags in carried if tags.get(_CEILING_TAG, "").isdecimal()]
+    return max(depths, default=0), min(ceilings, default=None)
+
+
+def nesting_tags(depth: int, ceiling: int) -> dict[str, str]:
+    """Write down how deep an evaluation is, for its chain and for its session."""
+    return {_DEPTH_TAG: str(depth), _CEILING_TAG: str(ceiling)}
 
 
 def nested_chain(
@@ -252,10 +259,10 @@ def nested_chain(
         team=mine.team,
         service=mine.service,
         user_id=mine.user_id,
-        tags={**mine.tags, _DEPTH_TAG: str(depth), _CEILING_TAG: str(ceiling)},
+        tags={**mine.tags, **nesting_tags(depth, ceiling)},
     )
-    # A judge that fails must not use up what the work itself may try again.
-    return root.spawn_child(limits, metadata=metadata, own_retries=True)
+    # A judge that fails must not use up what the work may try again, nor stop its calls.
+    return root.spawn_child(limits, metadata=metadata, onlooker=True)
 
 
 # --- the scope -----------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ from holdfast.judges.context import (
     inner_scope,
     nested_chain,
     nesting_of,
+    nesting_tags,
     refuse_mutable,
     scoped,
 )
@@ -165,7 +166,7 @@ class NestedEvaluator(Generic[OutputT]):
         )
         deadline.raise_if_passed(f"the nested evaluation of {self._prompt.name!r}")
         containment = context.containment or scope.containment
-        depth, ceiling = nesting_of(containment)
+        depth, ceiling = nesting_of(containment, context.parent_session)
         ceiling = config.max_nesting_depth if ceiling is None else min(ceiling, config.max_nesting_depth)
         run_context = context.parent_run_context or scope.run_context
         tracker, kind = self._tracker(budget_tracker, scope, config)
@@ -205,6 +206,7 @@ class NestedEvaluator(Generic[OutputT]):
             parent = frame.context.parent_session
             session_id = frame.run_context.session_id
             tags = {
+                **nesting_tags(frame.depth, frame.ceiling),
                 "nested": self._prompt.name,
                 **({"judge": frame.scope.judge} if frame.scope.judge else {}),
             }

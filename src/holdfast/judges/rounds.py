@@ -94,7 +94,9 @@ class Judges:
     """Everybody who judges one evaluation: the prompt's feedback providers and its completion checker.
 
     After a refusal, `exhausted` says whether it was the last one that the configuration allows: then
-    the turn ends as incomplete, with `last_reason`.
+    the turn ends as incomplete, with `last_reason`. Refusals are counted from the log: those of the
+    evaluation that stand behind the place `refusals_after`, so that whoever takes up a turn that ended
+    incomplete can give it another round.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Judges:
         clock: Clock | None = None,
         task: str = "",
         evaluation_id: str = "",
+        refusals_after: int = 0,
     ) -> None:
         config = prompt.nested_execution_config
         if config is not None and not isinstance(config, NestedExecutionConfig):
@@ -136,6 +139,7 @@ class Judges:
         self._clock = clock or session.clock
         self._task = task
         self._evaluation_id = evaluation_id
+        self._refusals_after = refusals_after
         self._providers = _named(cast("tuple[FeedbackProviderConfig, ...]", prompt.feedback_providers))
         self._checker = cast("TaskCompletionChecker | None", prompt.task_completion_checker)
         self._seen = 0
@@ -465,14 +469,13 @@ class Judges:
         )
 
     def _refusals(self) -> int:
-        """Count how often this evaluation was refused, in this process and those before it."""
-        mine = self._evaluation()
-        return len(
-            self._session[CompletionChecked].where(
-                lambda each: (
-                    not each.complete and each.evaluation_id == mine and each.prompt_name == self._prompt.name
-                )
-            )
+        """Count how often this evaluation was refused in this round, in this process and those before it."""
+        mine = (self._evaluation(), self._prompt.name)
+        return sum(
+            place > self._refusals_after
+            and not each.complete
+            and (each.evaluation_id, each.prompt_name) == mine
+            for each, place in placed(self._session, CompletionChecked)
         )
 
     def _evaluation(self) -> str:

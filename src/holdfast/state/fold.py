@@ -232,6 +232,10 @@ class _Notes:
         self.unknown[type_name] = self.unknown.get(type_name, 0) + 1
 
 
+MAX_CLOSED_CHILDREN = 32
+"""How many children that are closed a session still holds in memory: their logs hold all of them."""
+
+
 class Core:
     """What all handles of one session share."""
 
@@ -284,6 +288,14 @@ class Core:
 
         for each in SYSTEM_EVENTS:
             self.name_of(each)
+
+    def adopt(self, child: Session) -> None:
+        """Take a child in. Of those that are closed only the newest stay, however many a run has had."""
+        with self.lock:
+            closed = [each for each in self.children if each._core.closed]
+            gone = {id(each) for each in closed[: max(len(closed) - MAX_CLOSED_CHILDREN + 1, 0)]}
+            self.children = [each for each in self.children if id(each) not in gone]
+            self.children.append(child)
 
     # .. knowing types ..
 

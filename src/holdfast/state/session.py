@@ -170,7 +170,7 @@ class Session:
         if created_at.tzinfo is None:
             raise UsageError("created_at has no time zone; use datetime.now(UTC)")
         parent_id = parent.session_id if parent is not None else None
-        all_tags = dict(tags or {})
+        all_tags = {**(family_tags(parent.tags) if parent is not None else {}), **(tags or {})}
         all_tags["session_id"] = str(session_id)
         if parent_id is not None:
             all_tags["parent_session_id"] = str(parent_id)
@@ -197,8 +197,7 @@ class Session:
         parent._adopt(self)
 
     def _adopt(self, child: Session) -> None:
-        with self._core.lock:
-            self._core.children.append(child)
+        self._core.adopt(child)
 
     @classmethod
     def open(
@@ -276,7 +275,10 @@ class Session:
 
     @property
     def children(self) -> tuple[Session, ...]:
-        """The sessions made under this one, oldest first."""
+        """The sessions made under this one, oldest first: those that are open, and the newest of the others.
+
+        `session.log.sessions(parent_id=session.session_id)` lists all that there ever were.
+        """
         with self._core.lock:
             return tuple(self._core.children)
 
@@ -391,10 +393,6 @@ class Session:
             # Without a way back to the session that it was taken from.
             return replace(handle.snapshot(include_all=include_all), taken_by=None)
 
-        def adopt(child: Session) -> None:
-            with core.lock:
-                core.children.append(child)
-
         def spawn(view: SessionView, **given: Any) -> Session:
             return Session(parent=view, log=core.log, codec=core.codec, **given)
 
@@ -404,7 +402,7 @@ class Session:
             tags=core.tags,
             clock=core.clock,
             snapshot=snapshot,
-            adopt=adopt,
+            adopt=core.adopt,
             spawn=spawn,
         )
 
@@ -1084,6 +1082,15 @@ def nested_session(
         raise UsageError(f"this view of the session {view.session_id} has no log in which a child could live")
     made: Session = view._spawn(view, session_id=session_id, dispatcher=dispatcher, tags=tags)
     return made
+
+
+FAMILY = "family."
+"""How the names of tags begin that a session hands on to the sessions made under it."""
+
+
+def family_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return those of a session's tags that its children get as well, in whatever process they are made."""
+    return {name: value for name, value in tags.items() if name.startswith(FAMILY)}
 
 
 def iter_sessions_bottom_up(root: Session) -> Iterator[Session]:

@@ -56,7 +56,7 @@ from holdfast.conversation.messages import InnerMessage
 from holdfast.errors import HoldfastError, LeaseHeldError, SessionNotFoundError, UsageError
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import ResourceRegistry
-from holdfast.state.session import Session, stamped
+from holdfast.state.session import Session, family_tags, stamped
 from holdfast.subagents.limits import Allowance, SubagentLimits, config_of, narrow
 from holdfast.subagents.outcomes import WaitOutcome, wait_outcome
 from holdfast.subagents.records import WORKSPACE_MODES, SubagentCharter, WorkspaceMode
@@ -678,6 +678,7 @@ class Subagents:
             log.info(child.session_id)
         except SessionNotFoundError:
             tags = {
+                **family_tags(self._session.tags),
                 "session_id": str(child.session_id),
                 "parent_session_id": str(self._session.session_id),
                 "agent": child.agent,

@@ -44,6 +44,7 @@ from holdfast.errors import (
     PromptEvaluationError,
     VisibilityExpansionRequired,
 )
+from holdfast.judges.feedback import placed
 from holdfast.judges.rounds import Judges
 from holdfast.prompt.events import PromptExecuted, PromptRendered, PromptResponse
 from holdfast.prompt.render import RenderedPrompt, parse_output
@@ -100,7 +101,7 @@ DEFAULT_MAX_ITERATIONS = 100
 """How often a turn asks the model at most, unless it is told otherwise."""
 
 MAX_REPAIRS = 2
-"""How often an answer that does not fit the output type goes back to the model, in one turn."""
+"""How often an answer that does not fit the output type goes back to the model, until the turn ends."""
 
 _SUMMARY_CHARS = 200
 """How much of a tool's result a screen is told while the turn runs."""
@@ -351,7 +352,14 @@ class InnerLoop:
             clock=self.state.clock,
             task=task,
             evaluation_id=self._record.evaluation_id,
+            refusals_after=self._ended_as("incomplete"),
         )
+
+    def _ended_as(self, kind: str) -> int:
+        """Return where the turn last ended for that reason; whoever takes it up again may try as often anew."""
+        mine = self._record.turn_id
+        endings = placed(self.state.session, TurnEnded)
+        return max((at for each, at in endings if (each.turn_id, each.error_kind) == (mine, kind)), default=0)
 
     async def _hear_feedback(self) -> None:
         """Let whoever looks at the work speak: behind the results, so that what was sent stays a prefix."""
@@ -378,7 +386,13 @@ class InnerLoop:
 
     def _send_back(self, error: OutputParseError) -> TurnResult | None:
         """Tell the model what is wrong with its answer, a few times at most."""
-        told = sum(each.role == "user" and each.content.startswith(_REPAIR) for each in self._record.messages)
+        told = sum(
+            each.evaluation_id == self._record.evaluation_id
+            and each.role == "user"
+            and each.content.startswith(_REPAIR)
+            and at > self._ended_as("output_parse")
+            for each, at in placed(self.state.session, InnerMessage)
+        )
         if told >= MAX_REPAIRS:
             return self._ended_by(error)
         self._record.add("user", f"{_REPAIR}\n{error}\n</invalid-answer>")
@@ -408,6 +422,7 @@ class InnerLoop:
     async def _ask(self) -> CollectedAnswer | TurnResult:
         """Call the model once, inside the containment, and record its answer."""
         self._check_budget()
+        self._record.catch_up()
         await self._compactor.before_call(
             self.state.session,
             self._record.replayer,
