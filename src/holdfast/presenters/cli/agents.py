@@ -11,6 +11,16 @@ from typing import Any
 
 from holdfast.agent import Agent
 from holdfast.errors import UsageError
+from holdfast.judges import (
+    CommandChecker,
+    CompositeChecker,
+    FeedbackProviderConfig,
+    FeedbackTrigger,
+    FileOutputChecker,
+    LLMCompletionVerifier,
+    LLMTrajectoryFeedback,
+    NestedExecutionConfig,
+)
 from holdfast.tools.files import FILE_TOOLS, READING_TOOLS
 from holdfast.tools.plan import PLAN_TOOLS
 from holdfast.tools.shell import shell_tool
@@ -121,37 +131,107 @@ def _yaml_module(file: Path) -> Any:
         ) from error
 
 
-_KEYS = {"name", "instructions", "tools", "max_iterations", "limits", "completion", "judge"}
+LIMITS = ("max_cost", "max_steps", "max_retries", "timeout")
+"""The ceilings that an agent file can set, under the names of the settings."""
+
+_KEYS = ("name", "instructions", "tools", "max_iterations", "limits", "judges")
+_JUDGES = ("check", "files", "model", "review_every_calls", "strict")
 
 
 def _from_data(data: Mapping[str, Any], file: Path) -> Agent:
-    unknown = data.keys() - _KEYS
-    if unknown:
-        raise UsageError(f"{file} has {', '.join(sorted(unknown))}; an agent has {', '.join(sorted(_KEYS))}")
+    _refuse_unknown(data, _KEYS, f"{file}")
     instructions = data.get("instructions")
     if not isinstance(instructions, str) or not instructions.strip():
         raise UsageError(f"{file} needs instructions: a text that says what the agent is and does")
+    named = data.get("tools", ["files", "shell", "plan"])
+    if not isinstance(named, list):
+        raise UsageError(f"tools in {file} must be a list out of {', '.join(_TOOLS)}, not {named!r}")
     tools: list[Tool[Any, Any]] = []
-    for each in data.get("tools", ["files", "shell", "plan"]):
+    for each in named:
         if each not in _TOOLS:
             raise UsageError(f"{file} names the tools {each!r}; there are {', '.join(_TOOLS)}")
         tools.extend(_TOOLS[each]())
     unique = {each.name: each for each in tools}
-    iterations = data.get("max_iterations", 100)
-    if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
-        raise UsageError(f"max_iterations in {file} must be a whole number above 0, not {iterations!r}")
     name = data.get("name", file.stem)
     if not isinstance(name, str) or not name.strip():
         raise UsageError(f"the name in {file} must be a text, not {name!r}")
-    return Agent(name, instructions, tools=tuple(unique.values()), max_iterations=iterations)
+    _limits(data, file)
+    return Agent(
+        name,
+        instructions,
+        tools=tuple(unique.values()),
+        max_iterations=_count(data.get("max_iterations", 100), f"max_iterations in {file}"),
+        **_judges(data, file),
+    )
 
 
-def settings_of(spec: str, directory: Path) -> Mapping[str, Any]:
-    """Return what an agent file says about limits, completion and judges; nothing for a Python file."""
+def _refuse_unknown(data: Mapping[str, Any], known: tuple[str, ...], place: str) -> None:
+    unknown = sorted(str(each) for each in data.keys() - set(known))
+    if unknown:
+        raise UsageError(f"{place} has {', '.join(unknown)}; it may have {', '.join(known)}")
+
+
+def _table(data: Mapping[str, Any], name: str, known: tuple[str, ...], file: Path) -> Mapping[str, Any]:
+    table = data.get(name, {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{name} in {file} must be a table of {', '.join(known)}, not {table!r}")
+    _refuse_unknown(table, known, f"{name} in {file}")
+    return table
+
+
+def _count(given: object, place: str) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise UsageError(f"{place} must be a whole number above 0, not {given!r}")
+    return given
+
+
+def _limits(data: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+    return _table(data, "limits", LIMITS, file)
+
+
+def _judges(data: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Make the judges that an agent file names: before the agent may stop, and while it works."""
+    said = _table(data, "judges", _JUDGES, file)
+    check, files = said.get("check"), said.get("files", [])
+    if check is not None and (not isinstance(check, str) or not check.strip()):
+        raise UsageError(f"judges.check in {file} must be a command, not {check!r}")
+    if not isinstance(files, list) or not all(isinstance(each, str) and each for each in files):
+        raise UsageError(f"judges.files in {file} must be a list of paths, not {files!r}")
+    for name in ("model", "strict"):
+        if not isinstance(said.get(name, False), bool):
+            raise UsageError(f"judges.{name} in {file} must be true or false, not {said[name]!r}")
+    made: dict[str, Any] = {
+        "completion": joined(
+            FileOutputChecker(files) if files else None,
+            None if check is None else CommandChecker(check),
+            LLMCompletionVerifier() if said.get("model") else None,
+        )
+    }
+    if "review_every_calls" in said:
+        calls = _count(said["review_every_calls"], f"judges.review_every_calls in {file}")
+        trigger = FeedbackTrigger(every_n_calls=calls)
+        made["feedback"] = (
+            FeedbackProviderConfig(LLMTrajectoryFeedback(min_tool_calls=min(calls, 5)), trigger),
+        )
+    if said.get("strict"):
+        made["nested"] = NestedExecutionConfig(on_completion_failure="closed")
+    return made
+
+
+def joined(*checkers: Any) -> Any:
+    """Make one completion check of several; None if there is none."""
+    real = [each for each in checkers if each is not None]
+    return real[0] if len(real) == 1 else CompositeChecker(real) if real else None
+
+
+def limits_of(spec: str, directory: Path) -> Mapping[str, Any]:
+    """Return the ceilings that an agent file sets; none for a Python file."""
     file = Path(spec.partition(":")[0]).expanduser()
     file = file if file.is_absolute() else directory / file
+    if not file.is_file():
+        return {}
     if file.suffix == ".toml":
-        return _toml(file)
+        return _limits(_toml(file), file)
     if file.suffix in (".yaml", ".yml"):
-        return _yaml(file)
+        return _limits(_yaml(file), file)
     return {}

@@ -8,6 +8,7 @@ from uuid import UUID
 from holdfast.agent import erase_run, reopened
 from holdfast.errors import UsageError
 from holdfast.presenters.cli.looking import print_json
+from holdfast.presenters.cli.places import flag_for
 from holdfast.presenters.cli.stored import reading
 from holdfast.state.execution import ExecutionState
 from holdfast.state.session import Session
@@ -47,11 +48,13 @@ def rollback(store: Path, run_id: UUID, *, call: str | None, as_json: bool) -> N
 
 def fork(store: Path, run_id: UUID, *, call: str | None, after: bool, into: Path, as_json: bool) -> None:
     """Make another run that goes on from a tool call, in a workspace of its own."""
-    if into.exists() and any(into.iterdir()):
-        raise UsageError(f"{into} is not empty; name a new directory for the fork's workspace")
-    into.mkdir(parents=True, exist_ok=True)
+    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+        raise UsageError(
+            f"{into} is there already; name a new or an empty directory for the fork's workspace"
+        )
     with reopened(store, run_id) as state:
         boundary = _chosen(state.session, call)
+        into.mkdir(parents=True, exist_ok=True)
         made: ExecutionState = fork_at(
             state, boundary.call_id, side="after" if after else "before", workspace=into
         )
@@ -61,7 +64,7 @@ def fork(store: Path, run_id: UUID, *, call: str | None, after: bool, into: Path
         as_json,
         {"run": str(new_id), "from": str(run_id), "call": boundary.call_id, "workspace": str(into)},
         f"run {str(new_id)[:8]} goes on from {boundary.tool_name} ({boundary.call_id}) in {into}\n"
-        f"go on with: holdfast resume {str(new_id)[:8]}",
+        f"go on with: holdfast resume {str(new_id)[:8]}{flag_for(store)}",
     )
 
 
@@ -98,7 +101,7 @@ def answer(store: Path, run_id: UUID, *, call: str | None, approved: bool, note:
         as_json,
         {"run": str(run_id), "call": chosen[0].call_id, "approved": approved},
         f"{'approved' if approved else 'refused'}: {chosen[0].tool_name} ({chosen[0].call_id})\n"
-        f"go on with: holdfast resume {str(run_id)[:8]}",
+        f"go on with: holdfast resume {str(run_id)[:8]}{flag_for(store)}",
     )
 
 
@@ -114,6 +117,8 @@ def erase(store: Path, run_id: UUID, *, as_json: bool) -> None:
 
 def prune(store: Path, run_id: UUID, *, keep_last: int, as_json: bool) -> None:
     """Forget the oldest events of a run. What was spent is not forgotten."""
+    if keep_last < 0:
+        raise UsageError(f"--keep-last must be 0 or more, not {keep_last}")
     with reopened(store, run_id) as state:
         gone = state.session.prune(keep_last=keep_last)
     _say(as_json, {"run": str(run_id), "forgotten_events": gone}, f"forgot {gone} events")

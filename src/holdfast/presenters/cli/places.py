@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from holdfast.errors import UsageError
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.presenters.cli import settings
 
 STORE_NAME = "runs.db"
 
@@ -36,6 +38,16 @@ def store_for(directory: Path, given: str | None, environ: Mapping[str, str]) ->
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", project.name) or "root"
     digest = hashlib.sha256(os.fsencode(project)).hexdigest()[:12]
     return Path(base) / "holdfast" / f"{name}-{digest}" / STORE_NAME
+
+
+def flag_for(store: Path) -> str:
+    """Return the flag that a command typed here needs to find a store; empty if it finds it anyway."""
+    try:
+        said = settings.load({}, os.environ, Path.cwd()).text("store")
+        is_found = store_for(Path.cwd(), said, os.environ).resolve() == store.resolve()
+    except (HoldfastError, OSError):
+        is_found = False
+    return "" if is_found else f" --store {shlex.quote(str(store))}"
 
 
 def ready(store: Path) -> Path:

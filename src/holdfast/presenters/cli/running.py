@@ -14,8 +14,8 @@ from rich.console import Console
 
 from holdfast.agent import Agent, Run
 from holdfast.containment import Limits
-from holdfast.errors import UsageError
-from holdfast.judges import CommandChecker, CompositeChecker, LLMCompletionVerifier, completion_prompt
+from holdfast.errors import LeaseHeldError, LogError, UsageError
+from holdfast.judges import CommandChecker, LLMCompletionVerifier, NestedExecutionConfig
 from holdfast.presenters.cli import agents, models, places, settings, stored
 from holdfast.presenters.cli.screen import JsonScreen, Screen, screen_for, watching
 from holdfast.presenters.cli.settings import Settings
@@ -36,9 +36,32 @@ EXIT_CODES = {
 }
 """How a command that ran a turn exits: 0 for a clean answer and for nothing else."""
 
-_LIMIT_KINDS = {"budget_exceeded", "step_limit_exceeded", "retry_budget_exceeded"}
+_LIMIT_KINDS = {
+    "budget_exceeded",
+    "step_limit_exceeded",
+    "retry_budget_exceeded",
+    "iteration_cap",
+    "circuit_open",
+    "provider_rate_limit",
+    "halted",
+}
 
-_REMEMBERED = ("agent", "model", "base_url", "api", "check", "judge", "permissions")
+_REMEMBERED = (
+    "agent",
+    "model",
+    "base_url",
+    "api",
+    "check",
+    "judge",
+    "permissions",
+    "max_cost",
+    "max_steps",
+    "max_retries",
+    "timeout",
+    "unknown_price",
+)
+"""What a resume goes on with unless it is told otherwise: also the ceilings, or they would not be any."""
+
 _TAG = "cli."
 
 
@@ -59,7 +82,9 @@ class Desk:
         directory: Path | None = None,
         run: str | None = None,
         as_json: bool = False,
+        is_chat: bool = False,
     ) -> None:
+        self.is_chat = is_chat
         self.directory = (directory or Path.cwd()).resolve()
         if not self.directory.is_dir():
             raise UsageError(f"{self.directory} is no directory; name the one that the agent is to work in")
@@ -73,9 +98,12 @@ class Desk:
             remembered = self._remembered(self.run_id)
         else:
             places.ready(self.store)
-        self.settings = settings.load(flags, os.environ, self.directory, remembered)
+        known = settings.load(flags, os.environ, self.directory, remembered)
+        spec = known.text("agent")
+        self.agent = _agent_for(known, self.directory)
+        ceilings = {} if spec is None else agents.limits_of(spec, self.directory)
+        self.settings = settings.load(flags, os.environ, self.directory, remembered, ceilings)
         self.provider: Provider = models.provider_for(self.settings, os.environ)
-        self.agent = _agent_for(self.settings, self.directory, self.provider)
 
     def _remembered(self, run_id: UUID) -> dict[str, str]:
         with stored.opened_log(self.store) as log:
@@ -84,11 +112,18 @@ class Desk:
 
     def tags(self) -> dict[str, str]:
         """Return what a resume has to know."""
-        kept = {name: self.settings[name] for name in _REMEMBERED}
-        agent = kept["agent"]
+        kept = {
+            name: self.settings[name]
+            for name in _REMEMBERED
+            if self.settings.chosen[name].source != settings.DEFAULT
+        }
+        agent = kept.get("agent")
         if isinstance(agent, str):
             path, colon, name = agent.partition(":")
             kept["agent"] = str((self.directory / Path(path).expanduser()).resolve()) + colon + name
+        model = kept.get("model")
+        if isinstance(model, str) and model.startswith("scripted:"):
+            kept["model"] = "scripted:" + str(Path(model.removeprefix("scripted:")).resolve())
         return {_TAG + name: str(value) for name, value in kept.items() if value not in (None, False)}
 
     def limits(self) -> Limits:
@@ -111,10 +146,16 @@ class Desk:
             with watching(screen) as feed:
                 run = self._go(task, permissions, feed.publish)
         except KeyboardInterrupt:
-            return self._interrupted(screen)
+            return self._stopped(screen, "the turn was cut off", EXIT_CODES[TurnState.INTERRUPTED])
+        except LeaseHeldError:
+            raise
+        except LogError as error:
+            # The log would not take another event, so the ending cannot be in it; the run is whole so far.
+            return self._stopped(screen, str(error), EXIT_CODES[TurnState.FAILED])
         with run:
             self.run_id = run.id
-            return self._tell(screen, run.id, run.state, run.result.error_kind, run.result.details, run)
+            ended = TurnEnded("", run.state, run.result.error_kind, run.result.details, run.next_actions)
+            return self._tell(screen, run.id, ended, run.text)
 
     def _go(self, task: str | None, permissions: Permissions, watch: Any) -> Run:
         if task is None:
@@ -139,79 +180,101 @@ class Desk:
             tags=self.tags(),
         )
 
-    def _interrupted(self, screen: Screen) -> int:
-        """Say how an interrupted turn stands in the log."""
-        run_id = self.run_id or stored.find(self.store, stored.LAST)
-        self.run_id = run_id
-        with stored.reading(self.store, run_id) as session:
-            ended = session[TurnEnded].latest()
-            state = turn_state(session)
-        details = ended.details if ended is not None else "the turn was cut off"
-        kind = ended.error_kind if ended is not None else None
-        self._tell(screen, run_id, state, kind, details, None)
-        return EXIT_CODES[TurnState.INTERRUPTED]
+    def _stopped(self, screen: Screen, details: str, code: int) -> int:
+        """Say how a turn that did not come back stands in the log."""
+        try:
+            self.run_id = self.run_id or stored.find(self.store, stored.LAST)
+            with stored.reading(self.store, self.run_id) as session:
+                state, newest = turn_state(session), session[TurnEnded].latest()
+        except LogError:
+            raise LogError(details) from None  # The store cannot even be read: that is what there is to say.
+        if newest is None or newest.state is not state:
+            newest = TurnEnded("", state, "", details, (f"holdfast resume {self.run_id}",))
+        self._tell(screen, self.run_id, newest, "")
+        return code
 
-    def _tell(
-        self, screen: Screen, run_id: UUID, state: TurnState, kind: str | None, details: str, run: Run | None
-    ) -> int:
-        code = exit_code(state, kind)
+    def _tell(self, screen: Screen, run_id: UUID, ended: TurnEnded, text: str) -> int:
+        """Say how a turn ended, and what can be pasted now. Returns the exit code."""
+        code = exit_code(ended.state, ended.error_kind)
         short = str(run_id)[:8]
-        actions = run.next_actions if run is not None else ("resume the session",)
-        commands = _commands(state, short, actions)
+        commands = self._commands(ended, run_id)
+        details = _in_flags(ended.details)
         if isinstance(screen, JsonScreen):
             screen.write(
                 {
                     "event": "ended",
                     "run": str(run_id),
-                    "state": state.value,
-                    "error_kind": kind,
+                    "state": ended.state.value,
+                    "error_kind": ended.error_kind,
                     "details": details,
-                    "text": "" if run is None else run.text,
-                    "next_actions": list(actions),
+                    "text": text,
+                    "next_actions": list(ended.next_actions),
                     "commands": commands,
                     "exit_code": code,
                 }
             )
             return code
         err = Console(stderr=True)
-        style = "green" if state is TurnState.COMPLETED else "red"
-        why = f" ({kind}): {details}" if kind else ""
-        err.print(f"[{style}]{state.value}[/] run {short}", end="", highlight=False)
-        err.print(why, markup=False, highlight=False)
+        style = "green" if ended.state is TurnState.COMPLETED else "red"
+        kind = f" ({ended.error_kind})" if ended.error_kind else ""
+        why = f"{kind}: {details}" if details else kind
+        err.print(f"[{style}]{ended.state.value}[/] run {short}", end="", highlight=False)
+        err.print(why, markup=False, highlight=False, soft_wrap=True)
+        if self.is_chat and ended.state is TurnState.COMPLETED:
+            return code
         for each in commands:
-            err.print(f"  {each}", style="dim", markup=False, highlight=False)
+            err.print(f"  {each}", style="dim", markup=False, highlight=False, soft_wrap=True)
         return code
 
+    def _commands(self, ended: TurnEnded, run_id: UUID) -> list[str]:
+        """Return what a person can paste now, in the directory that they are in."""
+        short = str(run_id)[:8]
+        actions = list(ended.next_actions)
+        if ended.state is TurnState.COMPLETED:
+            actions = [f"holdfast show {short}", f"holdfast diff {short}"]
+        elif ended.state is TurnState.HELD:
+            actions.insert(0, f"holdfast hold list {short}")
+        elsewhere = places.flag_for(self.store)
+        return [
+            each.replace(str(run_id), short) + elsewhere if each.startswith("holdfast ") else f"# {each}"
+            for each in dict.fromkeys(actions)
+        ]
 
-def _commands(state: TurnState, run: str, actions: tuple[str, ...]) -> list[str]:
-    """Return what a person can paste now."""
-    if state is TurnState.COMPLETED:
-        return [f"holdfast show {run}", f"holdfast diff {run}"]
-    if state is TurnState.HELD:
-        return [f"holdfast hold list {run}", f"holdfast hold answer {run} --yes", f"holdfast resume {run}"]
-    return [f"holdfast resume {run}", f"holdfast diagnose {run}", *(f"# {each}" for each in actions)]
+
+_FLAGS = (
+    (
+        "give cost_estimate_hint or prices=, or set on_unknown_price",
+        "say --unknown-price warn to go on uncounted",
+    ),
+)
 
 
-def _agent_for(chosen: Settings, directory: Path, provider: Provider) -> Agent:
+def _in_flags(details: str) -> str:
+    """Say in flags what an error of the library says in arguments."""
+    for said, meant in _FLAGS:
+        details = details.replace(said, meant)
+    return details
+
+
+def _agent_for(chosen: Settings, directory: Path) -> Agent:
+    """Return the agent, with the judges that the settings add to its own.
+
+    A judge that was asked for by name is a gate: if it cannot find out, the run is not complete.
+    """
     spec = chosen.text("agent")
     agent = agents.coding_agent() if spec is None else agents.load_agent(spec, directory)
-    check, judge = chosen.text("check"), bool(chosen["judge"])
-    if spec is not None:
-        written = agents.settings_of(spec, directory)
-        check = check or written.get("completion")
-        judge = judge or bool(written.get("judge"))
-    if check is None and not judge:
+    check = chosen.text("check")
+    asked = agents.joined(
+        None if check is None else CommandChecker(check), LLMCompletionVerifier() if chosen["judge"] else None
+    )
+    if asked is None:
         return agent
-    return replace(agent, completion=_checker(check, judge, agent.completion))
-
-
-def _checker(check: str | None, judge: bool, given: Any) -> Any:
-    parts = [] if given is None else [given]
-    if check is not None:
-        parts.append(CommandChecker(check))
-    if judge:
-        parts.append(LLMCompletionVerifier(completion_prompt()))
-    return parts[0] if len(parts) == 1 else CompositeChecker(parts)
+    nested = agent.nested or NestedExecutionConfig()
+    return replace(
+        agent,
+        completion=agents.joined(agent.completion, asked),
+        nested=replace(nested, on_completion_failure="closed"),
+    )
 
 
 def run(flags: Mapping[str, object | None], task: str, *, directory: Path | None, as_json: bool) -> int:
@@ -228,19 +291,25 @@ def resume(flags: Mapping[str, object | None], said: str, *, as_json: bool) -> i
     return Desk(flags, run=said, as_json=as_json).turn(None)
 
 
-def chat(flags: Mapping[str, object | None], said: str | None, *, directory: Path | None) -> int:
+def chat(
+    flags: Mapping[str, object | None], said: str | None, *, directory: Path | None, as_json: bool = False
+) -> int:
     """Talk with an agent: each line is a turn of the same run."""
-    desk = Desk(flags, directory=directory, run=said)
+    desk = Desk(flags, directory=directory, run=said, as_json=as_json, is_chat=True)
     console = Console(stderr=True)
-    if sys.stdin.isatty():
+    is_person = sys.stdin.isatty() and not as_json
+    if is_person:
         console.print("[dim]an empty line or Ctrl-D ends the chat; Ctrl-C stops a turn[/]")
     code = 0
     while True:
         try:
-            line = console.input("> ", markup=False) if sys.stdin.isatty() else sys.stdin.readline()
+            line = console.input("> ", markup=False) if is_person else sys.stdin.readline()
         except (EOFError, KeyboardInterrupt):
             break
         if not line.strip():
             break
         code = desk.turn(line.strip())
+    if is_person and desk.run_id is not None:
+        again = f"holdfast chat --run {str(desk.run_id)[:8]}{places.flag_for(desk.store)}"
+        console.print(f"go on with: {again}", style="dim", markup=False, highlight=False, soft_wrap=True)
     return code

@@ -1,5 +1,7 @@
 """What the command line is told: flags, then the environment, then `holdfast.toml`, then defaults.
 
+What an earlier run was told comes right after the flags, and an agent file's limits before `holdfast.toml`.
+
 Each value remembers where it came from, so that a person can ask. A file that was found in a directory
 is somebody else's word: it may not decide where the user's key is sent.
 """
@@ -19,6 +21,9 @@ from holdfast.errors import UsageError
 
 FILE_NAME = "holdfast.toml"
 MAX_FILE_BYTES = 1_000_000
+
+DEFAULT = "the default"
+"""The source of a value that nobody has set."""
 
 Value = str | int | float | bool | None
 
@@ -166,10 +171,12 @@ def load(
     environ: Mapping[str, str],
     directory: Path,
     remembered: Mapping[str, str] | None = None,
+    agent: Mapping[str, object] | None = None,
 ) -> Settings:
     """Put the settings together. What is wrong is named together with the place that says it.
 
-    `remembered` is what an earlier run was told: it counts more than anything but flags.
+    `remembered` is what an earlier run was told: it counts more than anything but flags. `agent` is what
+    the agent's own file says: it counts more than the project's settings file.
     """
     file = find_file(directory)
     written = {} if file is None else _read_file(file)
@@ -182,6 +189,9 @@ def load(
         elif environ.get(each.variable):
             value = each.read(each.variable, environ[each.variable])
             chosen[each.name] = Chosen(each.name, value, f"the variable {each.variable}")
+        elif agent and each.name in agent:
+            value = each.read(f"{each.name} in the agent's file", agent[each.name])
+            chosen[each.name] = Chosen(each.name, value, "the agent's file")
         elif each.name in written:
             assert file is not None
             value = each.read(f"{each.name} in {file}", written[each.name])
@@ -189,7 +199,7 @@ def load(
                 _check_is_here(str(value), file)
             chosen[each.name] = Chosen(each.name, value, str(file))
         else:
-            chosen[each.name] = Chosen(each.name, each.default, "the default")
+            chosen[each.name] = Chosen(each.name, each.default, DEFAULT)
     return Settings(chosen, file)
 
 
