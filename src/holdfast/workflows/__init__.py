@@ -5,15 +5,27 @@ from holdfast.workflows.events import WorkflowEvent, WorkflowRecord, record_of
 from holdfast.workflows.globs import overlaps
 from holdfast.workflows.outcomes import Artifact, Checkpoint, StepAnswer
 from holdfast.workflows.running import resume_workflow, run_workflow, with_workflows, workflow_tool
-from holdfast.workflows.spec import StepSpec, WorkflowSpec, load_spec, spec_from_data, spec_schema, waves
+from holdfast.workflows.spec import (
+    AgentSpec,
+    DryRun,
+    StepSpec,
+    WorkflowSpec,
+    dry_run,
+    load_spec,
+    spec_from_data,
+    spec_schema,
+    waves,
+)
 from holdfast.workflows.states import StepState, StepView, WorkflowResult, WorkflowState, derive_workflow
 
 StepOutcome = StepAnswer
 """What a step returns; the older name of `StepAnswer`."""
 
 __all__ = [
+    "AgentSpec",
     "Artifact",
     "Checkpoint",
+    "DryRun",
     "StepAnswer",
     "StepOutcome",
     "StepSpec",
@@ -27,6 +39,7 @@ __all__ = [
     "WorkflowState",
     "answer_step",
     "derive_workflow",
+    "dry_run",
     "load_spec",
     "overlaps",
     "record_of",

@@ -14,7 +14,7 @@ from holdfast.state.events import event
 from holdfast.state.session import Session
 from holdfast.workflows.outcomes import Checkpoint
 from holdfast.workflows.spec import WorkflowSpec, spec_from_data
-from holdfast.workflows.states import StepState, StepView, WorkflowState, step_state
+from holdfast.workflows.states import StepState, StepView, WorkflowState, check_step_move, step_state
 
 Kind = Literal[
     "workflow_started",
@@ -23,6 +23,7 @@ Kind = Literal[
     "checkpoint_decided",
     "step_held",
     "step_reset",
+    "workflow_interrupted",
     "workflow_finished",
 ]
 
@@ -48,6 +49,8 @@ class WorkflowEvent:
     """For the start: the specification, so that a resume needs no file."""
     workspace: str = ""
     """For the start: the directory that it works in; empty for none on disk."""
+    used_s: float = 0.0
+    """For a resume: how much of the workflow's time was used up before it."""
 
 
 @dataclass(slots=True)
@@ -62,37 +65,68 @@ class WorkflowRecord:
     finished_at: datetime | None = None
     resumed_at: datetime | None = None
 
+    used_s: float = 0.0
+    """How much of its time was used up before it was resumed."""
+    interrupted: str = ""
+    """Why it was stopped, if it was."""
+
     def take(self, happened: WorkflowEvent) -> None:
-        """Fold one more event."""
-        view = self.steps.get(happened.step_id)
+        """Fold one more event. What does not fit is left out: a fold never fails, whatever the log says."""
         if happened.kind == "workflow_resumed":
-            self.state, self.finished_at = WorkflowState.RUNNING, None
-            self.resumed_at = happened.created_at
+            self.state, self.finished_at, self.interrupted = WorkflowState.RUNNING, None, ""
+            self.resumed_at, self.used_s = happened.created_at, happened.used_s
             for each, held in self.steps.items():
                 if held.state is StepState.HELD and held.reason:
                     self.steps[each] = replace(held, state=StepState.PENDING, reason="")
         elif happened.kind == "workflow_finished":
-            self.state = WorkflowState(happened.state)
+            self.state = _ending(happened.state)
             self.next_actions, self.finished_at = happened.next_actions, happened.created_at
-        elif view is None:
-            return
-        elif happened.kind == "step_scheduled":
-            self.steps[view.step_id] = replace(
-                view,
-                state=StepState.RUNNING,
-                attempt=happened.attempt,
-                subagent_id=happened.subagent_id,
-                checkpoint=None,
-                reason="",
+        elif happened.kind == "workflow_interrupted":
+            self.state, self.interrupted = WorkflowState.INTERRUPTED, happened.reason
+            self.next_actions, self.finished_at = happened.next_actions, happened.created_at
+        elif happened.step_id in self.steps:
+            self.steps[happened.step_id] = moved(self.steps[happened.step_id], happened)
+            if self.state.is_terminal:
+                # It had ended, and somebody has changed it: only a resume can tell how it ends now.
+                self.state, self.next_actions = WorkflowState.INTERRUPTED, ()
+
+
+def moved(view: StepView, happened: WorkflowEvent) -> StepView:
+    """Return how a step stands after an event about it."""
+    match happened.kind:
+        case "step_scheduled":
+            tries = view.tries
+            if happened.subagent_id and happened.subagent_id not in tries:
+                tries = (*tries, happened.subagent_id)
+            return StepView(
+                view.step_id, StepState.RUNNING, happened.attempt, happened.subagent_id, tries=tries
             )
-        elif happened.kind == "checkpoint_decided" and happened.checkpoint is not None:
-            self.steps[view.step_id] = replace(
-                view, state=step_state(happened.checkpoint), checkpoint=happened.checkpoint, reason=""
-            )
-        elif happened.kind == "step_held":
-            self.steps[view.step_id] = replace(view, state=StepState.HELD, reason=happened.reason)
-        elif happened.kind == "step_reset":
-            self.steps[view.step_id] = StepView(view.step_id, attempt=view.attempt)
+        case "checkpoint_decided" if happened.checkpoint is not None:
+            checkpoint = happened.checkpoint
+            return replace(view, state=step_state(checkpoint), checkpoint=checkpoint, reason="")
+        case "step_held":
+            return replace(view, state=StepState.HELD, reason=happened.reason)
+        case "step_reset":
+            return StepView(view.step_id, attempt=view.attempt)
+        case _:
+            return view
+
+
+def _ending(name: str) -> WorkflowState:
+    """Return the ending that an event names; one that nobody knows is no completion."""
+    try:
+        return WorkflowState(name)
+    except ValueError:
+        return WorkflowState.FAILED
+
+
+def check_event(record: WorkflowRecord, happened: WorkflowEvent) -> None:
+    """Raise `IllegalMoveError` if a step must not move as an event says; nothing is recorded then."""
+    view = record.steps.get(happened.step_id)
+    if view is not None:
+        after = moved(view, happened).state
+        if after is not view.state or after is StepState.RUNNING:
+            check_step_move(view.step_id, view.state, after)
 
 
 def record_of(session: Session) -> WorkflowRecord:

@@ -1,14 +1,13 @@
 """What a step says about itself, and what is made of it: typed values, checked, never prose.
 
-A step's agent answers with a `StepAnswer`. It is a claim. `decide` turns the claim and the evidence (did the
-turn complete, are the files there, does the value fit) into a `Checkpoint`, which is what dependents rely on.
+A step's agent answers with a `StepAnswer`. It is a claim. The engine turns the claim and the evidence (did
+the turn complete, are the files there, does the value fit) into a `Checkpoint`, which dependents rely on.
 A claim that is missing or does not hold is not ready.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
+import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -82,6 +81,8 @@ class Checkpoint:
     timed_out: bool = False
     reason: str = ""
     """In one word, if it is not ready: `no_answer`, `artifact_missing`, `outside_write_set` ..."""
+    changes_wanted: bool = False
+    """A person has said that it is ready: what its copy has changed is applied before others build on it."""
     version: int = BUNDLE_VERSION
 
     @property
@@ -93,6 +94,11 @@ class Checkpoint:
     def is_usable(self) -> bool:
         """Whether there is something in it that a person can use."""
         return self.status in ("checkpoint_ready", "partial")
+
+    @property
+    def value(self) -> Any:
+        """The step's value as JSON data; None if it has none."""
+        return json.loads(self.payload_json) if self.payload_json else None
 
     def to_data(self) -> dict[str, Any]:
         """Return it as JSON data."""
@@ -122,66 +128,3 @@ class Checkpoint:
 
 for _kind in (Artifact, Checkpoint):
     register_type(_kind, name=f"holdfast.workflows.{_kind.__name__}")
-
-
-def schema_problem(value: object, schema: Mapping[str, Any]) -> str | None:
-    """Say how a value does not fit a JSON schema; None if it does.
-
-    The package `jsonschema` checks it if it is installed; without it the types, the required keys, the
-    items and the choices are checked, which is what most schemas say.
-    """
-    try:
-        jsonschema = importlib.import_module("jsonschema")
-    except ImportError:
-        return _plain_problem(value, schema, "value")
-    checker = jsonschema.Draft202012Validator(dict(schema))
-    error = next(iter(checker.iter_errors(value)), None)
-    if error is None:
-        return None
-    place = "".join(f"[{each!r}]" for each in error.absolute_path)
-    return f"value{place}: {error.message}"
-
-
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "number": (int, float),
-    "integer": (int,),
-    "boolean": (bool,),
-    "null": (type(None),),
-}
-
-
-def _plain_problem(value: Any, schema: Mapping[str, Any], place: str) -> str | None:
-    wanted = schema.get("type")
-    names = [wanted] if isinstance(wanted, str) else list(wanted or ())
-    if names and not any(_is_a(value, name) for name in names):
-        return f"{place}: {value!r:.80} is no {' or '.join(names)}"
-    if "enum" in schema and value not in schema["enum"]:
-        return f"{place}: {value!r:.80} is none of {schema['enum']}"
-    if isinstance(value, dict):
-        for name in schema.get("required", ()):
-            if name not in value:
-                return f"{place}: {name!r} is missing"
-        for name, below in schema.get("properties", {}).items():
-            if name in value and (problem := _plain_problem(value[name], below, f"{place}[{name!r}]")):
-                return problem
-        if schema.get("additionalProperties") is False:
-            more = value.keys() - schema.get("properties", {}).keys()
-            if more:
-                return f"{place}: {sorted(more)[0]!r} is not expected"
-    if isinstance(value, list) and isinstance(schema.get("items"), dict):
-        for number, each in enumerate(value):
-            if problem := _plain_problem(each, schema["items"], f"{place}[{number}]"):
-                return problem
-    return None
-
-
-def _is_a(value: object, name: str) -> bool:
-    kinds = _TYPES.get(name)
-    if kinds is None:
-        return True
-    if isinstance(value, bool):
-        return name == "boolean"
-    return isinstance(value, kinds)

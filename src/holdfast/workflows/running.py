@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from uuid import UUID
 import anyio
 
 from holdfast.agent import Agent, close_state, open_log, open_state
+from holdfast.containment import Limits
 from holdfast.errors import UsageError
 from holdfast.log.base import Log
 from holdfast.prompt.sections import MarkdownSection
@@ -24,7 +26,7 @@ from holdfast.tools.context import ToolContext
 from holdfast.tools.policies import Permissions
 from holdfast.tools.tool import Tool, ToolResult
 from holdfast.turns.turn import InnerLoop
-from holdfast.workflows.engine import Workflow
+from holdfast.workflows.engine import Workflow, check_agents
 from holdfast.workflows.events import WorkflowEvent, has_workflow
 from holdfast.workflows.spec import WorkflowSpec, spec_from_data, spec_schema
 from holdfast.workflows.states import WorkflowResult
@@ -41,11 +43,16 @@ def run_workflow(
     workspace: str | Path | Filesystem | None = None,
     store: str | Path | Log | None = None,
     limits: SubagentLimits | None = None,
+    ceiling: Limits | None = None,
     permissions: Permissions | None = None,
     watch: Callable[[WorkflowEvent], object] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> WorkflowResult:
-    """Run a workflow to its end, blocking. With a `store` it is durable; see `resume_workflow`."""
+    """Run a workflow to its end, blocking. With a `store` it is durable; see `resume_workflow`.
+
+    `limits` hold for each step, `ceiling` for all of them together.
+    """
+    check_agents(spec, agents)
     session = Session(log=open_log(store), tags={**(tags or {}), "agent": "workflow", "workflow": spec.id})
     state, root = open_state(session, workspace, store)
     try:
@@ -54,6 +61,7 @@ def run_workflow(
             agents,
             LoopRunner(provider),
             limits=limits,
+            ceiling=ceiling,
             permissions=permissions or Permissions(),
             workspace=root,
             watch=watch,
@@ -71,6 +79,7 @@ def resume_workflow(
     provider: Provider | Callable[[Agent], Provider],
     workspace: str | Path | Filesystem | None = None,
     limits: SubagentLimits | None = None,
+    ceiling: Limits | None = None,
     permissions: Permissions | None = None,
     watch: Callable[[WorkflowEvent], object] | None = None,
     before: Callable[[Session], object] | None = None,
@@ -79,8 +88,14 @@ def resume_workflow(
     session = Session.open(
         open_log(store, must_exist=True), session_id if isinstance(session_id, UUID) else UUID(session_id)
     )
-    place = workspace if workspace is not None else workspace_of_workflow(session)
-    state, root = open_state(session, place, store)
+    try:
+        place = workspace if workspace is not None else workspace_of_workflow(session)
+        state, root = open_state(session, place, store)
+    except BaseException:
+        session.close()
+        if isinstance(store, str | Path):
+            session.log.close()
+        raise
     try:
         recover(state)
         if before is not None:
@@ -90,6 +105,7 @@ def resume_workflow(
             agents,
             LoopRunner(provider),
             limits=limits,
+            ceiling=ceiling,
             permissions=permissions or Permissions(),
             workspace=root,
             watch=watch,
@@ -137,7 +153,8 @@ def workflow_tool(
 ) -> Tool[RunWorkflow, str]:
     """Make a tool with which a model runs a workflow. The result says how each step stands.
 
-    Run again after a crash, it goes on with the workflow that it had begun.
+    The limits are the operator's, and hold for whatever the model writes. Run again after a crash, it goes
+    on with the workflow that it had begun.
     """
 
     async def handle(params: RunWorkflow, *, context: ToolContext) -> ToolResult[str]:
@@ -151,10 +168,10 @@ def workflow_tool(
                 ExecutionState(session, context.state.resources, context.state.clock, context.state.rng),
                 agents,
                 runner,
-                limits=limits,
+                limits=limits or SubagentLimits(),
                 permissions=permissions or Permissions(),
                 containment=containment,
-                depth=depth + 1,
+                depth=depth,
             )
             result = await (workflow.resume() if has_workflow(session) else workflow.run(spec))
         except UsageError as error:
@@ -217,7 +234,7 @@ def with_workflows(
         )
         section: MarkdownSection[Any] = MarkdownSection(
             "Workflows",
-            template=f"A workflow is data of this form:\n{spec_schema()}".replace("$", "$$"),
+            template=f"A workflow is data of this form:\n{json.dumps(spec_schema())}".replace("$", "$$"),
             tools=(tool,),
         )
         before = loop.prompt

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +17,20 @@ from typing import Any, Literal, cast
 from holdfast.errors import UsageError
 from holdfast.subagents.records import WORKSPACE_MODES, WorkspaceMode
 from holdfast.workflows.globs import check_glob, overlaps
+from holdfast.workflows.schemas import schema_of
 
 Posture = Literal["read", "write", "apply"]
 """What a step does to the workspace: looks at it, changes it, or brings other steps' changes into it."""
 
 POSTURES: tuple[Posture, ...] = ("read", "write", "apply")
 
+yaml: Any = importlib.import_module("yaml")  # It comes without types.
+
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_STEPS = 1_000
+MAX_RETRIES = 100
+MAX_NUMBER = 1e9
+"""The largest number that a limit may be: thirty years, in seconds."""
 MAX_FILE_BYTES = 4_000_000
 
 
@@ -45,7 +50,8 @@ class StepSpec:
     read_set: tuple[str, ...] = ("**",)
     """What it reads, as globs."""
     write_set: tuple[str, ...] = ("**",)
-    """What it may write, as globs; what it writes elsewhere is not taken."""
+    """What it may write, as globs; what it writes elsewhere is not taken. For a step that applies: what
+    it may bring home."""
     workspace: WorkspaceMode | None = None
     """Where it works; by default read-only for a step that reads, and a copy for one that writes."""
     apply_from: tuple[str, ...] = ()
@@ -59,8 +65,13 @@ class StepSpec:
     """How often it is tried again after it failed or ran out of time."""
     max_cost_usd: float | None = None
     max_steps: int | None = None
-    output: Mapping[str, Any] | None = None
-    """A JSON schema for the value that it must return; None for a summary alone."""
+    output: Any = None
+    """The value that it must return: a JSON schema, or a type (a dataclass, a pydantic model, a list of one
+    of them ...), which is kept as its schema. None for a summary alone."""
+
+    def __post_init__(self) -> None:
+        if self.output is not None and not isinstance(self.output, Mapping):
+            object.__setattr__(self, "output", schema_of(self.output, f"the step {self.id!r}, output"))
 
     @property
     def mode(self) -> WorkspaceMode:
@@ -73,6 +84,22 @@ class StepSpec:
     def writes(self) -> tuple[str, ...]:
         """What it may write, as globs; nothing for a step that reads."""
         return () if self.posture == "read" else self.write_set
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether it works on a copy, so that nobody sees what it does before it is applied."""
+        return self.posture == "write" and self.mode == "isolated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSpec:
+    """An agent as a file tells it. Whoever runs the file turns it into one; nothing else reads it."""
+
+    name: str
+    instructions: str
+    tools: tuple[str, ...] | None = None
+    """Names of tool sets that the reader of the file knows; None for the usual ones."""
+    max_iterations: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +114,9 @@ class WorkflowSpec:
     timeout_s: float = 3600.0
     """How long the whole of it may take, restarts included."""
     max_cost_usd: float | None = None
+    """What all steps together may cost."""
+    agents: tuple[AgentSpec, ...] = ()
+    """Agents that the file itself describes. In Python, hand agents to whatever runs the workflow."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -123,6 +153,7 @@ class WorkflowSpec:
             "max_concurrency": self.max_concurrency,
             "timeout_s": self.timeout_s,
             "max_cost_usd": self.max_cost_usd,
+            "agents": [_agent_data(each) for each in self.agents],
             "steps": [_step_data(each) for each in self.steps],
         }
 
@@ -141,11 +172,20 @@ def _step_data(step: StepSpec) -> dict[str, Any]:
         "output",
     ):
         value = getattr(step, name)
-        if value:
+        if value not in (None, "", (), 0):
             data[name] = list(value) if isinstance(value, tuple) else value
     data["read_set"], data["write_set"] = list(step.read_set), list(step.write_set)
     data["required"], data["auto_apply"] = step.required, step.auto_apply
     return data
+
+
+def _agent_data(agent: AgentSpec) -> dict[str, Any]:
+    return {
+        "name": agent.name,
+        "instructions": agent.instructions,
+        "tools": None if agent.tools is None else list(agent.tools),
+        "max_iterations": agent.max_iterations,
+    }
 
 
 # --- checking --------------------------------------------------------------------------------------
@@ -165,6 +205,7 @@ def _check(spec: WorkflowSpec) -> None:
     _check_number("timeout_s", spec.timeout_s)
     if spec.max_cost_usd is not None:
         _check_number("max_cost_usd", spec.max_cost_usd)
+    _check_agents(spec)
     known: dict[str, int] = {}
     for place, step in enumerate(spec.steps):
         where = f"steps[{place}]"
@@ -177,6 +218,20 @@ def _check(spec: WorkflowSpec) -> None:
     _check_cycles(spec)
     for place, step in enumerate(spec.steps):
         _check_applies(spec, step, f"steps[{place}] ({step.id})")
+
+
+def _check_agents(spec: WorkflowSpec) -> None:
+    known: set[str] = set()
+    for place, each in enumerate(spec.agents):
+        where = f"agents[{place}]"
+        _check_id(f"{where}.name", each.name)
+        if each.name in known:
+            raise UsageError(f"{where}.name: there are two agents named {each.name!r}; rename one")
+        known.add(each.name)
+        if not each.instructions.strip():
+            raise UsageError(f"{where}.instructions: say what the agent is and does")
+        if each.max_iterations is not None:
+            _check_number(f"{where}.max_iterations", each.max_iterations, whole=True)
 
 
 def _check_step(spec: WorkflowSpec, step: StepSpec, where: str, known: Mapping[str, int]) -> None:
@@ -209,6 +264,10 @@ def _check_step(spec: WorkflowSpec, step: StepSpec, where: str, known: Mapping[s
     if step.max_steps is not None:
         _check_number(f"{where}.max_steps", step.max_steps, whole=True)
     _check_number(f"{where}.retries", step.retries, whole=True, zero=True)
+    if step.retries > MAX_RETRIES:
+        raise UsageError(f"{where}.retries: {step.retries} is more than {MAX_RETRIES}")
+    if step.output is not None:
+        schema_of(step.output, f"{where}.output")
 
 
 def _check_applies(spec: WorkflowSpec, step: StepSpec, where: str) -> None:
@@ -263,8 +322,10 @@ def _check_id(what: str, value: object) -> None:
 
 def _check_number(what: str, value: object, *, whole: bool = False, zero: bool = False) -> None:
     kinds = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
-        raise UsageError(f"{what}: {value!r} is no {'whole ' if whole else ''}number")
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise UsageError(f"{what}: {value!r:.40} is no {'whole ' if whole else ''}number")
+    if not -MAX_NUMBER <= value <= MAX_NUMBER:
+        raise UsageError(f"{what}: {value!r:.40} is no number that can be meant")
     if value < 0 or (value == 0 and not zero):
         raise UsageError(f"{what}: {value!r} must be {'0 or more' if zero else 'above 0'}")
 
@@ -276,14 +337,15 @@ def conflict(first: StepSpec, second: StepSpec) -> str | None:
     """Say why two steps must not run at the same time; None if they may.
 
     Two that write what overlaps never run together. One that reads does not run beside one that writes
-    what it reads in the same workspace; a copy of its own disturbs nobody.
+    what it reads, or brings it home, in the same workspace. A copy of its own disturbs nobody; what is
+    changed there is applied when nobody reads it.
     """
     for one in first.writes:
         for other in second.writes:
             if overlaps(one, other):
                 return f"both write {one if one == other else f'{one} and {other}'}"
     for reader, writer in ((first, second), (second, first)):
-        if writer.posture == "read" or writer.mode == "isolated":
+        if writer.has_copy:
             continue
         for one in reader.read_set:
             for other in writer.writes:
@@ -308,6 +370,36 @@ def waves(spec: WorkflowSpec) -> tuple[tuple[str, ...], ...]:
         done.update(each.id for each in wave)
         left = [each for each in left if each.id not in done]
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """How a workflow would go: what could run together, and what keeps steps apart."""
+
+    waves: tuple[tuple[str, ...], ...]
+    conflicts: tuple[tuple[str, str, str], ...]
+    """Two steps that do not depend on each other and yet never run together, and why."""
+
+    def to_data(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        return {
+            "waves": [list(each) for each in self.waves],
+            "conflicts": [{"steps": [one, other], "because": why} for one, other, why in self.conflicts],
+        }
+
+
+def dry_run(spec: WorkflowSpec) -> DryRun:
+    """Say how a workflow would go. Nothing is run, and no agent and no workspace is needed."""
+    below = {each.id: spec.dependents_of(each.id) for each in spec.steps}
+    found = []
+    for place, one in enumerate(spec.steps):
+        for other in spec.steps[place + 1 :]:
+            if other.id in below[one.id] or one.id in below[other.id]:
+                continue
+            why = conflict(one, other)
+            if why is not None:
+                found.append((one.id, other.id, why))
+    return DryRun(waves(spec), tuple(found))
 
 
 # --- from files ------------------------------------------------------------------------------------
@@ -338,14 +430,20 @@ _WORKFLOW_KINDS: Mapping[str, str] = {
     "timeout_s": "number",
     "max_cost_usd": "number",
     "steps": "steps",
-    "agents": "anything",
+    "agents": "agents",
+}
+_AGENT_KINDS: Mapping[str, str] = {
+    "name": "text",
+    "instructions": "text",
+    "tools": "texts",
+    "max_iterations": "number",
 }
 
 
 def spec_from_data(data: object, *, where: str = "the workflow") -> WorkflowSpec:
     """Make a specification from JSON data. Raises `UsageError` with the place of what is wrong."""
     fields = _fields(data, _WORKFLOW_KINDS, where)
-    fields.pop("agents", None)
+    fields["agents"] = _agents(fields.pop("agents", None), where)
     steps = fields.pop("steps", None)
     if not isinstance(steps, list):
         raise UsageError(f"{where}: steps must be a list of steps")
@@ -353,7 +451,9 @@ def spec_from_data(data: object, *, where: str = "the workflow") -> WorkflowSpec
     for number, each in enumerate(steps):
         step = _fields(each, _STEP_KINDS, f"{where}, steps[{number}]")
         if "prompt" in step:
-            step.setdefault("task", step.pop("prompt"))
+            if "task" in step:
+                raise UsageError(f"{where}, steps[{number}]: task and prompt are the same; say one of them")
+            step["task"] = step.pop("prompt")
         try:
             made.append(StepSpec(**step))
         except TypeError as error:
@@ -366,13 +466,31 @@ def spec_from_data(data: object, *, where: str = "the workflow") -> WorkflowSpec
         raise UsageError(f"{where}: {error}") from error
 
 
+def _agents(data: object, where: str) -> tuple[AgentSpec, ...]:
+    """Read agents: a list of them, or what each is by its name."""
+    if data is None:
+        return ()
+    if isinstance(data, dict):
+        data = [{"name": name, **each} if isinstance(each, dict) else each for name, each in data.items()]
+    if not isinstance(data, list):
+        raise UsageError(f"{where}: agents must be a list of agents, or agents by name")
+    made = []
+    for number, each in enumerate(data):
+        agent = _fields(each, _AGENT_KINDS, f"{where}, agents[{number}]")
+        for name in ("name", "instructions"):
+            if name not in agent:
+                raise UsageError(f"{where}, agents[{number}]: {name} is missing")
+        made.append(AgentSpec(**agent))
+    return tuple(made)
+
+
 def _fields(data: object, kinds: Mapping[str, str], where: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UsageError(f"{where}: must be keys and values, not {type(data).__name__}")
     found: dict[str, Any] = {}
     for name, value in data.items():
         if name not in kinds:
-            raise UsageError(f"{where}: {name!r} is not known here; there are: {', '.join(kinds)}")
+            raise UsageError(f"{where}: {name!r:.80} is not known here; there are: {', '.join(kinds)}")
         if value is not None:
             found[name] = _value(kinds[name], value, f"{where}: {name}")
     return found
@@ -405,20 +523,16 @@ def read_data(path: Path) -> object:
     if path.suffix == ".json":
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path} is no JSON: {error}") from error
     return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, where: str) -> object:
-    """Read YAML as data; nothing that it names is made or run. Needs PyYAML."""
-    try:
-        yaml = importlib.import_module("yaml")
-    except ImportError as error:
-        raise UsageError(f"{where} is YAML, which needs PyYAML: `pip install pyyaml`, or use JSON") from error
+    """Read YAML as data; nothing that it names is made or run."""
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{where} is no YAML: {error}") from error
 
 
@@ -435,11 +549,26 @@ def spec_schema() -> dict[str, Any]:
         "flag": {"type": "boolean"},
         "number": {"type": "number"},
         "schema": {"type": "object"},
-        "anything": {},
     }
     step: dict[str, Any] = {name: dict(simple[kind]) for name, kind in _STEP_KINDS.items()}
     step["posture"]["enum"], step["workspace"]["enum"] = list(POSTURES), list(WORKSPACE_MODES)
     whole: dict[str, Any] = {name: dict(simple.get(kind, {})) for name, kind in _WORKFLOW_KINDS.items()}
+    agent: dict[str, Any] = {name: dict(simple[kind]) for name, kind in _AGENT_KINDS.items()}
+    whole["agents"] = {
+        "description": "Agents of this file: a list, or what each is by its name.",
+        "anyOf": [
+            {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": agent,
+                    "required": ["name", "instructions"],
+                    "additionalProperties": False,
+                },
+            },
+            {"type": "object"},
+        ],
+    }
     whole["steps"] = {
         "type": "array",
         "minItems": 1,

@@ -8,10 +8,15 @@ nothing from being complete; it is listed all the same.
 
     state        when
     completed    every required step is checkpoint_ready
-    held         a required step is held or needs a decision: somebody must act before it can go on
-    timed_out    a required step ran out of time, or the whole workflow did
+    held         a step that counts is held or needs a decision: somebody must act before it can go on
+    timed_out    a step that counts ran out of time, or the whole workflow did
     partial      not complete, but some step left something that can be used
     failed       nothing can be used without running something again
+
+A step counts if it is required, or if a required step that is not ready waits for it, directly or not.
+
+Two states are no endings: `running`, and `interrupted` for one that was stopped on the way, or that somebody
+has changed since it ended (a step was answered, or is to run again). Both go on when they are resumed.
 """
 
 from __future__ import annotations
@@ -19,11 +24,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
-from holdfast.errors import UsageError
+from pydantic import TypeAdapter
+
+from holdfast.errors import IllegalMoveError, UsageError
 from holdfast.workflows.outcomes import Checkpoint
 from holdfast.workflows.spec import WorkflowSpec
+
+T = TypeVar("T")
 
 
 class WorkflowState(Enum):
@@ -35,11 +44,12 @@ class WorkflowState(Enum):
     TIMED_OUT = "timed_out"
     HELD = "held"
     RUNNING = "running"
+    INTERRUPTED = "interrupted"
 
     @property
     def is_terminal(self) -> bool:
         """Whether it is over. A held one waits for somebody."""
-        return self is not WorkflowState.RUNNING
+        return self not in (WorkflowState.RUNNING, WorkflowState.INTERRUPTED)
 
 
 class StepState(Enum):
@@ -62,9 +72,11 @@ class StepState(Enum):
 
 STEP_TRANSITIONS: Mapping[StepState, frozenset[StepState]] = {
     StepState.PENDING: frozenset({StepState.RUNNING, StepState.HELD}),
-    StepState.RUNNING: frozenset(set(StepState) - {StepState.RUNNING}),
+    # From running to running: another try.
+    StepState.RUNNING: frozenset(set(StepState) - {StepState.PENDING}),
     # A person may look at a step that is not ready, and decide; a step that is run again is pending.
-    StepState.READY: frozenset({StepState.PENDING}),
+    # What a person calls ready may turn out to be in conflict when its changes are to be applied.
+    StepState.READY: frozenset({StepState.PENDING, StepState.NEEDS_ORCHESTRATOR}),
     StepState.PARTIAL: frozenset({StepState.PENDING, StepState.READY, StepState.FAILED}),
     StepState.FAILED: frozenset({StepState.PENDING, StepState.READY}),
     StepState.TIMED_OUT: frozenset({StepState.PENDING, StepState.READY, StepState.FAILED}),
@@ -75,11 +87,11 @@ STEP_TRANSITIONS: Mapping[StepState, frozenset[StepState]] = {
 
 
 def check_step_move(step_id: str, before: StepState, after: StepState) -> None:
-    """Raise `UsageError` if a step must not move so; nothing has changed then."""
+    """Raise `IllegalMoveError` if a step must not move so; nothing has changed then."""
     if after not in STEP_TRANSITIONS[before]:
-        may = ", ".join(sorted(each.value for each in STEP_TRANSITIONS[before])) or "nothing"
-        raise UsageError(
-            f"the step {step_id!r} is {before.value} and cannot become {after.value}; it may: {may}"
+        may = ", ".join(sorted(each.value for each in STEP_TRANSITIONS[before]))
+        raise IllegalMoveError(
+            f"the step {step_id!r} is {before.value} and cannot become {after.value}; it may become: {may}"
         )
 
 
@@ -101,6 +113,8 @@ class StepView:
     checkpoint: Checkpoint | None = None
     reason: str = ""
     """Why it is held without having run: `dependency_not_checkpoint_ready` or `workflow_timeout`."""
+    tries: tuple[str, ...] = ()
+    """The subagents that have tried it, since a person last asked for it to be run again."""
 
 
 def derive_workflow(
@@ -109,21 +123,35 @@ def derive_workflow(
     """Return the state of a workflow from its steps. It is pure: the same steps, the same state."""
     if not is_over:
         return WorkflowState.RUNNING
-    required = [steps[each.id] for each in spec.steps if each.required]
-    states = {each.state for each in required}
-    if states <= {StepState.READY}:
+    if all(steps[each.id].state is StepState.READY for each in spec.steps if each.required):
         return WorkflowState.COMPLETED
-    waits = any(
+    counting = _counting(spec, steps)
+    states = {each.state for each in counting}
+    if any(
         each.state is StepState.NEEDS_ORCHESTRATOR or (each.state is StepState.HELD and not each.reason)
-        for each in required
-    )
-    if waits:
+        for each in counting
+    ):
         return WorkflowState.HELD
     if timed_out or StepState.TIMED_OUT in states:
         return WorkflowState.TIMED_OUT
     if any(each.checkpoint is not None and each.checkpoint.is_usable for each in steps.values()):
         return WorkflowState.PARTIAL
     return WorkflowState.FAILED
+
+
+def _counting(spec: WorkflowSpec, steps: Mapping[str, StepView]) -> list[StepView]:
+    """Return the steps that keep the workflow from being complete, or that such a step waits for."""
+    waiting = [
+        each.id for each in spec.steps if each.required and steps[each.id].state is not StepState.READY
+    ]
+    needs = {each.id: each.depends_on for each in spec.steps}
+    found: set[str] = set()
+    while waiting:
+        now = waiting.pop()
+        if now not in found:
+            found.add(now)
+            waiting.extend(needs[now])
+    return [steps[each] for each in needs if each in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +166,9 @@ class WorkflowResult:
     waves: tuple[tuple[str, ...], ...] = ()
     next_actions: tuple[str, ...] = ()
     elapsed_s: float = 0.0
+    """How long it was at work, in all processes that had a part in it."""
+    reason: str = ""
+    """Why it was stopped, if it is interrupted."""
 
     @property
     def ok(self) -> bool:
@@ -163,7 +194,17 @@ class WorkflowResult:
 
     def step(self, step_id: str) -> StepView:
         """Return a step."""
-        return next(each for each in self.steps if each.step_id == step_id)
+        for each in self.steps:
+            if each.step_id == step_id:
+                return each
+        raise UsageError(f"the workflow {self.workflow_id!r} has no step {step_id!r}")
+
+    def value(self, step_id: str, kind: type[T] | None = None) -> Any:
+        """Return the value that a step left, as JSON data or as a value of `kind`; None if it left none."""
+        checkpoint = self.step(step_id).checkpoint
+        if checkpoint is None or not checkpoint.payload_json:
+            return None
+        return checkpoint.value if kind is None else TypeAdapter(kind).validate_json(checkpoint.payload_json)
 
     def to_data(self) -> dict[str, Any]:
         """Return it as JSON data."""
@@ -184,6 +225,7 @@ class WorkflowResult:
             "needs_orchestrator_steps": list(self.steps_in(StepState.NEEDS_ORCHESTRATOR)),
             "safe_next_actions": list(self.next_actions),
             "elapsed_s": self.elapsed_s,
+            "reason": self.reason,
             "summary": summary_of(self.steps),
         }
 
