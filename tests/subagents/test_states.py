@@ -16,7 +16,7 @@ from holdfast.subagents import TRANSITIONS, SubagentStatus
 from holdfast.subagents import states as table
 
 S = SubagentStatus
-MOVES = [(here, to) for here, goals in TRANSITIONS.items() for to in goals]
+MOVES = [(here, to) for here, goals in TRANSITIONS.items() for to in sorted(goals, key=str)]
 FULL = SubagentEvent(
     "",
     "worker-1",
