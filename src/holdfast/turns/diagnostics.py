@@ -41,6 +41,8 @@ from holdfast.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStart
 from holdfast.turns.states import (
     EVIDENCE,
     PartialText,
+    Teller,
+    Telling,
     TurnDerivation,
     TurnEnded,
     TurnFold,
@@ -176,7 +178,7 @@ class _Log:
     has_parent: bool = True
     now: datetime | None = None
     turns: list[TurnFold] = field(default_factory=list)
-    open_calls: list[tuple[int, str, str | None]] = field(default_factory=list)
+    open_calls: list[tuple[int, str, TurnFold | None]] = field(default_factory=list)
     """Calls without a result: where they were asked for, their ids, and the turn."""
     stray_results: list[tuple[int, str]] = field(default_factory=list)
     partials: list[tuple[int, PartialText]] = field(default_factory=list)
@@ -190,6 +192,7 @@ class _Log:
     subagents: dict[str, list[tuple[Envelope, SubagentEvent]]] = field(default_factory=dict)
     workflows: dict[str, list[tuple[int, object]]] = field(default_factory=dict)
     replayer: Replayer = field(default_factory=Replayer)
+    teller: Teller = field(default_factory=Teller)
 
     def take(self, envelope: Envelope, value: object | None) -> None:
         """Fold one event."""
@@ -202,10 +205,18 @@ class _Log:
             self.unreadable.append((seq, envelope.type))
             return
         self.replayer.add(seq, value, envelope.type)
+        for each in self.teller.tellings(envelope, value):
+            self._take(envelope, each)
+
+    def _take(self, envelope: Envelope, told: Telling) -> None:
+        seq, value = envelope.seq, told.value
         if isinstance(value, TurnStarted):
-            self.turns.append(TurnFold(value.turn_id))
+            if not (self.turns and self.turns[-1].takes_up(value)):
+                self.turns.append(TurnFold(value.turn_id))
+        elif told.is_brought and isinstance(value, InnerMessage) and not self.turns:
+            self.turns.append(TurnFold(""))
         if self.turns:
-            self.turns[-1].take(seq, envelope.turn_id, value)
+            self.turns[-1].take_told(seq, told)
         match value:
             case InnerMessage():
                 self._take_message(seq, value)
@@ -234,9 +245,9 @@ class _Log:
                 self.workflows.setdefault(_text_of(value, "workflow_id"), []).append((seq, value))
 
     def _take_message(self, seq: int, message: InnerMessage) -> None:
-        turn_id = self.turns[-1].turn_id if self.turns else None
+        turn = self.turns[-1] if self.turns else None
         if message.role == "assistant":
-            self.open_calls.extend((seq, each.call_id, turn_id) for each in message.tool_calls)
+            self.open_calls.extend((seq, each.call_id, turn) for each in message.tool_calls)
         elif message.role == "tool":
             for place, (_, call_id, _) in enumerate(self.open_calls):
                 if call_id == message.tool_call_id:
@@ -349,10 +360,10 @@ def _check_tool_pairing(log: _Log) -> Check:
     held = {each.call_id for _, each in log.holds.values()}
     goes_on = newest is not None and newest.state is not TurnState.COMPLETED
     lost, pending, waiting = [], [], []
-    for seq, call_id, turn_id in log.open_calls:
+    for seq, call_id, turn in log.open_calls:
         if call_id in held:
             waiting.append(Finding(f"the call {call_id} waits for a person", seq))
-        elif goes_on and newest is not None and turn_id == newest.turn_id:
+        elif goes_on and turn is log.turns[-1]:
             pending.append(Finding(f"the call {call_id} has no result yet; a resume runs it", seq))
         else:
             lost.append(Finding(f"the call {call_id} has no result, and its turn is over", seq))
@@ -437,6 +448,15 @@ def _check_turn_completion(log: _Log) -> Check:
             log.command("show"),
         )
     newest = turns[-1]
+    if newest.started is None:
+        return _found(
+            "turn_completion",
+            "warning",
+            "taken_over",
+            "a conversation was taken over from a snapshot, and nobody has gone on with it",
+            (),
+            log.command("resume"),
+        )
     if newest.state is TurnState.UNFINISHED:
         is_written = log.info is not None and log.info.owner is not None
         return _found(
@@ -568,11 +588,18 @@ def _check_subagent_timeouts(log: _Log) -> Check:
 def _check_workflow_events(log: _Log) -> Check:
     if not log.workflows:
         return _nothing("workflow_events", "are no workflows")
-    open_ones = [
-        Finding(f"workflow {name} was started and has not finished", events[0][0])
-        for name, events in log.workflows.items()
-        if not any(_text_of(each, "kind") == "workflow_finished" for _, each in events)
-    ]
+    marks = ("workflow_started", "workflow_resumed", "workflow_interrupted", "workflow_finished")
+    open_ones = []
+    for name, events in log.workflows.items():
+        # A step that was decided about, or reset, after an ending waits for a resume: that is no ending.
+        seen = [(seq, _text_of(each, "kind")) for seq, each in events]
+        newest = max((place for place, (_, kind) in enumerate(seen) if kind in marks), default=0)
+        seq, kind = seen[newest]
+        if kind != "workflow_finished":
+            told = "was interrupted" if kind == "workflow_interrupted" else "has not finished"
+            open_ones.append(Finding(f"workflow {name} {told}", seq))
+        elif newest < len(seen) - 1:
+            open_ones.append(Finding(f"workflow {name} was changed after it had ended", seen[-1][0]))
     unnamed = [
         Finding("a workflow event without an id or a kind", seq)
         for events in log.workflows.values()
@@ -590,7 +617,7 @@ def _check_workflow_events(log: _Log) -> Check:
             "unfinished",
             f"{len(open_ones)} workflows have not finished",
             open_ones,
-            log.command("show"),
+            log.command("workflow resume"),
         )
     return _found("workflow_events", "passed", "finished", f"{len(log.workflows)} workflows have finished")
 
@@ -605,8 +632,8 @@ def _check_workflow_checkpoints(log: _Log) -> Check:
             if kind in ("checkpoint_decided", "step_held"):
                 status = _text_of(each, "checkpoint_status") or _text_of(each, "status")
                 steps[name, step] = (seq, status or ("held" if kind == "step_held" else "?"))
-            elif kind == "step_scheduled":
-                steps.setdefault((name, step), (seq, "scheduled"))
+            elif kind in ("step_scheduled", "step_reset"):
+                steps[name, step] = (seq, kind.removeprefix("step_"))
     if not steps:
         return _nothing("workflow_checkpoints", "are no steps of workflows")
     open_steps = [
@@ -621,7 +648,7 @@ def _check_workflow_checkpoints(log: _Log) -> Check:
             "not_ready",
             f"{len(open_steps)} of {len(steps)} steps have no checkpoint that others may build on",
             open_steps,
-            log.command("show"),
+            log.command("workflow status"),
         )
     return _found("workflow_checkpoints", "passed", "checkpoint_ready", f"{len(steps)} steps are ready")
 
@@ -1072,7 +1099,11 @@ def _report(log: _Log) -> DiagnosticsReport:
         turns=tuple(_turn_data(each) for each in log.derived),
         tree=_tree_data(log),
         workflows=tuple(
-            {"workflow_id": name, "events": [_text_of(each, "kind") for _, each in events]}
+            {
+                "workflow_id": name,
+                "status": _text_of(events[-1][1], "state") or "unfinished",
+                "events": [_text_of(each, "kind") for _, each in events],
+            }
             for name, events in log.workflows.items()
         ),
         usage=_usage_data(log),

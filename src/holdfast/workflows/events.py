@@ -52,6 +52,18 @@ class WorkflowEvent:
     used_s: float = 0.0
     """For a resume: how much of the workflow's time was used up before it."""
 
+    @property
+    def checkpoint_status(self) -> str:
+        """For a decision: how the step stands; empty for other events."""
+        return "" if self.checkpoint is None else step_state(self.checkpoint).value
+
+    @property
+    def status(self) -> str:
+        """How the step, or for an ending the workflow, stands now; empty if the event does not say."""
+        if self.kind == "workflow_interrupted":
+            return WorkflowState.INTERRUPTED.value
+        return self.checkpoint_status or self.state or ("held" if self.kind == "step_held" else "")
+
 
 @dataclass(slots=True)
 class WorkflowRecord:
