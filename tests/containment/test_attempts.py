@@ -402,6 +402,28 @@ def test_the_breaker_sees_every_attempt(config: Config) -> None:
     assert (callee.dispatched, breaker.state) == (2, CircuitState.OPEN)
 
 
+@pytest.mark.parametrize(("delay_s", "goes_on"), [(0.0, False), (4.9, False), (5.0, True), (9.0, True)])
+def test_nobody_waits_for_a_circuit_that_stays_open(
+    config: Config, clock: FakeClock, delay_s: float, goes_on: bool
+) -> None:
+    """The failure opens it for 5 s: a shorter wait is refused before it begins, a longer one is not."""
+    breaker = CircuitBreaker(1, recovery_timeout=5, clock=clock)
+    ctx = ExecutionContext(config(), circuit_breaker=breaker, clock=clock)
+    went_on: list[float] = []
+
+    def callee() -> None:
+        call = current_call()
+        assert call is not None
+        waited = call.end_attempt(OSError("no"), delay_s=delay_s)
+        went_on.append(waited)
+        clock.advance(waited)
+        call.begin_attempt()
+
+    outcome = ctx.call_llm(callee)
+    assert went_on == ([delay_s] if goes_on else [])
+    assert outcome.stop_reason == (None if goes_on else "circuit_open")
+
+
 def test_an_attempt_that_succeeds_closes_the_count(config: Config) -> None:
     """A failure followed by a success within the call leaves no failures in a row."""
     breaker = CircuitBreaker(2)

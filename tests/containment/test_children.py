@@ -227,6 +227,39 @@ def test_a_childs_nodes_hang_below_the_call_that_spawned_it(config: Config) -> N
     assert middle.get_snapshot().parent_chain_id == root.chain_id
 
 
+def test_a_child_that_is_opened_again_goes_on_from_what_it_had_spent(config: Config) -> None:
+    """Under the same id it is the same child: asking it again and again buys it no second allowance."""
+    parent = ExecutionContext(config())
+    made = 0
+
+    def call() -> None:
+        nonlocal made
+        made += 1
+        if made == 2:
+            raise OSError("no")
+
+    for _ in range(3):
+        limits = Limits(max_steps=3, max_cost_usd=0.03, max_retries=3)
+        with parent.spawn_child(limits, metadata=ChainMetadata("r", "the child")) as child:
+            for _ in range(2):
+                child.wrap_llm_call(call, WrapOptions(cost_estimate_hint=0.01))
+    spent = child.get_snapshot()
+    assert (spent.step_count, spent.cost_usd_accumulated, spent.retries_used) == (3, 0.03, 1)
+    assert made == 3
+    assert parent.get_snapshot().step_count == 3
+    with parent.spawn_child(Limits(max_steps=1), metadata=ChainMetadata("r", "another")) as other:
+        assert other.wrap_llm_call(lambda: None) is Decision.ALLOW
+
+
+def test_a_child_has_an_id_of_its_own(config: Config) -> None:
+    """Under its parent's id, what it spends would count twice."""
+    parent = ExecutionContext(config(), metadata=ChainMetadata("r", "run"))
+    below = parent.spawn_child(metadata=ChainMetadata("r", "child"))
+    for name in ("run", "child"):
+        with pytest.raises(UsageError, match="needs an id of its own"):
+            below.spawn_child(metadata=ChainMetadata("r", name))
+
+
 def test_finished_children_are_not_kept_alive(config: Config) -> None:
     """A long-running parent with a deadline does not hold on to the children that it had."""
     parent = ExecutionContext(config(timeout_ms=60_000))

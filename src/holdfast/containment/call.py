@@ -131,6 +131,18 @@ class Call:
             return self.plan.model
         return self.options.model or (self.context.metadata.model if self.kind == "llm" else None)
 
+    def degrade(self, plan: DegradePlan | None) -> None:
+        """Make the present attempt with less, on top of what other guards have asked for."""
+        if plan is not None:
+            self.plan = plan if self.plan is None else self.plan.merged(plan)
+            self.delay_s = max(self.delay_s, self.plan.delay_ms / 1000)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is known to cost nothing. That another model costs nothing, nobody has said."""
+        other = None if self.plan is None else self.plan.model
+        return self.options.is_free and other in (None, self.options.model)
+
     def record(self) -> NodeRecord:
         """Return the node as it is now."""
         return NodeRecord(

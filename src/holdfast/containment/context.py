@@ -193,6 +193,11 @@ class ExecutionContext:
             prices = prices or parent._costing.prices
             metrics = metrics or parent._metrics
             stoppable = parent._stoppable if stoppable is None else stoppable
+        if self.chain_id in (*self._above_ids, *(each.chain_id for each in ancestors)):
+            raise UsageError(
+                f"the chain {self.chain_id} is above this one; a child chain needs an id of its own, or what "
+                f"it spends would count twice"
+            )
         self._ancestry: tuple[ExecutionContext, ...] = (self, *ancestors)
         self.depth: int = (
             len(self._above_ids) if parent is None else parent.depth + (0 if self._is_onlooker else 1)
@@ -332,9 +337,9 @@ class ExecutionContext:
 
         Its own ceilings and guards come on top of ours, so it can only be narrower. A ceiling of ours that it
         reaches ends both, each with its own record; a ceiling of its own ends it alone, unless `ends_parent`.
-        An `onlooker` only looks at the work, so its failures and repetitions are its own: they take none of our
-        retries, open no circuit of ours (an open one stops it all the same), are no loop of ours, and it is no
-        level of depth.
+        An `onlooker` only looks at the work, so its failures and repetitions are its own: they take none of
+        our retries, open no circuit of ours (an open one stops it all the same), are no loop of ours, and it
+        is no level of depth.
         `CallRefused` if this chain, or one above it, lets no child be so deep.
         """
         if metadata is None:

@@ -47,10 +47,30 @@ class Costing:
 
     def estimate(self, call: Call) -> int | None:
         """Return what to reserve; None if that is not known and a ceiling in USD cannot be kept without."""
+        if call.options.cost_estimate_hint:
+            return to_pico(call.options.cost_estimate_hint)
+        if call.is_free:
+            return 0
+        return self._estimate_by_table(call)
+
+    def estimate_degraded(self, call: Call) -> int | None:
+        """Return what to reserve for a call that is made with less; None as above.
+
+        Whoever makes the call knows best. What they do not know of another model, the price table may.
+        """
+        options, plan = call.options, call.plan
+        if options.estimate_degraded is None or plan is None:
+            return self.estimate(call)
+        less = options.estimate_degraded(plan)
+        if less is not None:
+            return to_pico(number("WrapOptions", "estimate_degraded", less, zero_ok=True))
+        if plan.model in (None, options.model):
+            return self.estimate(call)
+        return self._estimate_by_table(call)
+
+    def _estimate_by_table(self, call: Call) -> int | None:
         options, plan, model = call.options, call.plan, call.model()
-        if options.cost_estimate_hint:
-            return to_pico(options.cost_estimate_hint)
-        if model is None or options.is_free:
+        if model is None:
             return 0
         most = options.max_output_tokens
         if plan is not None and plan.max_output_tokens is not None:
@@ -75,7 +95,7 @@ class Costing:
                 return to_pico(number("WrapOptions", "cost_of", options.cost_of(value), zero_ok=True))
             usage = call.usage = call.usage or usage_of(value) or usage_of(options.response_hint)
             model = call.model()
-            if usage is not None and model is not None and not options.is_free:
+            if usage is not None and model is not None and not call.is_free:
                 return self._priced(call, model, usage)
         except Exception as error:  # noqa: BLE001 - the call is over; its reservation stands in for its cost
             reason = f"the cost of {call.name} could not be read ({describe(error)})"

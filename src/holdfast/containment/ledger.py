@@ -156,21 +156,24 @@ def fold(events: Iterable[LedgerEvent]) -> dict[str, Spent]:
 class Ledger:
     """The accounts of a chain and all its children, under one lock."""
 
-    __slots__ = ("carried", "journal", "lock")
+    __slots__ = ("_accounts", "carried", "journal", "lock")
 
     def __init__(self, journal: Journal | None = None, carried: dict[str, Spent] | None = None) -> None:
         # Reentrant, because a signal handler may call abort() while its own thread holds it.
         self.lock = threading.RLock()
         self.journal = journal
         self.carried = carried or {}
+        self._accounts: dict[str, Account] = {}
 
     def open_account(self, account: Account, chain_id: str) -> None:
-        """Let an account go on from what its chain had spent before a restart."""
-        spent = self.carried.get(chain_id)
-        if spent is not None:
-            account.steps = spent.steps
-            account.retries = spent.retries
-            account.spent = spent.cost_pico
+        """Let an account go on from what its chain has spent, in this process or in one before it."""
+        with self.lock:
+            before, spent = self._accounts.get(chain_id), self.carried.get(chain_id)
+            self._accounts[chain_id] = account
+            if before is not None:
+                account.steps, account.retries, account.spent = before.steps, before.retries, before.spent
+            elif spent is not None:
+                account.steps, account.retries, account.spent = spent.steps, spent.retries, spent.cost_pico
 
     def refusal(
         self, accounts: Sequence[Account], cost: int, *, is_retry: bool = False

@@ -81,7 +81,11 @@ class WrapOptions:
     By default it does if a timeout applies to the call; without one it runs on the caller's own thread.
     """
     estimate_degraded: Callable[[DegradePlan], float | None] | None = None
-    """Says what to reserve in USD if the call is degraded; without it, or if it says None, the hint stays."""
+    """Says what to reserve in USD if the call is degraded; without it, the hint stays.
+
+    If it says None of another model, the price table is asked, and a price that nobody knows is treated as
+    configured.
+    """
 
     def __post_init__(self) -> None:
         number("WrapOptions", "cost_estimate_hint", self.cost_estimate_hint, zero_ok=True)

@@ -105,6 +105,15 @@ class DegradePlan:
     """Wait this long first; the containment itself does the waiting."""
     reason: str = ""
 
+    def __post_init__(self) -> None:
+        for name, zero_ok in (("trim_to_tokens", True), ("max_output_tokens", False), ("delay_ms", True)):
+            value = getattr(self, name)
+            if value is not None:
+                integer("DegradePlan", name, value, zero_ok=zero_ok)
+        named: object = self.model
+        if named is not None and (not isinstance(named, str) or not named):
+            raise UsageError(f"DegradePlan.model must be a model's name, not {named!r}")
+
     def merged(self, other: DegradePlan) -> DegradePlan:
         """Return the narrower of both plans, point by point; `other` names the model if both do."""
         return DegradePlan(
@@ -112,7 +121,8 @@ class DegradePlan:
             trim_to_tokens=_least(self.trim_to_tokens, other.trim_to_tokens),
             max_output_tokens=_least(self.max_output_tokens, other.max_output_tokens),
             delay_ms=max(self.delay_ms, other.delay_ms),
-            reason="; ".join(reason for reason in (self.reason, other.reason) if reason),
+            # Said once, however often the same hook has said it.
+            reason="; ".join(dict.fromkeys(reason for reason in (self.reason, other.reason) if reason)),
         )
 
 
@@ -451,9 +461,15 @@ def _read(answer: object) -> tuple[Decision, DegradePlan | None]:
 
 
 def _event_type(hook: object) -> str:
-    return str(getattr(hook, "event_type", "") or "hook_decision")
+    try:
+        return str(getattr(hook, "event_type", "") or "hook_decision")
+    except Exception:  # noqa: BLE001 - somebody else's attribute; the decision stands without its name
+        return "hook_decision"
 
 
 def _reason(hook: object, decision: Decision) -> str:
-    said = getattr(hook, "last_reason", "")
-    return str(said) if said else f"{type(hook).__name__} answered {decision}"
+    try:
+        said = str(getattr(hook, "last_reason", "") or "")
+    except Exception:  # noqa: BLE001 - somebody else's attribute; the decision stands without its words
+        said = ""
+    return said or f"{type(hook).__name__} answered {decision}"

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from holdfast.containment import DegradePlan
+from holdfast.containment import DegradePlan, estimate_tokens
 from holdfast.conversation.messages import ReasoningPart
 from holdfast.conversation.replay import BYTES_PER_TOKEN, ReplayItem
 from holdfast.conversation.trimming import trimmed
 from holdfast.providers.base import ModelRequest
+from holdfast.tools.tool import Tool
 
 
 def degraded(
-    request: ModelRequest, plan: DegradePlan | None, *, model: str, other_tokens: int = 0
+    request: ModelRequest, plan: DegradePlan | None, *, model: str, other_tokens: int | None = None
 ) -> tuple[ModelRequest, tuple[str, ...]]:
     """Return the request as the plan wants it, and notes that say what became less.
 
-    `model` is the one that the request would go to, `other_tokens` what it has beside its items, such as
-    descriptions of tools. Another model gets no thoughts that are not its own. The plan's delay is not
-    in it: the containment itself has waited by now.
+    `model` is the one that the request would go to, `other_tokens` what it has beside its items; left out,
+    that is what its tools take. Another model gets no thoughts that are not its own. The plan's delay is not
+    in it: the containment itself has waited by now. A request that is as the plan wants it stays as it is,
+    without a note.
     """
     if plan is None:
         return request, ()
@@ -34,13 +38,20 @@ def degraded(
         most = plan.max_output_tokens
         notes.append(f"degraded: at most {most} tokens were asked for")
     if plan.trim_to_tokens is not None:
-        room = max(plan.trim_to_tokens - other_tokens, 0) * BYTES_PER_TOKEN
+        beside = tool_tokens(request.tools) if other_tokens is None else other_tokens
+        room = max(plan.trim_to_tokens - beside, 0) * BYTES_PER_TOKEN
         kept = trimmed(items, room)
         if len(kept) < len(items):
             notes.append(f"degraded: {len(items) - len(kept)} of {len(items)} items were not sent")
             items = kept
     changed = replace(request, items=items, model=None if asked == model else asked, max_output_tokens=most)
     return changed, tuple(notes)
+
+
+def tool_tokens(tools: Sequence[Tool[Any, Any]]) -> int:
+    """Say about how many tokens the descriptions of tools take beside the conversation."""
+    described = [(each.name, each.description, each.parameters_schema) for each in tools]
+    return estimate_tokens(described) if described else 0
 
 
 def _without_thoughts(item: ReplayItem, *, asked: str) -> ReplayItem:

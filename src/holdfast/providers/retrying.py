@@ -33,7 +33,8 @@ import anyio
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.containment import ActiveCall, current_call
-from holdfast.errors import CallRefused, ModelCallError, UsageError
+from holdfast.containment.limits import integer, number
+from holdfast.errors import CallRefused, ModelCallError
 from holdfast.providers.accounting import report_usage
 from holdfast.providers.base import (
     ModelEvent,
@@ -67,12 +68,9 @@ class RetryPolicy:
     """How long all attempts and waits may take before no other attempt is begun."""
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise UsageError(f"RetryPolicy.attempts is {self.attempts}; at least one call must be made")
+        integer("RetryPolicy", "attempts", self.attempts)
         for name in ("base_s", "cap_s", "total_s"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise UsageError(f"RetryPolicy.{name} is {value}; say a number of seconds, zero or more")
+            number("RetryPolicy", name, getattr(self, name), zero_ok=True)
 
     def delay_s(self, failures: int, rng: random.Random) -> float:
         """Return how long to wait after that many failures, if the provider says nothing."""
@@ -186,7 +184,7 @@ class Retrying:
                 await self._clock.async_sleep(delay)
                 if call is not None:
                     call.begin_attempt()
-                    # Each attempt has a plan of its own; what was made less for the one before stays so.
+                    # What the plan has made less is told by whoever has made the call: it knows the plan.
                     request, _ = degraded(request, call.plan, model=self.model)
             except CallRefused as refused:
                 error.stop_reason = refused.stop_reason or refused.decision

@@ -20,6 +20,7 @@ from typing import Any
 import anyio
 
 from holdfast.containment import (
+    ActiveCall,
     CallOutcome,
     CancellationToken,
     DegradePlan,
@@ -27,7 +28,6 @@ from holdfast.containment import (
     SafetyEvent,
     WrapOptions,
     current_call,
-    estimate_tokens,
 )
 from holdfast.containment.threads import threadsafe
 from holdfast.conversation.compaction import CompactionSettings, Compactor
@@ -54,7 +54,7 @@ from holdfast.providers.accounting import report_usage
 from holdfast.providers.adapter import ProviderAdapter
 from holdfast.providers.base import ModelRequest, Provider, UsageReported, takes_output_schema
 from holdfast.providers.collect import CollectedAnswer, Collector
-from holdfast.providers.degrading import degraded
+from holdfast.providers.degrading import degraded, tool_tokens
 from holdfast.providers.errors import error_of_stop
 from holdfast.providers.retrying import Retrying, RetryPolicy
 from holdfast.state.budget import BudgetTracker, Deadline, TokenUsage
@@ -243,8 +243,7 @@ class InnerLoop:
         """Make the prompt's text and tools as the session wants them now, with some sections opened."""
         rendered = self.prompt.render(self.state.session, visibility=opened, deadline=self.deadline)
         self._rendered = rendered if takes_output_schema(self.provider) else rendered.with_output_format()
-        described = [(each.name, each.description, each.parameters_schema) for each in rendered.tools]
-        self._tool_tokens = estimate_tokens(described) if described else 0
+        self._tool_tokens = tool_tokens(rendered.tools)
         self._runner = ToolRunner(
             self.state,
             self._registry(),
@@ -356,7 +355,7 @@ class InnerLoop:
         )
 
     def _ended_as(self, kind: str) -> int:
-        """Return where the turn last ended for that reason; whoever takes it up again may try as often anew."""
+        """Return where the turn last ended for that reason; whoever takes it up again may try as often."""
         mine = self._record.turn_id
         endings = placed(self.state.session, TurnEnded)
         return max((at for each, at in endings if (each.turn_id, each.error_kind) == (mine, kind)), default=0)
@@ -437,12 +436,15 @@ class InnerLoop:
         collector = Collector()
         notes: tuple[str, ...] = ()
 
-        async def call() -> CollectedAnswer:
+        def follow(contained: ActiveCall | None) -> None:
             nonlocal request, replayed, notes
-            contained = current_call()
             if contained is not None:
-                request, notes = self._degraded(request, contained.plan)
-                replayed = replayed if not notes else as_sent(replayed, request.items)
+                request, less = self._degraded(request, contained.plan)
+                replayed, notes = as_sent(replayed, request.items) if less else replayed, (*notes, *less)
+
+        async def call() -> CollectedAnswer:
+            contained = current_call()
+            follow(contained)
             model = request.model or self.provider.model
             with model_span(self.provider.name, model, self.state.clock) as asked:
                 # Closed whatever happens here: an answer that nobody reads any more is not paid for.
@@ -453,6 +455,8 @@ class InnerLoop:
                             self._show(each)
                 finally:
                     asked.answer = collector.answer()
+                    # An attempt that was made again may have been made with less than the first one.
+                    follow(contained)
                     if contained is not None:
                         report_usage(contained, collector.usage)
             return asked.answer
@@ -498,8 +502,10 @@ class InnerLoop:
 
         async def call() -> CollectedAnswer:
             contained = current_call()
+            # Its money is reserved as the shield's plan has it; so it must be made as the plan has it.
+            sent = request if contained is None else self._degraded(request, contained.plan)[0]
             try:
-                async with aclosing(self._seat.provider.stream(request)) as events:
+                async with aclosing(self._seat.provider.stream(sent)) as events:
                     async for each in events:
                         collector.add(each)
             finally:
@@ -528,7 +534,7 @@ class InnerLoop:
         self, request: ModelRequest, plan: DegradePlan | None
     ) -> tuple[ModelRequest, tuple[str, ...]]:
         """Make a request with less, if the shield wants that, and say what became less."""
-        return degraded(request, plan, model=self.provider.model, other_tokens=self._tool_tokens)
+        return degraded(request, plan, model=self.provider.model)
 
     def _check_budget(self) -> None:
         """Count what the evaluation has used, and stop if that is too much."""
