@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
+from uuid import UUID
 
 import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Agent
+from holdfast import Agent, tool
 from holdfast.containment import StopReason
-from holdfast.conversation.messages import InnerMessage, ToolCallRecord, enable_inner_message_recording
+from holdfast.conversation.messages import (
+    InnerMessage,
+    ToolCallRecord,
+    enable_inner_message_recording,
+    inner_message_append,
+)
 from holdfast.errors import (
     BudgetExceededError,
     CallRefused,
@@ -32,14 +39,17 @@ from holdfast.errors import (
     ThrottleError,
     UsageError,
 )
+from holdfast.log.event import Envelope
 from holdfast.log.memory import MemoryLog
 from holdfast.log.sqlite import SqliteLog
+from holdfast.presenters.projection import project
 from holdfast.providers.errors import FailureKind
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.state import Session
+from holdfast.providers.scripted import Answer, ScriptedProvider
+from holdfast.state import ExecutionState, Session, Snapshot
 from holdfast.state.session import stamped
 from holdfast.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
 from holdfast.tools.tool import ToolResult
+from holdfast.turns.diagnostics import diagnose
 from holdfast.turns.states import (
     CAUSES,
     ENDINGS,
@@ -58,13 +68,14 @@ from holdfast.turns.states import (
     newest_turn,
     turn_state,
 )
+from holdfast.turns.turn import InnerLoop
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PAGE = Path(__file__).parents[2] / "docs" / "endings.md"
 
 
-def started(turn: str = "t") -> TurnStarted:
-    return TurnStarted(turn, f"e-{turn}", "agent", "task", "p", "m")
+def started(turn: str = "t", evaluation: str = "") -> TurnStarted:
+    return TurnStarted(turn, evaluation or f"e-{turn}", "agent", "task", "p", "m")
 
 
 def said(role: str, *calls: str, result_of: str | None = None, turn: str = "t") -> InnerMessage:
@@ -376,6 +387,92 @@ def test_a_conversation_that_came_out_of_a_snapshot_is_evidence_as_well() -> Non
     assert turn_state(twin.clone()) is TurnState.COMPLETED
 
 
+@pytest.mark.parametrize("then", ["resumed", "as it is"])
+def test_what_a_snapshot_brought_reads_the_same_everywhere(then: str) -> None:
+    """The state, the view and the report agree on a conversation that has no events of its own here."""
+    session = session_of(started(), said("user"), said("assistant", "c"), said("tool", result_of="c"))
+    session.dispatch_all([said("assistant"), TurnEnded("t", TurnState.COMPLETED)])
+    twin = Session()
+    twin[InnerMessage].register(InnerMessage, inner_message_append)
+    if then == "resumed":
+        # The snapshot of a run has its messages; the turn that takes them up begins after them.
+        twin.rollback(Snapshot.from_json(session.snapshot().to_json()))
+        assert project(twin).answer is None
+        assert diagnose(twin).check("turn_completion").classification == "taken_over"
+        twin.dispatch_all([started("u", "e-t"), TurnEnded("u", TurnState.COMPLETED)])
+    else:
+        twin = session.clone()
+    view, report = project(twin), diagnose(twin)
+    assert turn_state(twin) is view.state is TurnState.COMPLETED
+    assert view.answer == "text"
+    kinds = [each.kind for each in view.turns[-1].items]
+    assert kinds == ["restored", "user", "text", "tool", "answer", "ending"]
+    assert len(view.turns) == 1
+    assert (report.status, report.check("tool_pairing").status) == ("ready", "passed")
+
+
+def test_a_message_that_is_dispatched_again_with_another_status_tells_nothing_new() -> None:
+    """Marking a call as completed neither asks for it again nor reopens the turn."""
+    asked = said("assistant", "c")
+    marked = replace(asked, tool_calls=(replace(asked.tool_calls[0], status="completed"),))
+    answer = said("assistant")
+    session = session_of(started(), said("user"), asked, said("tool", result_of="c"), marked, answer)
+    end_turn(session, "t", ending_for(None))
+    session.dispatch(answer)
+    assert turn_state(session) is project(session).state is TurnState.COMPLETED
+    kinds = [each.kind for each in project(session).turns[0].items]
+    assert kinds == ["user", "text", "tool", "answer", "ending"]
+
+
+# --- asking costs what was logged since -----------------------------------------------------------------
+
+
+class Counting(MemoryLog):
+    """A log that counts the events that are read from it."""
+
+    count = 0
+
+    def read(self, session_id: UUID, *, after: int = 0, upto: int | None = None) -> Iterator[Envelope]:
+        for each in super().read(session_id, after=after, upto=upto):
+            self.count += 1
+            yield each
+
+
+def test_asking_how_a_turn_stands_reads_each_of_its_events_once() -> None:
+    """However long the turn is: whoever asks again, and whoever ends it, reads what came since."""
+    log = Counting()
+    session = Session(log=log)
+    session.dispatch_all([started("s"), *(said("user", turn="s") for _ in range(50))])
+    session.dispatch_all([started(), *(said("user") for _ in range(100))])
+    assert turn_state(session) is TurnState.UNFINISHED
+    # The turn's own, and nothing of the turn before.
+    assert log.count == 101
+    session.dispatch(said("assistant"))
+    end_turn(session, "t", ending_for(None))
+    assert turn_state(session) is TurnState.COMPLETED
+    assert log.count == 101 + 2
+
+
+def test_a_turn_that_runs_ends_without_reading_its_log_again() -> None:
+    """Every event is read once on its way to the model, and the ending reads the newest ones only."""
+
+    @tool(effects="none")
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    rounds = 40
+    script = [Answer("", [("look", {})]) for _ in range(rounds)]
+    log = Counting()
+    session = Session(log=log)
+    prompt = Agent("looker", tools=[look]).prompt
+    provider = ScriptedProvider([*script, Answer("half", error=ModelCallError("cut"))])
+    loop = InnerLoop(ExecutionState(session), provider, prompt)
+    assert anyio.run(loop.run, "go").state is TurnState.PARTIAL_FAILED
+    assert session.head > 4 * rounds
+    assert log.count <= session.head + 10
+
+
 # --- no prefix is completed -----------------------------------------------------------------------------
 
 
@@ -388,10 +485,10 @@ def histories(draw: st.DrawFn) -> list[tuple[str | None, object]]:
         stamp = turn if draw(st.booleans()) else None
         states = st.sampled_from([each for each in TurnState if each is not TurnState.UNFINISHED])
         one: st.SearchStrategy[object] = st.one_of(
-            st.just(said("assistant", turn=turn)),
-            st.just(said("assistant", "c", turn=turn)),
-            st.just(said("tool", result_of="c", turn=turn)),
-            st.just(said("user", turn=turn)),
+            st.builds(said, st.just("assistant"), turn=st.just(turn)),
+            st.builds(said, st.just("assistant"), st.just("c"), turn=st.just(turn)),
+            st.builds(said, st.just("tool"), result_of=st.just("c"), turn=st.just(turn)),
+            st.builds(said, st.just("user"), turn=st.just(turn)),
             st.just(PartialText(turn, "hal")),
             st.just(TurnResumed(turn)),
             st.just(begun("c")),
@@ -431,6 +528,28 @@ def model_says_completed(events: Sequence[tuple[str | None, object]]) -> bool:
         and isinstance(words[-1], TurnEnded)
         and (words[-1].turn_id, words[-1].state) == (start.turn_id, TurnState.COMPLETED)
     )
+
+
+@given(events=histories(), data=st.data())
+def test_following_a_turn_and_reading_it_anew_say_the_same(
+    events: list[tuple[str | None, object]], data: st.DataObject
+) -> None:
+    """Whenever it is asked in between, also after the log was taken over by another session."""
+    session = Session()
+    for stamp, each in events:
+        with stamped(turn_id=stamp):
+            session.dispatch(each)
+        if data.draw(st.booleans(), "asked"):
+            newest_turn(session)
+        if data.draw(st.integers(0, 9), "moved") == 0:
+            session = session.clone()
+    anew = Session.open(session.log, session.session_id, read_only=True)
+    assert newest_turn(session) == newest_turn(anew)
+    (*_, newest) = session[TurnStarted].all()
+    assert newest_turn(session) == derive_turn(session.events(), newest.turn_id)
+    view = project(session)
+    assert view.state is turn_state(session)
+    assert diagnose(anew).turns[-1]["state"] == turn_state(anew).value
 
 
 @given(events=histories())

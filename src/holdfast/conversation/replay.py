@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Generic, Literal, TypeVar, overload
@@ -55,6 +55,7 @@ from holdfast.conversation.messages import (
     in_order,
 )
 from holdfast.errors import CodecError
+from holdfast.log.event import Envelope
 from holdfast.state.events import ClearSlice, InitializeSlice, RestoredItem, StateRestored, spec_of
 from holdfast.state.session import Session
 
@@ -223,7 +224,8 @@ Said = InnerMessage | HistoryCompacted | BranchSummary | SubagentEvent
 
 _SAID: tuple[type[Said], ...] = (InnerMessage, HistoryCompacted, BranchSummary, SubagentEvent)
 _REWRITING = (InitializeSlice, ClearSlice, StateRestored)
-_READ = frozenset[type]((*_SAID, *_REWRITING, ProviderUsage))
+REPLAYED_KINDS = frozenset[type]((*_SAID, *_REWRITING, ProviderUsage))
+"""The kinds of events whose values a replay looks at."""
 
 
 @dataclass(slots=True)
@@ -603,6 +605,44 @@ _NAME_OF = {each: spec_of(each).name or "" for each in _SAID}
 _NAMES = frozenset(_NAME_OF.values())
 
 
+def read_events(
+    session: Session,
+    kinds: Collection[type],
+    *,
+    after: int = 0,
+    upto: int | None = None,
+    known: Mapping[int, object] | None = None,
+) -> Iterator[tuple[Envelope, object | None]]:
+    """Yield a session's events, with the values of some kinds; what nobody asked for is not decoded.
+
+    `known` are values by their places, of whoever has decoded them before.
+    """
+    codec = session.codec
+    read: dict[str, type | None] = {}
+    had = known or {}
+    recent = session.just_written(after=after) if upto is None else None
+    if recent is not None:
+        had = {envelope.seq: value for envelope, value in recent}
+        envelopes: Iterable[Envelope] = [envelope for envelope, _ in recent]
+    else:
+        envelopes = session.log.read(session.session_id, after=after, upto=upto)
+    for envelope in envelopes:
+        name = envelope.type
+        if name not in read:
+            kind = codec.registry.resolve(name) if codec.registry.knows(name) else None
+            read[name] = kind if kind in kinds else None
+        wanted = read[name]
+        value: object | None = None
+        if wanted is not None:
+            value = had.get(envelope.seq)
+            if value is None:
+                try:
+                    value = codec.decode(wanted, envelope.payload)
+                except CodecError:
+                    value = None
+        yield envelope, value
+
+
 def conversation_events(
     session: Session, *, after: int = 0, upto: int | None = None
 ) -> Iterator[tuple[int, object, str]]:
@@ -610,21 +650,8 @@ def conversation_events(
 
     What no replay looks at is not decoded: its value is None.
     """
-    codec = session.codec
-    read: dict[str, type | None] = {}
-    for envelope in session.log.read(session.session_id, after=after, upto=upto):
-        name = envelope.type
-        if name not in read:
-            kind = codec.registry.resolve(name) if codec.registry.knows(name) else None
-            read[name] = kind if kind in _READ else None
-        wanted = read[name]
-        value: object = None
-        if wanted is not None:
-            try:
-                value = codec.decode(wanted, envelope.payload)
-            except CodecError:
-                value = None
-        yield envelope.seq, value, name
+    for envelope, value in read_events(session, REPLAYED_KINDS, after=after, upto=upto):
+        yield envelope.seq, value, envelope.type
 
 
 def replay(

@@ -54,7 +54,16 @@ from holdfast.turns.live import (
     TurnFinished,
     UsageChanged,
 )
-from holdfast.turns.states import PartialText, TurnEnded, TurnFold, TurnResumed, TurnStarted, TurnState
+from holdfast.turns.states import (
+    PartialText,
+    Teller,
+    Telling,
+    TurnEnded,
+    TurnFold,
+    TurnResumed,
+    TurnStarted,
+    TurnState,
+)
 
 ItemKind = Literal[
     "user",
@@ -296,6 +305,7 @@ class Projection:
     """Where an item stands that later events change: holds and children, by their ids."""
     _subagents: dict[str, SubagentView] = field(default_factory=dict)
     _judges: Usage = Usage()
+    _teller: Teller = field(default_factory=Teller)
     _live: LiveView | None = None
     _live_turn: str = ""
     _live_step: int = 0
@@ -317,13 +327,21 @@ class Projection:
         if envelope.seq <= self.seq:
             return
         self.seq = envelope.seq
+        for each in self._teller.tellings(envelope, value):
+            self._take(envelope, each)
+
+    def _take(self, envelope: Envelope, told: Telling) -> None:
+        value = told.value
         if isinstance(value, TurnStarted):
-            self._turns.append(_Turn(TurnFold(value.turn_id), envelope.at))
+            # A conversation that came out of a snapshot has no turn until somebody goes on with it.
+            if not (self._turns and self._turns[-1].fold.takes_up(value)):
+                self._turns.append(_Turn(TurnFold(value.turn_id)))
+            self._turns[-1].at = envelope.at
             self._live = None if self._live_turn != value.turn_id else self._live
         if not self._turns:
             self._turns.append(_Turn(TurnFold("")))
         turn = self._turns[-1]
-        turn.fold.take(envelope.seq, envelope.turn_id, value)
+        turn.fold.take_told(envelope.seq, told)
         if value is None:
             self._item(Item("unknown", envelope.seq, title=envelope.type, is_good=False))
             return

@@ -22,12 +22,16 @@ from holdfast.conversation.messages import (
     get_inner_messages,
     get_latest_evaluation_id,
 )
-from holdfast.conversation.replay import ORPHAN_TEXT, Replay, Replayer, conversation_events
+from holdfast.conversation.replay import ORPHAN_TEXT, REPLAYED_KINDS, Replay, Replayer, read_events
 from holdfast.errors import ConversationNotFound, PromptMismatch
 from holdfast.providers.collect import CollectedAnswer
 from holdfast.state.budget import TokenUsage
 from holdfast.state.session import Session
-from holdfast.turns.states import TurnStarted
+from holdfast.state.slices import entries_of
+from holdfast.turns.states import TURN_KINDS, TurnStarted, follower_of
+
+_READ = REPLAYED_KINDS | TURN_KINDS
+"""The kinds of events that a turn has to look at."""
 
 
 @dataclass(slots=True)
@@ -70,7 +74,9 @@ class TurnRecord:
         enable_inner_message_recording(self.session)
         self._read_history()
         self._close_orphans()
-        self._open(self._started(agent, task, workspace), system, task, beside)
+        started = self._started(agent, task, workspace)
+        self._open(started, system, task, beside)
+        follower_of(self.session).aim(self.session, started)
 
     def go_on(self, agent: str, system: str, workspace: str | None = None) -> TurnStarted:
         """Go on with the session's newest turn. Raises `ConversationNotFound` or `PromptMismatch`."""
@@ -82,7 +88,7 @@ class TurnRecord:
         self.messages = list(get_inner_messages(self.session, evaluation_id))
         self._check_prompt(agent, started)
         self.evaluation_id = evaluation_id
-        self._read_history()
+        self._read_history(started)
         self._sequence = max((each.sequence for each in self.messages), default=-1) + 1
         self._turn = max((each.turn for each in self.messages), default=0)
         if started is not None:
@@ -96,6 +102,7 @@ class TurnRecord:
         task = next((each.content for each in self.messages if each.role == "user"), "")
         started = self._started(agent, task, workspace)
         self.session.dispatch(started)
+        follower_of(self.session).aim(self.session, started)
         return started
 
     def _started(self, agent: str, task: str, workspace: str | None) -> TurnStarted:
@@ -125,22 +132,42 @@ class TurnRecord:
                 "resume it with that one"
             )
 
-    def _read_history(self) -> None:
-        """Fold what the log says already; what comes later is caught up with."""
+    def _read_history(self, started: TurnStarted | None = None) -> None:
+        """Fold what the log says already, the turn that goes on as well; what comes later is caught up with.
+
+        The log is read once, and what the session's slices have decoded is not decoded again.
+        """
         self.replayer = Replayer(self.model, self.provider)
+        messages = self.session[InnerMessage].view()
+        # An item that is its own event has a place; one that could change in place is made anew anyway.
+        known = {at: kept for kept, at in entries_of(messages) if at > 0 and isinstance(kept, InnerMessage)}
         evaluation_id = ""
-        for seq, value, type_name in conversation_events(self.session):
-            self.replayer.add(seq, value, type_name)
-            if isinstance(value, InnerMessage):
-                evaluation_id = value.evaluation_id
-            elif isinstance(value, ProviderUsage) and evaluation_id == self.evaluation_id:
-                self._count(value.usage, value.cost_usd)
-        self.answers_so_far = sum(each.role == "assistant" for each in self.session[InnerMessage].all())
+        follower = follower_of(self.session)
+        with follower.lock:
+            if started is not None:
+                follower.aim(self.session, started)
+            for envelope, value in read_events(self.session, _READ, upto=self.session.head, known=known):
+                self.replayer.add(envelope.seq, value, envelope.type)
+                follower.add(envelope, value)
+                if isinstance(value, InnerMessage):
+                    evaluation_id = value.evaluation_id
+                elif isinstance(value, ProviderUsage) and evaluation_id == self.evaluation_id:
+                    self._count(value.usage, value.cost_usd)
+        self.answers_so_far = sum(each.role == "assistant" for each in messages)
         self._breaks_seen = len(self.replayer.input().breaks)
+
+    def catch_up(self) -> None:
+        """Fold what was logged since, whoever wrote it: the conversation, and how the turn stands."""
+        follower, replayer = follower_of(self.session), self.replayer
+        with follower.lock:
+            for envelope, value in read_events(self.session, _READ, after=min(replayer.seq, follower.seq)):
+                if envelope.seq > replayer.seq:
+                    replayer.add(envelope.seq, value, envelope.type)
+                follower.add(envelope, value)
 
     def input(self) -> Replay:
         """Return what the model is sent now: what the log says, whoever wrote it."""
-        self.replayer.catch_up(self.session)
+        self.catch_up()
         return self.replayer.input()
 
     def _close_orphans(self) -> None:

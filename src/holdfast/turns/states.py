@@ -22,15 +22,19 @@ Everything here is values and plain functions, except for the two functions that
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from holdfast.containment import StopReason
-from holdfast.conversation.messages import InnerMessage, get_inner_messages
+from holdfast.conversation.events import ProviderUsage
+from holdfast.conversation.messages import InnerMessage
+from holdfast.conversation.replay import read_events
 from holdfast.errors import (
     BudgetExceededError,
     CallRefused,
@@ -46,10 +50,10 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.log.event import Envelope, SlicePolicy
-from holdfast.state.events import event
+from holdfast.state.events import InitializeSlice, StateRestored, event
 from holdfast.state.session import Session, stamped
-from holdfast.state.slices import entries_of
-from holdfast.tools.events import ToolHeld, ToolInvoked, ToolStarted
+from holdfast.state.slices import entry_at, opened
+from holdfast.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
 
 
 class TurnState(Enum):
@@ -441,20 +445,34 @@ class TurnFold:
     turn_id: str
     started: tuple[int, TurnStarted] | None = None
     ended: tuple[int, TurnEnded] | None = None
-    answers: list[int] = field(default_factory=list)
+    answer: int | None = None
+    """The newest answer."""
     last: tuple[int, InnerMessage] | None = None
     open_calls: list[tuple[int, str]] = field(default_factory=list)
     partial: list[int] = field(default_factory=list)
     holds: list[int] = field(default_factory=list)
     attempts: dict[str, tuple[int, ToolStarted]] = field(default_factory=dict)
     """Tool calls that were begun and whose end is not in the log."""
+    loose: list[tuple[int, InnerMessage]] = field(default_factory=list)
+    """Messages that came out of a snapshot before any turn began: a turn that takes them up has them."""
+
+    def copy(self) -> TurnFold:
+        """Return another one that can be folded on by itself; its cost does not grow with the turn."""
+        return replace(
+            self,
+            open_calls=list(self.open_calls),
+            partial=list(self.partial),
+            holds=list(self.holds),
+            attempts=dict(self.attempts),
+            loose=list(self.loose),
+        )
 
     def take(self, seq: int, stamp: str | None, value: object) -> None:
         """Fold one event: its place, the turn id beside it, and its value."""
         turn_id = self.turn_id
         match value:
             case TurnStarted():
-                self.started = (seq, value)
+                self.begin(seq, value)
             case TurnResumed(turn_id=of) if of == turn_id:
                 self.ended = None
             case TurnEnded(turn_id=of) if of == turn_id:
@@ -472,6 +490,31 @@ class TurnFold:
             case ToolInvoked():
                 self.attempts.pop(value.attempt_id, None)
 
+    def take_told(self, seq: int, told: Telling) -> None:
+        """Fold what an event tells."""
+        self.take(seq, told.stamp, told.value)
+        if told.is_brought and self.started is None:
+            self.keep_loose(seq, told.value)
+
+    def keep_loose(self, seq: int, value: object) -> None:
+        """Keep a message that came out of a snapshot, for a turn that takes it up."""
+        if isinstance(value, InnerMessage):
+            self.loose.append((seq, value))
+
+    def begin(self, seq: int, started: TurnStarted) -> None:
+        """Begin the turn, with the messages that it takes up."""
+        self.turn_id, self.started = started.turn_id, (seq, started)
+        taken_up = [each for each in self.loose if each[1].evaluation_id == started.evaluation_id]
+        self.loose = []
+        for at, message in taken_up:
+            self.take_message(at, message)
+
+    def takes_up(self, started: TurnStarted) -> bool:
+        """Say whether what stands here is of no turn yet, and belongs to the one that begins."""
+        if self.started is not None:
+            return False
+        return not self.loose or any(each.evaluation_id == started.evaluation_id for _, each in self.loose)
+
     def _is_ours(self, message: InnerMessage, stamp: str | None) -> bool:
         # A later turn closes the calls that this one left open: its stamp, this one's evaluation.
         if stamp is not None:
@@ -483,7 +526,7 @@ class TurnFold:
         self.ended = None
         self.last = (seq, message)
         if message.role == "assistant":
-            self.answers.append(seq)
+            self.answer = seq
             self.open_calls.extend((seq, each.call_id) for each in message.tool_calls)
         elif message.role == "tool":
             # A provider may use a call id again in a later answer: a result settles one call.
@@ -525,7 +568,7 @@ def _clean_answer(fold: TurnFold) -> tuple[int, ...] | None:
 def _text(fold: TurnFold) -> tuple[int, ...] | None:
     # An answer that a check did not accept is in the conversation; one that was cut off is not.
     judged = fold.ended is not None and fold.ended[1].error_kind in ("incomplete", "output_parse")
-    found = [*fold.partial, *(fold.answers[-1:] if judged else ())]
+    found = [*fold.partial, *((fold.answer,) if judged and fold.answer is not None else ())]
     return tuple(found) or None
 
 
@@ -610,53 +653,186 @@ Event = tuple[Envelope, object | None]
 
 def derive_turn(events: Iterable[Event], turn_id: str) -> TurnDerivation:
     """Say how a turn stands, from the events of its log alone. It is a pure function."""
-    return _folded(events, turn_id).derive()
-
-
-def _folded(events: Iterable[Event], turn_id: str) -> TurnFold:
-    fold = TurnFold(turn_id)
-    inside = False
+    follower = TurnFollower(turn_id)
     for envelope, value in events:
-        if isinstance(value, TurnStarted):
-            inside = value.turn_id == turn_id
-        if inside:
-            fold.take(envelope.seq, envelope.turn_id, value)
-    return fold
+        follower.add(envelope, value)
+    return follower.fold.derive()
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """One thing that an event of a log tells."""
+
+    value: object | None
+    stamp: str | None = None
+    """The turn id beside it."""
+    is_brought: bool = False
+    """Whether it happened elsewhere and was taken over."""
+
+
+@dataclass(slots=True)
+class Teller:
+    """Reads a log's events as what they tell of turns, each thing once.
+
+    Most events tell themselves. A message that is dispatched again, with another status, tells nothing
+    new. A session that took over a snapshot has its conversation in one event that says what became of
+    the slices: that one tells the messages and turns that it holds, in the order in which they happened.
+    """
+
+    _known: set[object] = field(default_factory=set)
+
+    def tellings(self, envelope: Envelope, value: object | None) -> Iterator[Telling]:
+        """Yield what an event tells."""
+        match value:
+            case InnerMessage():
+                if self._is_new(value):
+                    yield Telling(value, envelope.turn_id)
+                return
+            case StateRestored():
+                brought = [
+                    item.item
+                    for each in value.slices
+                    for item in each.items
+                    if item.origin == 0 and item.item is not None
+                ]
+            case InitializeSlice():
+                brought = list(value.items)
+            case _:
+                yield Telling(value, envelope.turn_id)
+                return
+        yield Telling(value, envelope.turn_id)
+        for each in _as_it_happened([each for each in brought if self._is_new(each)]):
+            yield Telling(each, None, is_brought=True)
+
+    def _is_new(self, value: object) -> bool:
+        key = value.message_id if isinstance(value, InnerMessage) else (type(value), repr(value))
+        if key in self._known:
+            return False
+        self._known.add(key)
+        return True
+
+
+def _as_it_happened(values: Sequence[object]) -> Iterator[object]:
+    """Put what came slice by slice into the order of the turns; what is of no turn comes first."""
+    messages = [each for each in values if isinstance(each, InnerMessage)]
+    turns = [each for each in values if isinstance(each, TurnStarted)]
+    told = {each.evaluation_id for each in turns}
+    ends = {each.call_id: each for each in values if isinstance(each, ToolInvoked)}
+    yield from _with_ends((each for each in messages if each.evaluation_id not in told), ends)
+    for turn in turns:
+        yield turn
+        yield from _with_ends((each for each in messages if each.evaluation_id == turn.evaluation_id), ends)
+        yield from (each for each in values if isinstance(each, PartialText) and each.turn_id == turn.turn_id)
+        if turn is turns[-1]:
+            # Which turn they belong to is not known; what is open can only be the newest one's.
+            yield from (each for each in values if isinstance(each, ToolHeld))
+            yield from (each for each in values if isinstance(each, HoldAnswered | ProviderUsage))
+        endings = [each for each in values if isinstance(each, TurnEnded) and each.turn_id == turn.turn_id]
+        yield from endings[-1:]
+
+
+def _with_ends(messages: Iterable[InnerMessage], ends: Mapping[str | None, ToolInvoked]) -> Iterator[object]:
+    for each in messages:
+        if each.role == "tool" and each.tool_call_id in ends:
+            yield ends[each.tool_call_id]
+        yield each
+
+
+TURN_KINDS = frozenset[type](
+    (
+        TurnStarted,
+        TurnResumed,
+        TurnEnded,
+        PartialText,
+        InnerMessage,
+        ToolHeld,
+        ToolStarted,
+        ToolInvoked,
+        StateRestored,
+        InitializeSlice,
+    )
+)
+"""The kinds of events that say how a turn stands."""
+
+
+@dataclass(slots=True)
+class TurnFollower:
+    """Folds one turn out of a log, event by event. Asking it again costs what was logged since."""
+
+    turn_id: str = ""
+    fold: TurnFold = field(default_factory=lambda: TurnFold(""))
+    seq: int = 0
+    """The newest event that was folded."""
+    _is_inside: bool = False
+    _teller: Teller = field(default_factory=Teller)
+    lock: AbstractContextManager[bool] = field(default_factory=threading.RLock)
+    """Held by whoever folds: a screen may ask from another thread."""
+
+    def __post_init__(self) -> None:
+        self.fold = TurnFold(self.turn_id)
+
+    def aim(self, session: Session, started: TurnStarted) -> None:
+        """Follow this turn of a session, from its first event on; nothing, if that is done already."""
+        with self.lock:
+            if self.turn_id != started.turn_id:
+                self.turn_id, self.fold = started.turn_id, TurnFold(started.turn_id)
+                self._is_inside, self._teller = False, Teller()
+                self.seq = _first_event(session, started) - 1
+
+    def add(self, envelope: Envelope, value: object | None) -> None:
+        """Fold the next event. One that was folded before is passed over."""
+        if envelope.seq <= self.seq:
+            return
+        self.seq = envelope.seq
+        for told in self._teller.tellings(envelope, value):
+            if isinstance(told.value, TurnStarted):
+                self._is_inside = told.value.turn_id == self.turn_id
+            if self._is_inside:
+                self.fold.take_told(envelope.seq, told)
+            elif told.is_brought:
+                self.fold.keep_loose(envelope.seq, told.value)
+
+    def catch_up(self, session: Session, started: TurnStarted) -> TurnFold:
+        """Fold what the log has of this turn by now. Returns a fold of the caller's own."""
+        with self.lock:
+            self.aim(session, started)
+            for envelope, value in read_events(session, TURN_KINDS, after=self.seq, upto=session.head):
+                self.add(envelope, value)
+            return self.fold.copy()
+
+
+def _first_event(session: Session, started: TurnStarted) -> int:
+    """Return the first event that is of a turn: its start, or what brought the messages that it took up."""
+    first = abs(entry_at(session[TurnStarted].view(), -1)[1])
+    messages = session[InnerMessage].view()
+    for place in range(len(messages) - 1, -1, -1):
+        kept, origin = entry_at(messages, place)
+        if opened(kept).evaluation_id != started.evaluation_id:
+            break
+        first = min(first, abs(origin))
+    return max(first, 1)
+
+
+_followers: WeakKeyDictionary[Session, TurnFollower] = WeakKeyDictionary()
+
+
+def follower_of(session: Session) -> TurnFollower:
+    """Return who follows the newest turn of a session in this process: whoever asks later reads on there."""
+    return _followers.setdefault(session, TurnFollower())
 
 
 def newest_turn(session: Session) -> TurnDerivation | None:
-    """Say how the session's newest turn stands; None if it has none. It reads that turn's events only."""
+    """Say how the session's newest turn stands; None if it has none.
+
+    It reads that turn's events, and those only once: asked again, it reads what was logged since.
+    """
     found = _newest_fold(session)
     return None if found is None else found.derive()
 
 
 def _newest_fold(session: Session) -> TurnFold | None:
     started = session[TurnStarted].latest()
-    if started is None:
-        return None
-    ((_, origin),) = deque(entries_of(session[TurnStarted].view()), maxlen=1)
-    fold = _folded(session.events(after=max(origin - 1, 0), upto=session.head), started.turn_id)
-    if fold.started is None or fold.last is None:
-        fold = _restored_fold(session, started, fold.started)
-    return fold
-
-
-def _restored_fold(session: Session, started: TurnStarted, begun: tuple[int, TurnStarted] | None) -> TurnFold:
-    """Read a turn that this session took over from a snapshot: it has it in its slices, not as events."""
-    after = 0 if begun is None else begun[0]
-    events = list(session.events(after=after, upto=session.head))
-    logged = {value.message_id for _, value in events if isinstance(value, InnerMessage)}
-    fold = TurnFold(started.turn_id, started=begun or (0, started))
-    for message in get_inner_messages(session, started.evaluation_id):
-        if message.message_id not in logged:
-            fold.take_message(0, message)
-    ended = session[TurnEnded].latest()
-    is_ours = begun is None and ended is not None and ended.turn_id == started.turn_id
-    if is_ours and ended is not None and not any(value == ended for _, value in events):
-        fold.ended = (0, ended)
-    for envelope, value in events:
-        fold.take(envelope.seq, envelope.turn_id, value)
-    return fold
+    return None if started is None else follower_of(session).catch_up(session, started)
 
 
 def turn_state(session: Session) -> TurnState:
