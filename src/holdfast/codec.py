@@ -313,9 +313,10 @@ class Codec:
 
     def is_immutable(self, value: object, payload: bytes) -> bool:
         """Say whether a value that encoded to `payload` can never change in place."""
-        # Without a tag in it, everything is of the declared types.
-        if self.record(type(value)).immutable and b'{"$":' not in payload:
-            return True
+        # Without a tag in it, everything is of the declared types: only some fields need a look.
+        doubtful = self.record(type(value)).doubtful
+        if doubtful is not None and b'{"$":' not in payload:
+            return all(_deeply_immutable(getattr(value, each)) for each in doubtful) if doubtful else True
         return _deeply_immutable(value)
 
     def _to_json(self, encode: Encode, value: object) -> bytes:
@@ -993,6 +994,7 @@ class _Record:
         # Until it is compiled, a call compiles it first.
         self.encode: Encode = self._encode_first
         self.decode: Callable[..., Any] = self._decode_first
+        self._names: tuple[str, ...] = ()
         self._coders: list[_Coder] = []
         self._immutable: bool | None = None
 
@@ -1024,6 +1026,21 @@ class _Record:
             )
         return self._immutable
 
+    @functools.cached_property
+    def doubtful(self) -> tuple[str, ...] | None:
+        """The fields that may hold what can change although they are of their types.
+
+        None if the record itself can change.
+        """
+        self.codec.compile(self)
+        if not _is_frozen(self.cls):
+            return None
+        return tuple(
+            name
+            for name, coder in zip(self._names, self._coders, strict=True)
+            if not coder.immutable or not all(each.immutable for each in coder.records)
+        )
+
     def compile(self) -> None:
         """Generate this record's functions. The codec calls it, under its lock."""
         reason = _why_unbuildable(self.cls)
@@ -1033,6 +1050,7 @@ class _Record:
             encode, decode = self._generate(fields, coders)
         else:
             encode, decode = _refusing(f"{self.cls.__qualname__} cannot be stored: {reason}", self)
+        self._names = tuple(each.name for each in fields)
         self._coders = coders
         self.holds = tuple(record for each in coders for record in each.records)
         self.encode, self.decode = encode, decode

@@ -173,6 +173,6 @@ class Collector:
         if unique != call_id:
             self._notes.append(f"the id {call_id!r} came twice in one answer; the later call is {unique!r}")
         self._ids.add(unique)
-        if (unique, name) != (call.id, call.name):
-            call = ToolCall(unique, name, call.arguments)
+        if (unique, name, arguments) != (call.id, call.name, call.arguments):
+            call = ToolCall(unique, name, arguments)
         self._calls.append(call)

@@ -26,9 +26,11 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -80,6 +82,10 @@ _logger = logging.getLogger("holdfast.state")
 
 SNAPSHOT_EVERY = 512
 """A stored snapshot is written when at least so many events, and half of all, came after the last."""
+
+MAX_RECENT_EVENTS = 64
+MAX_RECENT_BYTES = 1024 * 1024
+"""How much of what was written last is kept at hand."""
 
 Observer = Callable[[Sequence[Any], Sequence[Any]], object]
 
@@ -232,6 +238,38 @@ class _Notes:
         self.unknown[type_name] = self.unknown.get(type_name, 0) + 1
 
 
+class _Recent:
+    """What this process wrote last, so that whoever follows the log need not read and decode it again."""
+
+    __slots__ = ("_bytes", "_events")
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._events: deque[tuple[Envelope, object | None]] = deque()
+
+    def add(self, written: Sequence[Envelope], values: Sequence[object | None]) -> None:
+        """Take a batch that is in the log, with those of its values that cannot change."""
+        events = self._events
+        if events and written and events[-1][0].seq + 1 != written[0].seq:
+            self.clear()
+        events.extend(zip(written, values, strict=True))
+        self._bytes += sum(len(each.payload) for each in written)
+        while events and (len(events) > MAX_RECENT_EVENTS or self._bytes > MAX_RECENT_BYTES):
+            self._bytes -= len(events.popleft()[0].payload)
+
+    def clear(self) -> None:
+        """Forget everything: it is not certain any more what the log has."""
+        self._events.clear()
+        self._bytes = 0
+
+    def since(self, after: int, head: int) -> list[tuple[Envelope, object | None]] | None:
+        """Return everything behind `after` and up to the head, or None if that is not all at hand."""
+        events = self._events
+        if not events or events[-1][0].seq != head or events[0][0].seq > after + 1:
+            return None
+        return list(islice(events, max(after + 1 - events[0][0].seq, 0), None))
+
+
 MAX_CLOSED_CHILDREN = 32
 """How many children that are closed a session still holds in memory: their logs hold all of them."""
 
@@ -268,6 +306,7 @@ class Core:
         self.closed = False
         # The fold.
         self.head = 0
+        self.recent = _Recent()
         self.loaded = True
         self.generation = 0
         """Grows with every fold of the whole log."""
@@ -409,6 +448,7 @@ class Core:
                 raise
             damage = str(error)
         self.head = head
+        self.recent.clear()
         self.stored_seq = start
         self.pruned_upto = max(pruned, info.first - 1)
         self.unknown = notes.unknown
@@ -653,6 +693,7 @@ class Core:
             working = Working(self.slices)
             results: list[DispatchResult] = []
             drafts: list[Draft] = []
+            values: list[object | None] = []
             seq = self.head
             for each in staged:
                 if each.is_live:
@@ -671,8 +712,9 @@ class Core:
                 )
                 results.append(DispatchResult(each.event, tuple(ran), tuple(failures)))
                 drafts.append(each.draft())
+                values.append(each.event if each.immutable else None)
             try:
-                interrupted = self._write(drafts) if drafts else None
+                interrupted = self._write(drafts, values) if drafts else None
                 self.head = seq
                 changes = self._install(working.changes)
                 if written is not None:
@@ -687,14 +729,15 @@ class Core:
                 self.try_to_store()
             return changes, results
 
-    def _write(self, drafts: list[Draft]) -> BaseException | None:
+    def _write(self, drafts: list[Draft], values: list[object | None]) -> BaseException | None:
         """Append to the log. Returns an interrupt that came when the batch was in the log already."""
         assert self.lease is not None
         try:
-            self.log.append(self.lease, drafts, expected_seq=self.head)
+            self.recent.add(self.log.append(self.lease, drafts, expected_seq=self.head), values)
         except (StaleWriterError, UsageError):
             raise  # Refused before anything was written.
         except BaseException as error:
+            self.recent.clear()
             # A store may fail after its commit. Believe what it holds, not how it sounded.
             if not self._is_written(drafts):
                 raise

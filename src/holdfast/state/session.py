@@ -402,7 +402,8 @@ class Session:
             tags=core.tags,
             clock=core.clock,
             snapshot=snapshot,
-            adopt=core.adopt,
+            # Not the method itself, which would lead to the core.
+            adopt=lambda child: core.adopt(child),
             spawn=spawn,
         )
 
@@ -417,6 +418,17 @@ class Session:
                 except CodecError:
                     value = None
             yield envelope, value
+
+    def just_written(self, *, after: int) -> Sequence[tuple[Envelope, object | None]] | None:
+        """Return all events after `after`, if this session has written them a moment ago; else None.
+
+        It saves whoever follows the log reading it. The value is that of the event if it cannot change
+        in place, and None otherwise: decode the payload then.
+        """
+        core = self._core
+        with core.lock:
+            is_writer = core.lease is not None and not core.closed
+            return core.recent.since(after, core.head) if is_writer and core.loaded else None
 
     def policy_of(self, slice_type: type) -> SlicePolicy:
         """Return what a rollback does with a slice."""

@@ -340,17 +340,19 @@ class ToolRunner:
         """
         results: dict[int, ToolResult[Any]] = {}
         errors: dict[int, Exception] = {}
-        limit = anyio.CapacityLimiter(MAX_PARALLEL)
 
         async def one(index: int, call: ToolCall) -> None:
             async def execute() -> ToolResult[Any]:
                 return await self.aexecute(call, context=context, record=record(call))
 
+            try:
+                results[index] = await (execute() if around is None else around(call, execute))
+            except Exception as error:  # noqa: BLE001  # raised when those beside it are done
+                errors[index] = error
+
+        async def one_of_many(index: int, limit: anyio.CapacityLimiter) -> None:
             async with limit:
-                try:
-                    results[index] = await (execute() if around is None else around(call, execute))
-                except Exception as error:  # noqa: BLE001  # raised when those beside it are done
-                    errors[index] = error
+                await one(index, tool_calls[index])
 
         index = 0
         while index < len(tool_calls) and not errors:
@@ -361,9 +363,10 @@ class ToolRunner:
             if run == index + 1:
                 await one(index, tool_calls[index])
             else:
+                limit = anyio.CapacityLimiter(MAX_PARALLEL)
                 async with anyio.create_task_group() as group:
                     for position in range(index, run):
-                        group.start_soon(one, position, tool_calls[position])
+                        group.start_soon(one_of_many, position, limit)
             index = run
         if errors:
             raise errors[min(errors)]
