@@ -4,7 +4,13 @@ from holdfast.workflows.engine import Workflow, answer_step, rerun_steps
 from holdfast.workflows.events import WorkflowEvent, WorkflowRecord, record_of
 from holdfast.workflows.globs import overlaps
 from holdfast.workflows.outcomes import Artifact, Checkpoint, StepAnswer
-from holdfast.workflows.running import resume_workflow, run_workflow, with_workflows, workflow_tool
+from holdfast.workflows.running import (
+    Workflows,
+    resume_workflow,
+    run_workflow,
+    with_workflows,
+    workflow_tool,
+)
 from holdfast.workflows.spec import (
     AgentSpec,
     DryRun,
@@ -37,6 +43,7 @@ __all__ = [
     "WorkflowResult",
     "WorkflowSpec",
     "WorkflowState",
+    "Workflows",
     "answer_step",
     "derive_workflow",
     "dry_run",

@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import PurePosixPath
 from typing import Any
 from uuid import UUID
 
@@ -56,7 +57,9 @@ from holdfast.workflows.outcomes import Artifact, Checkpoint, Readiness, StepAns
 from holdfast.workflows.schemas import payload_problem
 from holdfast.workflows.spec import StepSpec, WorkflowSpec, conflict, waves
 from holdfast.workflows.states import StepState, StepView, WorkflowResult, WorkflowState, derive_workflow
+from holdfast.workflows.traces import WorkflowTrace
 from holdfast.workspace.base import Filesystem
+from holdfast.workspace.isolated import fingerprint
 
 GUIDE = """
 
@@ -97,6 +100,7 @@ class Workflow:
     _record: WorkflowRecord = field(init=False, repr=False)
     _subagents: Subagents = field(init=False, repr=False)
     _began: float = 0.0
+    _trace: WorkflowTrace = field(default_factory=WorkflowTrace, repr=False)
 
     # .. the two ways in ..
 
@@ -163,6 +167,12 @@ class Workflow:
     # .. the loop ..
 
     async def _drive(self) -> WorkflowResult:
+        with self._trace.whole(self._record.spec, self._session.session_id) as ended:
+            result = await self._run_steps()
+            ended(result.state.value)
+            return result
+
+    async def _run_steps(self) -> WorkflowResult:
         spec = self._record.spec
         self._began = self.state.clock.monotonic()
         agents = [
@@ -344,16 +354,17 @@ class Workflow:
             attempt += 1
             child = self._subagents.asked_for_by(self._name(step, attempt))
         if child is None:
-            child = self._subagents.spawn(
-                step.agent,
-                self._task(step),
-                workspace=step.mode if filesystem_of(self.state) is not None else "shared",
-                allowance=Allowance(
-                    timeout_s=step.timeout_s, max_steps=step.max_steps, max_cost_usd=step.max_cost_usd
-                ),
-                call_id=self._name(step, attempt),
-                retry_of=retry_of,
-            )
+            with self._trace.attempt(step, attempt):
+                child = self._subagents.spawn(
+                    step.agent,
+                    self._task(step),
+                    workspace=step.mode if filesystem_of(self.state) is not None else "shared",
+                    allowance=Allowance(
+                        timeout_s=step.timeout_s, max_steps=step.max_steps, max_cost_usd=step.max_cost_usd
+                    ),
+                    call_id=self._name(step, attempt),
+                    retry_of=retry_of,
+                )
         self._log("step_scheduled", step_id=step.id, attempt=attempt, subagent_id=child.id, reason=reason)
 
     def _name(self, step: StepSpec, attempt: int) -> str:
@@ -430,6 +441,7 @@ class Workflow:
 
     def _decide(self, checkpoint: Checkpoint) -> None:
         self._log("checkpoint_decided", step_id=checkpoint.step_id, checkpoint=checkpoint)
+        self._trace.decided(checkpoint.step_id, checkpoint.status)
 
     async def _checkpoint(self, step: StepSpec, child: Subagent) -> Checkpoint:
         """Turn what a step says, and what its log and its files show, into what others may rely on."""
@@ -533,7 +545,11 @@ class Workflow:
                     if each.success and each.before is not None:
                         changes = filesystem.diff(each.before, each.after).changes
                         found.update((change.path, None) for change in changes)
-        return tuple(found)
+        # A directory is made or removed for the sake of what is in it.
+        above = {str(parent) for each in found for parent in PurePosixPath(each).parents}
+        return tuple(
+            each for each in found if each not in above and fingerprint(filesystem, each).kind != "directory"
+        )
 
     async def _apply_step(self, step: StepSpec) -> None:
         """Bring the changes of other steps home. Those that are there already are not applied again."""

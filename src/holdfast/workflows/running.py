@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 from uuid import UUID
 
 import anyio
+from anyio.abc import TaskGroup
 
 from holdfast.agent import Agent, close_state, open_log, open_state
-from holdfast.containment import Limits
+from holdfast.containment import ExecutionContext, Limits
 from holdfast.errors import UsageError
 from holdfast.log.base import Log
 from holdfast.prompt.sections import MarkdownSection
+from holdfast.prompt.template import Prompt
 from holdfast.providers.base import Provider
 from holdfast.state.execution import ExecutionState
 from holdfast.state.session import Session, nested_session
@@ -26,7 +30,7 @@ from holdfast.tools.context import ToolContext
 from holdfast.tools.policies import Permissions
 from holdfast.tools.tool import Tool, ToolResult
 from holdfast.turns.turn import InnerLoop
-from holdfast.workflows.engine import Workflow, check_agents
+from holdfast.workflows.engine import Workflow, by_name, check_agents
 from holdfast.workflows.events import WorkflowEvent, has_workflow
 from holdfast.workflows.spec import WorkflowSpec, spec_from_data, spec_schema
 from holdfast.workflows.states import WorkflowResult
@@ -142,66 +146,159 @@ class RunWorkflow:
     )
 
 
-def workflow_tool(
-    agents: Agents,
-    runner: ChildRunner,
-    *,
-    limits: SubagentLimits | None = None,
-    permissions: Permissions | None = None,
-    containment: Any = None,
-    depth: int = 0,
-) -> Tool[RunWorkflow, str]:
-    """Make a tool with which a model runs a workflow. The result says how each step stands.
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A workflow that a call has asked for."""
 
-    The limits are the operator's, and hold for whatever the model writes. Run again after a crash, it goes
-    on with the workflow that it had begun.
+    spec: WorkflowSpec
+    call_id: str
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    is_over: anyio.Event = field(default_factory=anyio.Event)
+    result: WorkflowResult | None = None
+    error: BaseException | None = None
+
+
+class Workflows:
+    """The workflows that a session's model may run. Enter it (`async with`) for as long as they may run.
+
+    They are child sessions of `state.session`, in its workspace and inside its containment. Each runs in
+    a task of its own, so that what it records and spends is no part of the call that asked for it: a call
+    that fails takes none of it back. A call that is cancelled interrupts its workflow; the same call, made
+    again after a crash, goes on with it.
+    """
+
+    def __init__(
+        self,
+        state: ExecutionState,
+        agents: Agents,
+        runner: ChildRunner,
+        *,
+        limits: SubagentLimits | None = None,
+        permissions: Permissions | None = None,
+        containment: ExecutionContext | None = None,
+        depth: int = 0,
+    ) -> None:
+        self.agents = agents
+        self._state = state
+        self._runner = runner
+        self._limits = limits or SubagentLimits()
+        self._permissions = permissions or Permissions()
+        self._containment = containment
+        self._depth = depth
+        self._queue: deque[_Asked] = deque()
+        self._wake = anyio.Event()
+        self._group: TaskGroup | None = None
+
+    async def __aenter__(self) -> Workflows:
+        self._group = await anyio.create_task_group().__aenter__()
+        self._group.start_soon(self._serve)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        group, self._group = self._group, None
+        assert group is not None
+        group.cancel_scope.cancel()
+        # What the block raised goes on as it is: a group would wrap it.
+        await group.__aexit__(None, None, None)
+
+    async def run(self, spec: WorkflowSpec, call_id: str) -> WorkflowResult:
+        """Run a workflow for a call, or go on with the one that the call has begun.
+
+        Raises `UsageError` if it cannot be run; nothing was begun then.
+        """
+        if self._group is None:
+            raise UsageError(
+                "workflows need somebody to run them: use them inside `async with Workflows(...)`"
+            )
+        asked = _Asked(spec, call_id)
+        self._queue.append(asked)
+        self._wake.set()
+        try:
+            await asked.is_over.wait()
+        except BaseException:
+            asked.scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await asked.is_over.wait()
+            raise
+        if isinstance(asked.error, Exception):
+            raise asked.error
+        if asked.result is None:
+            # Everything is being stopped, and this call with it: it has no result of its own to give.
+            await anyio.sleep_forever()
+            raise AssertionError("nothing wakes it but the end")
+        return asked.result
+
+    async def _serve(self) -> None:
+        while True:
+            while self._queue and self._group is not None:
+                self._group.start_soon(self._work, self._queue.popleft())
+            await self._wake.wait()
+            self._wake = anyio.Event()
+
+    async def _work(self, asked: _Asked) -> None:
+        try:
+            with asked.scope:
+                asked.result = await self._run(asked)
+        except Exception as error:  # noqa: BLE001  # it is the call's, and is raised there
+            asked.error = error
+        finally:
+            asked.is_over.set()
+
+    async def _run(self, asked: _Asked) -> WorkflowResult:
+        state = self._state
+        session = self._session_for(asked)
+        try:
+            workflow = Workflow(
+                ExecutionState(session, state.resources, state.clock, state.rng),
+                self.agents,
+                self._runner,
+                limits=self._limits,
+                permissions=self._permissions,
+                containment=self._containment,
+                depth=self._depth,
+            )
+            return await (workflow.resume() if has_workflow(session) else workflow.run(asked.spec))
+        finally:
+            session.close()
+
+    def _session_for(self, asked: _Asked) -> Session:
+        """Return the session of a call's workflow: the one that an earlier attempt began, or a new one."""
+        parent = self._state.session
+        for info in parent.log.sessions(parent_id=parent.session_id):
+            if dict(info.tags).get("workflow_call") == asked.call_id:
+                session = Session.open(parent.log, info.session_id, clock=parent.clock)
+                recover(ExecutionState(session, self._state.resources, self._state.clock))
+                return session
+        tags = {"agent": "workflow", "workflow": asked.spec.id, "workflow_call": asked.call_id}
+        return nested_session(parent, tags=tags)
+
+
+def workflow_tool(workflows: Workflows) -> Tool[RunWorkflow, str]:
+    """Make the tool with which a model runs a workflow. The result says how each step stands.
+
+    The limits are the operator's, and hold for whatever the model writes.
     """
 
     async def handle(params: RunWorkflow, *, context: ToolContext) -> ToolResult[str]:
         try:
-            spec = spec_from_data(params.workflow)
+            result = await workflows.run(spec_from_data(params.workflow), context.call_id)
         except UsageError as error:
             return ToolResult.error(f"The workflow cannot be run: {error}")
-        session = _session_for(context, spec)
-        try:
-            workflow = Workflow(
-                ExecutionState(session, context.state.resources, context.state.clock, context.state.rng),
-                agents,
-                runner,
-                limits=limits or SubagentLimits(),
-                permissions=permissions or Permissions(),
-                containment=containment,
-                depth=depth,
-            )
-            result = await (workflow.resume() if has_workflow(session) else workflow.run(spec))
-        except UsageError as error:
-            return ToolResult.error(f"The workflow cannot be run: {error}")
-        finally:
-            session.close()
         text = _described(result)
         return ToolResult.ok(message=text) if result.ok else ToolResult.error(text)
 
-    names = ", ".join(sorted(each.name for each in _given(agents))) or "none"
+    names = ", ".join(sorted(by_name(workflows.agents))) or "none"
     return Tool[RunWorkflow, str](
         name="run_workflow",
         description=f"{_DESCRIPTION} Agents: {names}.",
         handler=handle,
         effects="none",
     )
-
-
-def _given(agents: Agents) -> list[Agent]:
-    return list(agents.values() if isinstance(agents, Mapping) else agents)
-
-
-def _session_for(context: ToolContext, spec: WorkflowSpec) -> Session:
-    """Return the session of this call's workflow: the one that an earlier attempt began, or a new one."""
-    parent = context.session
-    for info in parent.log.sessions(parent_id=parent.session_id):
-        if dict(info.tags).get("workflow_call") == context.call_id:
-            return Session.open(parent.log, info.session_id, clock=parent.clock)
-    tags = {"agent": "workflow", "workflow": spec.id, "workflow_call": context.call_id}
-    return nested_session(parent, tags=tags)
 
 
 def _described(result: WorkflowResult) -> str:
@@ -224,25 +321,31 @@ def with_workflows(
     """Let a loop's model run workflows over these agents, inside the loop's containment and permissions."""
 
     @asynccontextmanager
-    async def extend(loop: InnerLoop) -> AsyncIterator[None]:
-        tool = workflow_tool(
+    async def extend(loop: InnerLoop) -> AsyncIterator[Workflows]:
+        async with Workflows(
+            loop.state,
             agents,
             LoopRunner(provider if provider is not None else loop.provider),
             limits=limits,
             permissions=loop.permissions,
             containment=loop.containment,
-        )
-        section: MarkdownSection[Any] = MarkdownSection(
-            "Workflows",
-            template=f"A workflow is data of this form:\n{json.dumps(spec_schema())}".replace("$", "$$"),
-            tools=(tool,),
-        )
-        before = loop.prompt
-        template = before.template
-        loop.prompt = type(before)(replace(template, sections=(*template.sections, section)))
-        try:
-            yield
-        finally:
-            loop.prompt = before
+        ) as workflows:
+            before = loop.prompt
+            loop.prompt = _extended(before, workflow_tool(workflows))
+            try:
+                yield workflows
+            finally:
+                loop.prompt = before
 
     return extend
+
+
+def _extended(prompt: Prompt[Any], tool: Tool[Any, Any]) -> Prompt[Any]:
+    """Return a prompt with one section more, which holds the tool."""
+    section: MarkdownSection[Any] = MarkdownSection(
+        "Workflows",
+        template=f"A workflow is data of this form:\n{json.dumps(spec_schema())}".replace("$", "$$"),
+        tools=(tool,),
+    )
+    template = prompt.template
+    return type(prompt)(replace(template, sections=(*template.sections, section)))
