@@ -17,6 +17,8 @@ if _typing.TYPE_CHECKING:
     from holdfast.containment import Limits
     from holdfast.errors import HoldfastError
     from holdfast.log import SlicePolicy
+    from holdfast.loop import MainLoop
+    from holdfast.prompt import MarkdownSection, Prompt
     from holdfast.state import (
         Budget,
         CheckpointStore,
@@ -30,7 +32,7 @@ if _typing.TYPE_CHECKING:
     )
     from holdfast.tools.context import ToolContext
     from holdfast.tools.tool import Tool, ToolResult, tool
-    from holdfast.turns import TurnState
+    from holdfast.turns import ModelAdapter, TurnState
     from holdfast.workspace import Filesystem
 
 __version__ = "0.1.0"
@@ -44,6 +46,10 @@ __all__ = [
     "Filesystem",
     "HoldfastError",
     "Limits",
+    "MainLoop",
+    "MarkdownSection",
+    "ModelAdapter",
+    "Prompt",
     "ResourceRegistry",
     "Run",
     "Session",
@@ -68,6 +74,10 @@ _HOMES = {
     "Filesystem": "holdfast.workspace",
     "HoldfastError": "holdfast.errors",
     "Limits": "holdfast.containment",
+    "MainLoop": "holdfast.loop",
+    "MarkdownSection": "holdfast.prompt",
+    "ModelAdapter": "holdfast.turns",
+    "Prompt": "holdfast.prompt",
     "ResourceRegistry": "holdfast.state",
     "Run": "holdfast.agent",
     "Session": "holdfast.state",
