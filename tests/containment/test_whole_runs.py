@@ -118,24 +118,44 @@ async def test_a_subagent_cannot_be_sent_past_its_own_ceiling() -> None:
     assert model.calls == 3
 
 
+class Stuck(Counted):
+    """Does the first step at once; the second one hangs until somebody loses patience."""
+
+    is_stuck = True
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        self.calls += 1
+        if self.is_stuck and any(each.text.startswith("two") for each in request.items):
+            await anyio.sleep_forever()
+        async for each in ScriptedProvider.stream(self, request):
+            yield each
+
+
 async def test_a_workflow_inside_a_run_keeps_its_ceiling_over_a_restart() -> None:
-    """Its steps may spend ten cents. The process that takes it up knows that they have."""
+    """Of its ten cents, nine are spent when it is cut off; whoever takes it up has one left, and not ten."""
     session, own = Session(), Session()
-    spec = WorkflowSpec(
-        id="w", steps=(StepSpec(id="one", task="one", agent="worker", retries=50),), max_cost_usd=0.10
-    )
-    model = Counted([Answer('{"status": "failed", "summary": "no"}', cost_usd=0.04)], repeat=True)
+    first = StepSpec(id="one", task="one", agent="worker")
+    second = StepSpec(id="two", task="two", agent="worker", depends_on=("one",))
+    spec = WorkflowSpec(id="w", steps=(first, second), max_cost_usd=0.10)
+    ready = Answer('{"status": "checkpoint_ready", "summary": "done"}', cost_usd=0.045)
+    model = Stuck([ready], repeat=True)
+    run = contain(session, Limits(max_cost_usd=1.0))
 
-    async def take(how: str) -> None:
-        with contain(session, Limits(max_cost_usd=1.0)) as run:
-            worker = Agent("worker", retry=None)
-            workflow = Workflow(ExecutionState(own), [worker], LoopRunner(model), containment=run)
-            await (workflow.run(spec) if how == "run" else workflow.resume())
+    def workflow() -> Workflow:
+        worker = Agent("worker", retry=None)
+        return Workflow(ExecutionState(own), [worker], LoopRunner(model), containment=run)
 
-    await take("run")
+    async with anyio.create_task_group() as group:
+        group.start_soon(workflow().run, spec)
+        while model.calls < 2:
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    model.is_stuck = False
+    run = contain(session, Limits(max_cost_usd=1.0))
+    result = await workflow().resume()
+    assert not result.ok
     assert model.calls == 2
-    await take("resume")
-    assert model.calls == 2
+    assert run.get_snapshot().cost_usd_accumulated == pytest.approx(0.09)
 
 
 # --- real connections ------------------------------------------------------------------------------------
