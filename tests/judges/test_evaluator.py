@@ -24,7 +24,7 @@ from judges_kit import (
     raising,
 )
 
-from holdfast.clock import Clock
+from holdfast.clock import Clock, new_id
 from holdfast.containment import CancellationToken, ChainMetadata, ExecutionContext, Limits, WrapOptions
 from holdfast.errors import (
     BudgetExceededError,
@@ -509,7 +509,7 @@ def test_evaluations_nest_as_deep_as_is_allowed_and_no_deeper(
     def between(chain: ExecutionContext) -> ExecutionContext:
         if not through_subagents:
             return chain
-        return chain.spawn_child(Limits(), metadata=ChainMetadata(request_id="r", chain_id="subagent"))
+        return chain.spawn_child(Limits(), metadata=ChainMetadata(request_id="r", chain_id=str(new_id())))
 
     config = NestedExecutionConfig(max_nesting_depth=allowed)
     assert nesting(levels, config, between) == min(levels, allowed)

@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -40,6 +41,9 @@ def test_nobody_listens_unless_asked_and_then_nothing_is_made() -> None:
         span.set("x", 1)
         span.fail("kind")
         assert span.trace_id is None
+    assert telemetry.begin("step a") is telemetry.under(None) is first
+    assert telemetry.here() is None
+    telemetry.begin("step a").end()
 
 
 def test_without_a_listener_no_package_is_imported_for_it() -> None:
@@ -69,6 +73,63 @@ def test_an_error_passes_through_and_only_its_kind_is_told(exported: InMemorySpa
     assert (span.attributes or {})["error.type"] == "ValueError"
 
 
+def test_work_that_is_done_elsewhere_takes_its_place_along(exported: InMemorySpanExporter) -> None:
+    """In another thread, long after the span that it belongs to has ended."""
+    with telemetry.span("invoke_agent a") as asked:
+        place = telemetry.here()
+        step = telemetry.begin("step b", attempt=1)
+        assert telemetry.here() == place
+
+    def work() -> None:
+        with telemetry.under(place), telemetry.span("subagent c"):
+            pass
+        with telemetry.under(step.place), telemetry.span("subagent d"):
+            pass
+        with telemetry.span("nowhere"):
+            pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    step.fail("late")
+    step.end()
+    step.end()
+    step.set("too", "late")
+    spans = {each.name: each for each in exported.get_finished_spans()}
+    assert sorted(spans) == ["invoke_agent a", "nowhere", "step b", "subagent c", "subagent d"]
+    for child, parent in (
+        ("step b", asked.span_id), ("subagent c", asked.span_id), ("subagent d", step.span_id),
+    ):  # fmt: skip
+        above = spans[child].parent
+        assert above is not None
+        assert f"{above.span_id:016x}" == parent
+    assert spans["nowhere"].parent is None
+    assert (spans["step b"].attributes or {})["error.type"] == "late"
+
+
+def test_a_place_of_another_listener_is_no_place(exported: InMemorySpanExporter) -> None:
+    with telemetry.under("elsewhere"), telemetry.span("chat m"):
+        pass
+    (span,) = exported.get_finished_spans()
+    assert span.parent is None
+
+
+class BrokenSpan:
+    """A span that fails whatever it is told."""
+
+    trace_id = span_id = None
+    place = "here"
+
+    def set(self, name: str, value: object) -> None:
+        raise RuntimeError("nothing is taken")
+
+    def fail(self, kind: str, message: str = "") -> None:
+        raise RuntimeError("nothing fails")
+
+    def end(self) -> None:
+        raise RuntimeError("nothing ends")
+
+
 class Broken:
     """A listener that fails wherever it can."""
 
@@ -79,20 +140,42 @@ class Broken:
     def span(self, name: str, attributes: Mapping[str, telemetry.Attribute]) -> Iterator[telemetry.Span]:
         if self.at == "begin":
             raise RuntimeError("no span")
-        with base._NO_SPAN as span:
-            yield span
+        yield BrokenSpan() if self.at == "set" else base._NO_SPAN
         if self.at == "end":
             raise RuntimeError("no end")
+
+    def begin(self, name: str, attributes: Mapping[str, telemetry.Attribute]) -> telemetry.OpenSpan:
+        if self.at == "begin":
+            raise RuntimeError("no span")
+        return BrokenSpan()
+
+    def here(self) -> object:
+        if self.at == "here":
+            raise RuntimeError("nowhere")
+        return "here"
+
+    @contextmanager
+    def under(self, place: object) -> Iterator[None]:
+        if self.at == "begin":
+            raise RuntimeError("no place")
+        yield
+        if self.at == "end":
+            raise RuntimeError("no way back")
 
     def record(self, name: str, value: float, attributes: Mapping[str, telemetry.Attribute]) -> None:
         raise RuntimeError("no measurement")
 
 
-@pytest.mark.parametrize("at", ["begin", "end", "record"])
+@pytest.mark.parametrize("at", ["begin", "end", "record", "set", "here"])
 def test_a_listener_that_fails_changes_nothing_for_the_work(at: str) -> None:
     telemetry.use(Broken(at=at))
     try:
-        with telemetry.span("chat m"):
+        with telemetry.under(telemetry.here() or "here"), telemetry.span("chat m") as span:
+            span.set("a", 1)
+            span.fail("kind")
+            step = telemetry.begin("step a")
+            step.set("a", 1)
+            step.end()
             done = True
         telemetry.record("holdfast.cost", 1.0)
     finally:

@@ -2,61 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import json
+import logging
+import sys
+from typing import Any
 
 import pytest
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from telemetry_kit import Seen
 
 from holdfast import Agent, TurnState, telemetry, tool
-from holdfast.judges import LLMCompletionVerifier
+from holdfast.errors import ThrottleError
+from holdfast.judges import (
+    FeedbackProviderConfig,
+    FeedbackTrigger,
+    LLMCompletionVerifier,
+    LLMTrajectoryFeedback,
+    NestedEvaluator,
+    trajectory_prompt,
+)
 from holdfast.prompt import PromptExecuted
 from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.state import TokenUsage
+from holdfast.telemetry import JsonFormatter
 from holdfast.telemetry.otel import OpenTelemetry
 from holdfast.tools.events import ToolInvoked
 from holdfast.turns import ModelAdapter
-
-
-class Seen:
-    """What was exported."""
-
-    def __init__(self) -> None:
-        self.exporter = InMemorySpanExporter()
-        self.reader = InMemoryMetricReader()
-        provider = TracerProvider()
-        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        telemetry.use(OpenTelemetry(provider, MeterProvider([self.reader])))
-
-    @property
-    def spans(self) -> list[ReadableSpan]:
-        return sorted(self.exporter.get_finished_spans(), key=lambda each: each.start_time or 0)
-
-    def tree(self) -> list[tuple[str, str | None]]:
-        """Each span's name with its parent's, in the order in which they began."""
-        names = {each.context.span_id: each.name for each in self.spans}
-        return [(each.name, names.get(each.parent.span_id) if each.parent else None) for each in self.spans]
-
-    def total(self, name: str, **attributes: object) -> float:
-        """The sum of a counter, or the count of a histogram's sum, over matching points."""
-        found = 0.0
-        data = self.reader.get_metrics_data()
-        for resource in data.resource_metrics:
-            for scope in resource.scope_metrics:
-                for metric in scope.metrics:
-                    for point in metric.data.data_points if metric.name == name else ():
-                        if attributes.items() <= dict(point.attributes).items():
-                            found += getattr(point, "sum", None) or getattr(point, "value", 0.0)
-        return found
-
-
-@pytest.fixture
-def seen() -> Iterator[Seen]:
-    yield Seen()
-    telemetry.use(None)
 
 
 @tool(effects="none")
@@ -146,3 +120,211 @@ def test_a_judges_evaluation_hangs_below_the_turn_that_it_judges(seen: Seen) -> 
     for recorded in (executed, looked):
         assert recorded.run_context.trace_id == f"{turn.context.trace_id:032x}"
         assert recorded.run_context.span_id == f"{turn.context.span_id:016x}"
+
+
+VERDICT = '{"complete": true, "explanation": "all there", "missing": []}'
+
+
+def test_the_seeds_picture_is_in_a_file_of_exported_spans(tmp_path) -> None:
+    """The parent's execution, its tools, the check below it, and the check's own execution below that."""
+    place = tmp_path / "spans.jsonl"
+    judge = ModelAdapter(ScriptedProvider([VERDICT], repeat=True, model="judge-model"))
+    agent = Agent("parent", tools=(look,), completion=LLMCompletionVerifier(adapter=judge))
+    with place.open("w") as out:
+        provider = TracerProvider()
+        exporter = ConsoleSpanExporter(out=out, formatter=lambda span: span.to_json(indent=None) + "\n")
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        telemetry.use(OpenTelemetry(provider))
+        try:
+            agent.run("go", provider=ScriptedProvider([Answer("", [("look", {})]), "done"])).close()
+        finally:
+            telemetry.use(None)
+    spans = {each["context"]["span_id"]: each for each in map(json.loads, place.read_text().splitlines())}
+
+    def path(span: dict[str, Any]) -> str:
+        above = spans.get(span["parent_id"])
+        return span["name"] if above is None else f"{path(above)} > {span['name']}"
+
+    check = "invoke_agent parent > judge LLMCompletionVerifier"
+    assert sorted(map(path, spans.values())) == sorted(
+        [
+            "invoke_agent parent",
+            "invoke_agent parent > chat scripted",
+            "invoke_agent parent > execute_tool look",
+            "invoke_agent parent > chat scripted",
+            check,
+            f"{check} > invoke_agent completion",
+            f"{check} > invoke_agent completion > chat judge-model",
+        ]
+    )
+
+
+def test_a_plain_judge_on_a_thread_of_its_own_has_its_spans_below_the_turn(seen: Seen) -> None:
+    """It evaluates in the run's loop, from a worker thread; the trace follows it there and back."""
+    judge = ModelAdapter(ScriptedProvider(['{"on_track": true, "summary": "fine"}'], model="judge-model"))
+
+    class Plain:
+        name = "plain"
+
+        def should_run(self, *, context) -> bool:
+            return True
+
+        def provide(self, *, context) -> None:
+            values = dict.fromkeys(("task_description", "current_plan", "recent_actions", "files"), "x")
+            prompt = trajectory_prompt().with_variables(**values)
+            nested = NestedEvaluator(judge, prompt=prompt, context=context.create_nested_context())
+            assert nested.evaluate().success
+
+    watch = FeedbackProviderConfig(Plain(), FeedbackTrigger(every_n_calls=1))
+    run = Agent("worker", tools=(look,), feedback=[watch]).run(
+        "go", provider=ScriptedProvider([Answer("", [("look", {})]), "done"])
+    )
+    run.close()
+    tree = dict(seen.tree())
+    assert tree["judge plain"] == "invoke_agent worker"
+    assert tree["invoke_agent trajectory"] == "judge plain"
+    assert tree["chat judge-model"] == "invoke_agent trajectory"
+
+
+def test_what_judges_use_find_and_fail_at_is_measured(seen: Seen) -> None:
+    found = '{"on_track": false, "summary": "in circles", "severity": "caution"}'
+    judge = ModelAdapter(
+        ScriptedProvider([Answer(found, usage=TokenUsage(50, 5), cost_usd=0.25)], model="judge-model")
+    )
+    down = ModelAdapter(
+        ScriptedProvider([Answer(error=ThrottleError("slow down", kind="rate_limit"))], repeat=True),
+        retry=None,
+    )
+    watch = FeedbackProviderConfig(
+        LLMTrajectoryFeedback(judge, min_tool_calls=1), FeedbackTrigger(every_n_calls=1)
+    )
+    agent = Agent("worker", tools=(look,), feedback=[watch], completion=LLMCompletionVerifier(adapter=down))
+    agent.run("go", provider=ScriptedProvider([Answer("", [("look", {})]), "done"])).close()
+    by_judge = {"gen_ai.evaluation.name": "LLMTrajectoryFeedback"}
+    own = {**by_judge, "holdfast.nested.budget": "own"}
+    assert seen.total("holdfast.nested.token.usage", **own, **{"gen_ai.token.type": "input"}) == 50
+    assert seen.total("holdfast.nested.token.usage", **own, **{"gen_ai.token.type": "output"}) == 5
+    assert seen.total("holdfast.nested.cost", **own) == pytest.approx(0.25)
+    assert seen.total("holdfast.judgements", **by_judge, **{"gen_ai.evaluation.score.label": "caution"}) == 1
+    failed = {"gen_ai.evaluation.name": "LLMCompletionVerifier", "error.type": "NestedEvaluationError"}
+    assert seen.total("holdfast.judgements", **failed) == 1
+    (nested,) = [
+        each for each in seen.points("holdfast.nested.duration") if each.attributes.get("error.type")
+    ]
+    assert nested.attributes["error.type"] == "throttled"
+    assert {each.attributes["gen_ai.evaluation.name"] for each in seen.points("holdfast.judge.duration")} == {
+        "LLMTrajectoryFeedback",
+        "LLMCompletionVerifier",
+    }
+    (span,) = seen.named("judge LLMTrajectoryFeedback")
+    assert (span.attributes or {})["gen_ai.evaluation.score.label"] == "caution"
+    # A failed model call is a failed operation, by its kind.
+    assert {
+        each.attributes.get("error.type") for each in seen.points("gen_ai.client.operation.duration")
+    } == {
+        None,
+        "ThrottleError",
+    }
+
+
+def test_every_name_of_the_conventions_is_one_that_they_know(seen: Seen) -> None:
+    judge = ModelAdapter(ScriptedProvider([VERDICT], repeat=True))
+    agent = Agent("worker", tools=(look, spoil), completion=LLMCompletionVerifier(adapter=judge))
+    agent.run("go", provider=ScriptedProvider(SCRIPT)).close()
+    known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
+    said = {name for each in seen.spans for name in each.attributes or {}}
+    for metric in ("gen_ai.client.token.usage", "gen_ai.client.operation.duration", "holdfast.judgements"):
+        said |= {name for point in seen.points(metric) for name in point.attributes}
+    assert {name for name in said if not name.startswith("holdfast.")} - known <= {"error.type"}
+    operations = {each.value for each in gen_ai_attributes.GenAiOperationNameValues}
+    assert {(each.attributes or {}).get("gen_ai.operation.name", "chat") for each in seen.spans} <= operations
+
+
+def test_seconds_and_tokens_are_told_apart_in_buckets(seen: Seen) -> None:
+    """Calls of 20 ms and of 20 s do not fall into one bucket, nor do 100 and 200 tokens' neighbours."""
+    with Agent("worker", tools=(look, spoil)).run("go", provider=ScriptedProvider(SCRIPT)):
+        pass
+    (duration, *_) = seen.points("gen_ai.client.operation.duration")
+    assert duration.explicit_bounds[0] == pytest.approx(0.01)
+    assert duration.explicit_bounds[-1] == pytest.approx(81.92)
+    (tokens, *_) = seen.points("gen_ai.client.token.usage")
+    assert tokens.explicit_bounds[:4] == (1, 4, 16, 64)
+    assert tokens.explicit_bounds[-1] == 67_108_864
+
+
+def test_a_nested_call_is_a_line_of_the_log_with_fields_for_machines() -> None:
+    out = io.StringIO()
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.getLogger("holdfast.judges")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    judge = ModelAdapter(ScriptedProvider([Answer(VERDICT, usage=TokenUsage(50, 5))]))
+    agent = Agent("worker", completion=LLMCompletionVerifier(adapter=judge))
+    try:
+        run = agent.run("go", provider=ScriptedProvider(["done"]))
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    (line,) = map(json.loads, out.getvalue().splitlines())
+    (child,) = run.execution_state.session.children
+    expected = {
+        "level": "info",
+        "judge": "LLMCompletionVerifier",
+        "prompt_name": "completion",
+        "nested_session_id": str(child.session_id),
+        "nested_depth": 1,
+        "nested_input_tokens": 50,
+        "nested_output_tokens": 5,
+        "nested_error_kind": "",
+    }
+    assert expected.items() <= line.items()
+    run.close()
+
+
+def test_a_judge_that_fails_is_a_warning_with_its_reason() -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]  # a handler that keeps what it hears
+    logger = logging.getLogger("holdfast.judges")
+    logger.addHandler(handler)
+    try:
+        run = Agent(
+            "worker",
+            completion=LLMCompletionVerifier(
+                adapter=ModelAdapter(ScriptedProvider(["nonsense"], repeat=True))
+            ),
+        ).run("go", provider=ScriptedProvider(["done"]))
+    finally:
+        logger.removeHandler(handler)
+    said = [vars(each) for each in records]
+    assert [each["levelname"] for each in said] == ["WARNING", "WARNING"]
+    assert said[0]["nested_error_kind"] == "output"
+    assert (said[1]["judge_kind"], said[1]["judge_outcome"], said[1]["judge_reason"]) == (
+        "completion", "failed", "output",
+    )  # fmt: skip
+    assert said[1]["judged_session_id"] == str(run.id)
+    run.close()
+
+
+def test_without_a_listener_a_run_makes_no_span_and_takes_no_measurement() -> None:
+    """Of the room of telemetry, only the questions whether anybody listens are ever run."""
+    seen: set[str] = set()
+
+    def watch(frame: Any, event: str, arg: object) -> None:
+        if event == "call" and "/holdfast/telemetry/" in frame.f_code.co_filename:
+            seen.add(frame.f_code.co_name)
+
+    judge = ModelAdapter(ScriptedProvider([VERDICT], repeat=True))
+    agent = Agent("worker", tools=(look, spoil), completion=LLMCompletionVerifier(adapter=judge))
+    provider = ScriptedProvider(SCRIPT)
+    sys.setprofile(watch)
+    try:
+        run = agent.run("go", provider=provider)
+    finally:
+        sys.setprofile(None)
+    assert run.state is TurnState.COMPLETED
+    assert seen <= {"is_on", "span", "__enter__", "__exit__", "set", "fail"}
+    assert "is_on" in seen
+    run.close()

@@ -93,14 +93,14 @@ class TaskCompletionContext:
     """What the agent was asked to do."""
     text: str = ""
     """What the agent said last."""
-    workspace: Filesystem | None = field(default=None, repr=False)
-    """The workspace itself, for `run_command` alone; by default the filesystem that was passed."""
+    _workspace: Callable[[], Filesystem | None] = field(init=False, repr=False, compare=False)
+    """The workspace itself, for `run_command` alone; behind a function, so that no attribute leads to it."""
 
     def __post_init__(self) -> None:
         put = object.__setattr__
         put(self, "session", as_view(self.session))
-        if self.workspace is None:
-            put(self, "workspace", self.filesystem)
+        workspace = self.filesystem
+        put(self, "_workspace", lambda: workspace)
         if self.filesystem is not None:
             put(self, "filesystem", self.filesystem.read_only_view())
 
@@ -139,7 +139,7 @@ class TaskCompletionContext:
         It runs in a process group of its own and nothing that it starts survives it. Raises
         `UsageError` if there is no workspace on disk to run it in.
         """
-        workspace = self.workspace
+        workspace = self._workspace()
         root = None if workspace is None else workspace.host_root
         if workspace is None or root is None or workspace.read_only:
             raise UsageError(

@@ -230,7 +230,7 @@ def refuse_mutable(resource_type: type, value: object) -> None:
 def nesting_of(
     containment: ExecutionContext | None, session: SessionProtocol | None = None
 ) -> tuple[int, int | None]:
-    """Return how deep a chain or a session is inside nested evaluations, and the lowest ceiling on the way."""
+    """Return how deep a chain or a session is inside evaluations, and the lowest ceiling on the way."""
     carried: list[Mapping[str, str]] = [getattr(session, "tags", {})]
     context = containment
     while context is not None:

@@ -18,6 +18,7 @@ is over, by the run's clock.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,6 +31,7 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 
+from holdfast import telemetry
 from holdfast.clock import Clock, SystemClock, new_id
 from holdfast.containment import CancellationToken, ExecutionContext, Limits
 from holdfast.containment.threads import call_later, describe, threadsafe
@@ -73,6 +75,8 @@ from holdfast.state.run_context import RunContext
 from holdfast.state.session import Session, nested_session, stamped
 from holdfast.state.views import SessionView
 from holdfast.workspace.base import Filesystem
+
+_logger = logging.getLogger("holdfast.judges")
 
 _DEFAULTS = NestedExecutionConfig()
 
@@ -350,6 +354,49 @@ class _Frame:
         if self.tracker is not None:
             self.tracker.check()
 
+    def report(self, adapter: str, prompt_name: str, kind: str, elapsed_s: float) -> None:
+        """Say it to whoever watches: a line for the log, and measurements."""
+        used = self.usage or TokenUsage()
+        run = self.run_context
+        _logger.log(
+            logging.INFO if not kind else logging.WARNING,
+            "the nested evaluation of %s %s after %.3f s",
+            prompt_name,
+            f"failed ({kind})" if kind else "succeeded",
+            elapsed_s,
+            extra={
+                "judge": self.scope.judge,
+                "prompt_name": prompt_name,
+                "adapter": adapter,
+                "nested_error_kind": kind,
+                "nested_session_id": str(run.session_id),
+                "nested_run_id": run.run_id.hex,
+                "nested_trace_id": run.trace_id,
+                "nested_parent_span_id": run.parent_span_id,
+                "nested_depth": self.depth,
+                "nested_budget": self.tracker_kind,
+                "nested_input_tokens": used.input_tokens,
+                "nested_output_tokens": used.output_tokens,
+                "nested_cost_usd": self.cost_usd,
+                "nested_elapsed_ms": round(elapsed_s * 1000, 3),
+            },
+        )
+        if not telemetry.is_on():
+            return
+        about = {
+            "gen_ai__evaluation__name": self.scope.judge or None,
+            "gen_ai__prompt__name": prompt_name,
+            "holdfast__nested__budget": self.tracker_kind,
+        }
+        telemetry.record("holdfast.nested.duration", elapsed_s, **about, error__type=kind or None)
+        for token_type, tokens in (("input", used.input_tokens), ("output", used.output_tokens)):
+            if tokens is not None:
+                telemetry.record(
+                    "holdfast.nested.token.usage", tokens, **about, gen_ai__token__type=token_type
+                )
+        if self.cost_usd is not None:
+            telemetry.record("holdfast.nested.cost", self.cost_usd, **about)
+
     def tell(
         self,
         adapter: str,
@@ -360,6 +407,7 @@ class _Frame:
     ) -> None:
         """Leave word for the run's log."""
         kind = "" if error is None else failure.kind if failure is not None else _raised_kind(error)
+        self.report(adapter, prompt_name, kind, elapsed_s)
         self.scope.evaluations.append(
             NestedEvaluated(
                 judge=self.scope.judge,
@@ -413,6 +461,20 @@ class SharedBudgetTracker(BudgetTracker):
 
         names = ("time", "total_tokens", "input_tokens", "output_tokens", "cost_usd")
         return BudgetRemaining(**{name: less(name) for name in names})
+
+
+class LentBudgetTracker(SharedBudgetTracker):
+    """The run's tracker as a judge is handed it: all that the run has used can be read, none of it unsaid."""
+
+    @property
+    def consumed(self) -> TokenUsage:
+        """The tokens that the run has used, its judges included."""
+        return self._run.consumed
+
+    @property
+    def consumed_cost_usd(self) -> float:
+        """The money that the run has spent, its judges included."""
+        return self._run.consumed_cost_usd
 
 
 def refuse_exhausted(tracker: BudgetTracker) -> None:

@@ -53,8 +53,8 @@ from holdfast.judges.completion import (
     ask,
     name_of_checker,
 )
-from holdfast.judges.context import NestedExecutionConfig, Scope, scoped
-from holdfast.judges.evaluator import is_being_cancelled, refuse_exhausted
+from holdfast.judges.context import NestedExecutionConfig, Scope, current_scope, scoped
+from holdfast.judges.evaluator import LentBudgetTracker, is_being_cancelled, refuse_exhausted
 from holdfast.judges.events import (
     CompletionChecked,
     Feedback,
@@ -296,7 +296,13 @@ class Judges:
         """Record that a provider that was due said nothing."""
         closed = self.config.on_feedback_failure == "closed" and outcome == "failed"
         if outcome == "failed":
-            _logger.warning("the feedback provider %s failed (%s): %s", judge.name, reason, detail)
+            _logger.warning(
+                "the feedback provider %s failed (%s): %s",
+                judge.name,
+                reason,
+                detail,
+                extra=self._fields(judge.name, "feedback", outcome, reason, elapsed_ms),
+            )
         if outcome != "skipped":
             self._woken(judge)
         self._session.dispatch(
@@ -327,8 +333,8 @@ class Judges:
             adapter=self._adapter,
             run_context=self._run_context,
             filesystem=self._workspace,
-            budget_tracker=self._tracker,
-            containment=self._containment,
+            budget_tracker=None if self._tracker is None else LentBudgetTracker(self._tracker),
+            containment=current_scope().containment,
             cancellation=token,
             config=self.config,
             task=self._task,
@@ -451,7 +457,14 @@ class Judges:
         is_closed: bool,
         elapsed_ms: float = 0.0,
     ) -> None:
-        _logger.warning("the completion check %s was %s (%s): %s", name, outcome, reason, detail)
+        _logger.warning(
+            "the completion check %s was %s (%s): %s",
+            name,
+            outcome,
+            reason,
+            detail,
+            extra=self._fields(name, "completion", outcome, reason, elapsed_ms),
+        )
         self._session.dispatch(
             JudgeEvent(
                 judge=name,
@@ -467,6 +480,20 @@ class Judges:
                 elapsed_ms=elapsed_ms,
             )
         )
+
+    def _fields(
+        self, name: str, kind: str, outcome: str, reason: str, elapsed_ms: float
+    ) -> dict[str, object]:
+        """Return what a log line about a judge carries for machines."""
+        return {
+            "judge": name,
+            "judge_kind": kind,
+            "judge_outcome": outcome,
+            "judge_reason": reason,
+            "judge_elapsed_ms": round(elapsed_ms, 3),
+            "judged_session_id": str(self._session.session_id),
+            "prompt_name": self._prompt.name,
+        }
 
     def _refusals(self) -> int:
         """Count how often this evaluation was refused in this round, in this process and those before it."""
@@ -493,8 +520,8 @@ class Judges:
             prompt=self._prompt,
             deadline=self._deadline,
             run_context=self._run_context,
-            budget_tracker=self._tracker,
-            containment=self._containment,
+            budget_tracker=None if self._tracker is None else LentBudgetTracker(self._tracker),
+            containment=current_scope().containment,
             cancellation=token,
             config=self.config,
             task=self._task,
@@ -510,12 +537,19 @@ class Judges:
         time_limit: timedelta | None,
         work: Callable[[CancellationToken], Awaitable[T]],
     ) -> _Asked[T]:
-        with telemetry.span(f"judge {name}", holdfast__judge__name=name, holdfast__judge__kind=kind) as span:
+        about = {"gen_ai__evaluation__name": name, "holdfast__judge__kind": kind}
+        with telemetry.span(f"judge {name}", **about) as span:
             asked = await self._until_it_answers(name, kind, time_limit, work)
             failed = None if asked.error is None else type(asked.error).__qualname__
+            label = None if asked.error is not None else _label(asked.answer)
             if failed is not None:
                 span.fail(failed)
-        telemetry.record("holdfast.judgements", 1, holdfast__judge__name=name, error__type=failed)
+            span.set("gen_ai.evaluation.score.label", label)
+        if telemetry.is_on():
+            telemetry.record(
+                "holdfast.judgements", 1, **about, gen_ai__evaluation__score__label=label, error__type=failed
+            )
+            telemetry.record("holdfast.judge.duration", asked.elapsed_ms / 1000, **about, error__type=failed)
         return asked
 
     async def _until_it_answers(
@@ -531,6 +565,8 @@ class Judges:
         if self._deadline is not None:
             limit_s = max(min(limit_s, self._deadline.remaining().total_seconds()), 0.0)
         token = CancellationToken(self._cancellation)
+        # A judge is handed a chain of its own: what it does to that, it does not do to the run.
+        chain = None if self._containment is None else self._containment.spawn_child(onlooker=True)
         scope = Scope(
             judge=name,
             deadline=self._deadline,
@@ -538,7 +574,7 @@ class Judges:
             run_context=self._run_context,
             filesystem=None if self._workspace is None else self._workspace.read_only_view(),
             workspace=self._workspace,
-            containment=self._containment,
+            containment=chain,
             cancellation=token,
             config=self.config,
             loop=anyio.lowlevel.current_token(),
@@ -566,6 +602,8 @@ class Judges:
             # Whoever was left behind hears that nobody waits any more.
             token.cancel("timeout", detail=f"the time of the judge {name} is over")
             token.unlink()
+            if chain is not None:
+                chain.close()
             if scope.evaluations:
                 self._session.dispatch_all(scope.evaluations)
         asked.elapsed_ms = (self._clock.monotonic() - began) * 1000
@@ -630,6 +668,18 @@ class _Provider:
     name: str
     config: FeedbackProviderConfig
     woken_by: str | None = None
+
+
+def _label(answer: object) -> str | None:
+    """Return what a judge found, in a word, for whoever counts."""
+    if isinstance(answer, TaskCompletionResult):
+        return "complete" if answer.complete else "incomplete"
+    if not isinstance(answer, tuple):
+        return None
+    has_run, feedback = answer
+    if isinstance(feedback, Feedback):
+        return feedback.severity
+    return "silent" if has_run else "not_due"
 
 
 def _named(configs: Sequence[FeedbackProviderConfig]) -> tuple[_Provider, ...]:

@@ -46,6 +46,7 @@ from uuid import UUID
 import anyio
 from anyio.abc import TaskGroup
 
+from holdfast import telemetry
 from holdfast.agent import Agent
 from holdfast.clock import new_id
 from holdfast.containment import CancellationToken, ChainMetadata, ExecutionContext
@@ -142,6 +143,8 @@ class Subagent:
     """What its charter allows its tools; who goes on with it may only allow less."""
     _is_inherited: bool = field(default=False, repr=False)
     """Whether it belongs to the session that this one was forked from."""
+    _place: object = field(default=None, repr=False)
+    """Where in the trace its work was asked for: it runs in a context that knows nothing of that."""
 
     @property
     def is_settled(self) -> bool:
@@ -589,6 +592,7 @@ class Subagents:
     # .. starting ..
 
     def _enqueue(self, child: Subagent) -> None:
+        child._place = telemetry.here()
         self._queue.append(child)
         self._wake.set()
 
@@ -606,12 +610,46 @@ class Subagents:
     async def _supervise(self, child: Subagent) -> None:
         """See a child through until it has nothing more to do, and record how that ended."""
         try:
-            with anyio.CancelScope() as scope:
+            with anyio.CancelScope() as scope, telemetry.under(child._place), self._traced(child):
                 await self._work(child, scope)
         finally:
             self._running -= 1
             self._wake.set()
             self._tell()
+
+    @contextmanager
+    def _traced(self, child: Subagent) -> Iterator[None]:
+        """Let telemetry watch a child's work; its turns are below it, and it below whoever asked for it."""
+        if not telemetry.is_on():
+            yield
+            return
+        began = self._clock.monotonic()
+        about = {
+            "gen_ai__agent__name": child.agent,
+            "holdfast__subagent__workspace_mode": child.workspace_mode,
+        }
+        with (
+            telemetry.span(
+                f"subagent {child.agent}",
+                **about,
+                gen_ai__conversation__id=str(child.session_id),
+                holdfast__subagent__id=child.id,
+                holdfast__subagent__depth=child.depth,
+            ) as span,
+            telemetry.bind(subagent_id=child.id),
+        ):
+            try:
+                yield
+            finally:
+                ended = child.status.value
+                span.set("holdfast.subagent.status", ended)
+                if child.status is not SubagentStatus.COMPLETED:
+                    span.fail(child.error_kind or ended)
+                elapsed = self._clock.monotonic() - began
+                telemetry.record("holdfast.subagents", 1, **about, holdfast__subagent__status=ended)
+                telemetry.record(
+                    "holdfast.subagent.duration", elapsed, **about, holdfast__subagent__status=ended
+                )
 
     async def _work(self, child: Subagent, scope: anyio.CancelScope) -> None:
         try:

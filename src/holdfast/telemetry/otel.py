@@ -13,24 +13,35 @@ import importlib.metadata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from opentelemetry import metrics, trace
+from opentelemetry import context, metrics, trace
+from opentelemetry.context import Context
 from opentelemetry.metrics import Counter, Histogram, MeterProvider
 from opentelemetry.trace import Span as OtelSpan
 from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider
 
 from holdfast import telemetry
-from holdfast.telemetry import Attribute, Span
+from holdfast.telemetry import Attribute, OpenSpan, Span
+
+# The boundaries that the conventions advise: what is usual elsewhere puts every call into one bucket.
+_SECONDS = tuple(0.01 * 2**each for each in range(14))
+_TOKENS = tuple(4**each for each in range(14))
 
 _HISTOGRAMS = {
-    "gen_ai.client.token.usage": ("{token}", "Tokens of one model call, by their type."),
-    "gen_ai.client.operation.duration": ("s", "How long an operation took."),
-    "holdfast.tool.duration": ("s", "How long a tool call took, with its commit or rollback."),
+    "gen_ai.client.token.usage": ("{token}", "Tokens of one model call, by their type.", _TOKENS),
+    "gen_ai.client.operation.duration": ("s", "How long an operation took.", _SECONDS),
+    "holdfast.tool.duration": ("s", "How long a tool call took, with its commit or rollback.", _SECONDS),
+    "holdfast.judge.duration": ("s", "How long a judge took.", _SECONDS),
+    "holdfast.nested.token.usage": ("{token}", "Tokens of one nested evaluation, by their type.", _TOKENS),
+    "holdfast.nested.duration": ("s", "How long a nested evaluation took.", _SECONDS),
+    "holdfast.subagent.duration": ("s", "How long a subagent was at work.", _SECONDS),
 }
 _COUNTERS = {
     "holdfast.cost": ("USD", "Money spent on model calls."),
     "holdfast.tool.rollbacks": ("{call}", "Tool calls that were rolled back."),
     "holdfast.turns": ("{turn}", "Turns, by how they ended."),
     "holdfast.judgements": ("{judgement}", "Judges that were asked, by what came of it."),
+    "holdfast.nested.cost": ("USD", "Money spent on nested evaluations; a part of holdfast.cost."),
+    "holdfast.subagents": ("{subagent}", "Subagents that were at work, by how that ended."),
 }
 
 _CLIENT_OPERATIONS = ("chat",)
@@ -47,8 +58,10 @@ class OpenTelemetry:
         self._tracer = trace.get_tracer("holdfast", version, tracer_provider)
         meter = metrics.get_meter("holdfast", version, meter_provider)
         self._histograms: dict[str, Histogram] = {
-            name: meter.create_histogram(name, unit=unit, description=about)
-            for name, (unit, about) in _HISTOGRAMS.items()
+            name: meter.create_histogram(
+                name, unit=unit, description=about, explicit_bucket_boundaries_advisory=bounds
+            )
+            for name, (unit, about, bounds) in _HISTOGRAMS.items()
         }
         self._counters: dict[str, Counter] = {
             name: meter.create_counter(name, unit=unit, description=about)
@@ -58,11 +71,9 @@ class OpenTelemetry:
     @contextmanager
     def span(self, name: str, attributes: Mapping[str, Attribute]) -> Iterator[Span]:
         """Begin a span below the current one."""
-        operation = name.partition(" ")[0]
-        kind = SpanKind.CLIENT if operation in _CLIENT_OPERATIONS else SpanKind.INTERNAL
         with self._tracer.start_as_current_span(
             name,
-            kind=kind,
+            kind=_kind(name),
             attributes=dict(attributes),
             record_exception=False,
             set_status_on_exception=False,
@@ -74,6 +85,25 @@ class OpenTelemetry:
                 # The message may quote what a model or a tool said; the kind is enough to find the log.
                 watched.fail(type(error).__qualname__)
                 raise
+
+    def begin(self, name: str, attributes: Mapping[str, Attribute]) -> OpenSpan:
+        """Begin a span below the current one, without making it the current one."""
+        return _Watched(self._tracer.start_span(name, kind=_kind(name), attributes=dict(attributes)))
+
+    def here(self) -> object:
+        """Return the context that the current span is in."""
+        return context.get_current()
+
+    @contextmanager
+    def under(self, place: object) -> Iterator[None]:
+        """Make a context the current one."""
+        if not isinstance(place, Context):
+            raise TypeError(f"{place!r} is no place in a trace")
+        token = context.attach(place)
+        try:
+            yield
+        finally:
+            context.detach(token)
 
     def record(self, name: str, value: float, attributes: Mapping[str, Attribute]) -> None:
         """Take a measurement; an unknown one is left alone."""
@@ -88,9 +118,18 @@ class _Watched:
 
     def __init__(self, span: OtelSpan) -> None:
         self._span = span
-        context = span.get_span_context()
-        self.trace_id: str | None = f"{context.trace_id:032x}" if context.is_valid else None
-        self.span_id: str | None = f"{context.span_id:016x}" if context.is_valid else None
+        ids = span.get_span_context()
+        self.trace_id: str | None = f"{ids.trace_id:032x}" if ids.is_valid else None
+        self.span_id: str | None = f"{ids.span_id:016x}" if ids.is_valid else None
+
+    @property
+    def place(self) -> object:
+        """The context in which this span is the current one."""
+        return trace.set_span_in_context(self._span)
+
+    def end(self) -> None:
+        """End the span."""
+        self._span.end()
 
     def set(self, name: str, value: Attribute | None) -> None:
         """Set an attribute."""
@@ -101,6 +140,10 @@ class _Watched:
         """Mark the span as failed."""
         self._span.set_attribute("error.type", kind)
         self._span.set_status(Status(StatusCode.ERROR, message or kind))
+
+
+def _kind(name: str) -> SpanKind:
+    return SpanKind.CLIENT if name.partition(" ")[0] in _CLIENT_OPERATIONS else SpanKind.INTERNAL
 
 
 def instrument(

@@ -15,6 +15,12 @@ from holdfast.telemetry import Span
 from holdfast.tools.tool import ToolCall
 
 
+def _vendor(provider: str) -> str:
+    """Return a provider's name as the conventions know it: whose model it is, not how it is called."""
+    vendor = provider.partition(".")[0]
+    return "anthropic" if vendor == "claude" else vendor
+
+
 @contextmanager
 def turn_span(
     agent: str, session_id: UUID, provider: str, model: str, run_context: RunContext | None
@@ -30,7 +36,7 @@ def turn_span(
             gen_ai__operation__name="invoke_agent",
             gen_ai__agent__name=agent,
             gen_ai__conversation__id=str(session_id),
-            gen_ai__provider__name=provider,
+            gen_ai__provider__name=_vendor(provider),
             gen_ai__request__model=model,
         ) as span,
         telemetry.bind(session_id=str(session_id), trace_id=span.trace_id, span_id=span.span_id),
@@ -73,14 +79,19 @@ def model_span(provider: str, model: str, clock: Clock) -> Iterator[_Asked]:
     began = clock.monotonic()
     about = {
         "gen_ai__operation__name": "chat",
-        "gen_ai__provider__name": provider,
+        "gen_ai__provider__name": _vendor(provider),
         "gen_ai__request__model": model,
     }
+    failed: str | None = None
     with telemetry.span(f"chat {model}", **about, gen_ai__request__stream=True) as span:
         try:
             yield asked
+        except BaseException as error:
+            failed = type(error).__qualname__
+            raise
         finally:
-            telemetry.record("gen_ai.client.operation.duration", clock.monotonic() - began, **about)
+            elapsed = clock.monotonic() - began
+            telemetry.record("gen_ai.client.operation.duration", elapsed, **about, error__type=failed)
             if asked.answer is not None:
                 _tell_usage(span, asked.answer, about)
 

@@ -15,6 +15,7 @@ from uuid import UUID
 import anyio
 from anyio.abc import TaskGroup
 
+from holdfast import telemetry
 from holdfast.agent import Agent, close_state, open_log, open_state
 from holdfast.containment import ExecutionContext, Limits
 from holdfast.errors import UsageError
@@ -152,6 +153,8 @@ class _Asked:
 
     spec: WorkflowSpec
     call_id: str
+    place: object = field(default_factory=telemetry.here)
+    """Where in the trace it was asked for."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     is_over: anyio.Event = field(default_factory=anyio.Event)
     result: WorkflowResult | None = None
@@ -242,7 +245,7 @@ class Workflows:
 
     async def _work(self, asked: _Asked) -> None:
         try:
-            with asked.scope:
+            with asked.scope, telemetry.under(asked.place):
                 asked.result = await self._run(asked)
         except Exception as error:  # noqa: BLE001  # it is the call's, and is raised there
             asked.error = error
