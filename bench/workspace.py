@@ -1,8 +1,8 @@
 """What a boundary of a workspace on disk costs, beside what it cannot cost less than, and beside git.
 
-Every figure is in milliseconds and the best of several tries, taken in turns with its floor or peer, so that
-whatever else the machine does meanwhile disturbs both alike. Trees are removed only at the very end: making
-files is slow for a while after many were removed.
+Every figure is in milliseconds and the best of several tries, taken in turns with as many of its floor or
+peer, so that whatever else the machine does meanwhile disturbs both alike. Trees are removed only at the very
+end: making files is slow for a while after many were removed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _first_capture(size: int, tree: str, store: str) -> Iterator[Row]:
-    tries = 3 if size <= 10_000 else 2
+    tries = 9 if size <= 1_000 else 4 if size <= 10_000 else 2
     floors, ours, copies = [], [], []
     for number in range(tries):
         floors.append(_timed(lambda: _read_and_hash(tree)))
@@ -138,7 +138,7 @@ def _through_api(size: int, tree: str, store: str, base: str) -> Iterator[Row]:
     git = _Git(tree, os.path.join(base, f"git-{size}"))
     git.snapshot()
     with HostFilesystem(tree, store=store) as fs:
-        for number in range(15):
+        for number in range(30):
             paths = _changed_paths(number)
             ours.append(_timed(partial(_api_cycle, fs, paths)))
             raw.append(_timed(partial(_replace_raw, tree, paths * 2)))
@@ -229,27 +229,29 @@ def _git_cycle(git: _Git, tree: str, paths: list[str]) -> None:
 
 
 def _foreign(size: int, tree: str, store: str) -> Iterator[Row]:
-    walks, begins, commits, rollbacks, raw = [], [], [], [], []
+    begins, commits, rollbacks, raw = [], [], [], []
+    walks: dict[str, list[float]] = {"begin": [], "commit": [], "rollback": []}
     with HostFilesystem(tree, store=store) as fs:
         fs.snapshot(scan=True)
-        for number in range(10):
-            walks.append(_timed(lambda: _walk(tree)))
+        for number in range(40 if size <= 1_000 else 16):
+            walks["begin"].append(_timed(lambda: _walk(tree)))
             began = time.perf_counter()
             call = fs.begin(f"call-{number}", tool_name="shell", foreign=True)
             begins.append((time.perf_counter() - began) * 1_000)
             for path in _changed_paths(number):
                 with open(os.path.join(tree, path), "wb") as file:
                     file.write(b"changed by a command %d\n" % number)
-            raw.append(_timed(partial(_replace_raw, tree, _changed_paths(number))))
             if number % 2:
+                raw.append(_timed(partial(_replace_raw, tree, _changed_paths(number))))
                 rollbacks.append(_timed(call.rollback))
+                walks["rollback"].append(_timed(lambda: _walk(tree)))
             else:
                 commits.append(_timed(partial(_commit, call)))
-            walks.append(_timed(lambda: _walk(tree)))
-    walk, replaced = min(walks), min(walks) + min(raw)
+                walks["commit"].append(_timed(lambda: _walk(tree)))
+    replaced = min(walks["rollback"]) + min(raw)
     for name, taken, floor_name, floor in (
-        ("before a shell command", begins, "scandir + stat walk", walk),
-        ("committing 3 files after it", commits, "scandir + stat walk", walk),
+        ("before a shell command", begins, "scandir + stat walk", min(walks["begin"])),
+        ("committing 3 files after it", commits, "scandir + stat walk", min(walks["commit"])),
         ("rolling 3 files back after it", rollbacks, "walk and replacing 3 files", replaced),
     ):
         yield f"{name}, {size:,} files / {floor_name}", min(taken), floor, min(taken) / floor, 1.3

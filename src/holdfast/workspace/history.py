@@ -10,6 +10,7 @@ holdfast/<line>/spool                      objects that are not in a pack yet
 holdfast/<line>/call.journal               how to undo the open call
 holdfast/<line>/ambient.journal            how to undo what was written outside of calls
 holdfast/<line>/manifest                   everything known about the tree
+holdfast/<line>/originals/                 files that were replaced, for a quick way back
 ```
 
 A line is the history of one workspace. Lines share objects; erasing a line and sweeping the store removes
@@ -32,6 +33,7 @@ from holdfast.errors import UsageError, WorkspaceError
 from holdfast.workspace.journal import Boundary, Journal, Line
 from holdfast.workspace.manifest import Manifest, ManifestFile
 from holdfast.workspace.objects import ObjectStore
+from holdfast.workspace.originals import clear
 
 _OWN_DIRECTORY = "holdfast"
 _LINE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -50,6 +52,7 @@ class History:
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         self.call_path = os.path.join(self.directory, "call.journal")
         self.ambient_path = os.path.join(self.directory, "ambient.journal")
+        self.originals_path = os.path.join(self.directory, "originals")
         self.line = Line(os.path.join(self.directory, "line"), durable=durable)
         self._is_ahead = False
         """Whether the branch does not stand for the newest boundary yet."""
@@ -210,7 +213,9 @@ def sweep(store: str | os.PathLike[str], keep_lines: Iterable[str] | None = None
                 shutil.rmtree(os.path.join(own, line))
             else:
                 # What is needed of it is found in packs, and what is not is swept from there.
-                History(os.fspath(store), line, durable=False).pack()
+                history = History(os.fspath(store), line, durable=False)
+                history.pack()
+                clear(history.originals_path)
         roots = {bytes.fromhex(commit) for commit in objects.refs().values()}
         for line in lines(store):
             roots |= _roots(objects, os.path.join(own, line))

@@ -106,6 +106,7 @@ from holdfast.workspace.objects import (
     encode_commit,
     object_id,
 )
+from holdfast.workspace.originals import Originals
 from holdfast.workspace.paths import MAX_DEPTH, ROOT, join, normalize, split
 from holdfast.workspace.restoring import Outcome, apply, fold
 from holdfast.workspace.rooted import (
@@ -183,6 +184,7 @@ class HostFilesystem:
         self._call: _HostCall | None = None
         self._ambient: Journal | None = None
         self._history: History | None = None
+        self._originals: Originals | None = None
         self._cleanup: Callable[[], object] | None = None
         self._store_path = None if store is None else os.path.realpath(os.fspath(store))
         self._private = self._private_paths()
@@ -217,7 +219,9 @@ class HostFilesystem:
                         # Nothing is lost: what is not packed is found in the spool by whoever comes next.
                         _logger.warning("%s could not be packed: %s", self._store_path, error)
                 self._history.close()
-            self._ambient = self._call = self._history = None
+            if self._originals is not None:
+                self._originals.clear()
+            self._ambient = self._call = self._history = self._originals = None
             if self._cleanup is not None:
                 self._cleanup()
                 self._cleanup = None
@@ -420,12 +424,15 @@ class HostFilesystem:
                     draft.publish()
             else:
                 journal = self._journal()
+                original: State | None = None
                 if journal is not None:
+                    is_first = journal.last_state(place.path) is None
                     before = self._before(journal, place)
                     permissions = ANY if status is None else stat.S_IMODE(status.st_mode)
                     after = State("file", permissions, object_id("blob", content), len(content))
                     self._intend(journal, [PathChange(place.path, before, after)])
-                with naming(path):
+                    original = before if is_first else None
+                with naming(path), self._keeping(place, original, status):
                     temporary = self._temporary(journal)
                     put_file(place, temporary, (content,), like=status, sync=self._durable)
         return WriteResult(path=path, bytes_written=len(content), mode=mode)
@@ -673,6 +680,20 @@ class HostFilesystem:
     def _intend(self, journal: Journal, changes: Iterable[PathChange]) -> None:
         """Write down what is about to be changed, with what was there."""
         journal.intend(changes, self._opened().objects.staged)
+
+    @contextmanager
+    def _keeping(self, place: Place, original: State | None, status: os.stat_result | None) -> Iterator[None]:
+        """Keep the very file that is replaced in the block, so that it can be put back."""
+        originals = self._originals
+        if originals is None or original is None or status is None:
+            yield
+            return
+        originals.keep(place, original, status)
+        try:
+            yield
+        except BaseException:
+            originals.drop(place, original)
+            raise
 
     def _collect(
         self, place: Place, journal: Journal | None, *, recursive: bool
@@ -961,7 +982,7 @@ class HostFilesystem:
             self._ambient.close()
         if self._history is not None:
             self._history.close()
-        self._ambient = self._history = None
+        self._ambient = self._history = self._originals = None
 
     def _copy_into(self, target: str, plan: Mapping[str, State], current: Mapping[str, State]) -> str:
         """Copy the tree beside a target, bring the copy to a plan's goals, and move it into place."""
@@ -1031,6 +1052,10 @@ class HostFilesystem:
         self._history = History(self._store_path, self._line_name, durable=self._durable)
         if self._read_only:
             return
+        if not self._durable:
+            # With a power cut in mind a file that is put back is written and synced, not renamed.
+            self._originals = Originals(self._history.originals_path, self._instance)
+            self._originals.clear()
         ambient = self._history.load_ambient()
         self._ambient = ambient
         journal = self._open_journal()
@@ -1645,7 +1670,17 @@ class HostFilesystem:
     ) -> Outcome:
         """Bring each path to its goal; see `restoring.py`."""
         outcome = Outcome() if outcome is None else outcome
-        apply(self._tree, self._opened().objects, plan, current, owner, outcome, sync=self._durable)
+        objects = self._opened().objects
+        apply(
+            self._tree,
+            objects,
+            plan,
+            current,
+            owner,
+            outcome,
+            sync=self._durable,
+            originals=self._originals,
+        )
         return outcome
 
 
@@ -1840,15 +1875,19 @@ class _Draft:
                     dress(self.descriptor, self._status)
                 if filesystem._durable:
                     os.fsync(self.descriptor)
+                original: State | None = None
                 if journal is not None:
+                    is_first = journal.last_state(self._place.path) is None
                     before = filesystem._before(journal, self._place)
+                    original = before if is_first else None
                     os.lseek(self.descriptor, 0, os.SEEK_SET)
                     with Place(os.dup(self._place.descriptor), self._temporary, self.path) as written:
                         after = look(written, None)
                     permissions = ANY if self._status is None else after.mode
                     after = State("file", permissions, after.oid, after.size)
                     filesystem._intend(journal, [PathChange(self._place.path, before, after)])
-                take_place(self._place, self._temporary)
+                with filesystem._keeping(self._place, original, self._status):
+                    take_place(self._place, self._temporary)
             self._close()
 
     def discard(self) -> None:

@@ -14,8 +14,9 @@ whose whole stat tuple is as before is unchanged and is not opened; everything e
 - The manifest is not changed by a scan. The scan says what would change (`updates`), because whether the
   new knowledge counts is decided later, when a tool call is committed.
 
-The loop over a directory's entries is the cost of a tool call that runs a shell command: it makes no
-object per unchanged file, and it is written flat for that reason.
+Looking at a directory's entries is the cost of a tool call that runs a shell command. So a directory in
+which everything was as known is remembered in the shape in which it was seen (`Sighting`), and the next scan
+compares it as a whole; only if that does not match is one entry compared after the other.
 
 What a scan cannot or may not keep (special files, files it may not read, what is over budget) is
 *uncovered*: named, and never touched by a restore. What the operator excludes is not even looked at.
@@ -32,6 +33,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from holdfast.workspace.objects import (
@@ -98,6 +100,20 @@ Entry = tuple[int, int, int, int, int, int, int, bytes]
 
 A plain tuple, because a scan compares tens of thousands of them. A ctime of 0 means: read it again.
 """
+
+
+_fingerprint = attrgetter("st_ctime_ns", "st_ino", "st_mtime_ns", "st_size")
+
+
+class Sighting(NamedTuple):
+    """A directory in which a scan found everything as known, as the next scan should see it again."""
+
+    entries: dict[str, Entry]
+    """What was known. It counts only as long as just this is known, the very same dictionary."""
+    names: list[str]
+    """In the order of the directory."""
+    fingerprints: list[tuple[int, int, int, int]]
+    children: list[str]
 
 
 def is_temporary(name: str) -> bool:
@@ -232,6 +248,8 @@ class Manifest:
         self.root_mode = 0o755
         self.baseline_missing = False
         """Whether no scan has looked at the tree yet."""
+        self.sightings: dict[str, Sighting] = {}
+        """Directories that were last seen as they are known. Not kept on disk."""
 
     def copy(self) -> Manifest:
         """Return a manifest that can be changed on its own; entries are shared, because none ever changes."""
@@ -241,6 +259,8 @@ class Manifest:
         other.position = self.position
         other.root_mode = self.root_mode
         other.baseline_missing = self.baseline_missing
+        # Each of them says by itself whether it counts, so both may use and change them.
+        other.sightings = self.sightings
         return other
 
     def get(self, path: str) -> Entry | None:
@@ -283,12 +303,14 @@ class Manifest:
             prefix = path + "/"
             for known in [key for key in self.directories if key == path or key.startswith(prefix)]:
                 del self.directories[known]
+                self.sightings.pop(known, None)
 
     def apply(self, updates: Mapping[str, dict[str, Entry] | None], uncovered: dict[str, str]) -> None:
         """Make a scan's findings the present knowledge."""
         for path, entries in updates.items():
             if entries is None:
                 self.directories.pop(path, None)
+                self.sightings.pop(path, None)
             else:
                 self.directories[path] = entries
         self.uncovered = uncovered
@@ -440,6 +462,7 @@ class Scan:
         self.root_mode = manifest.root_mode
         self._manifest = manifest
         self._known = manifest.directories
+        self._sightings = manifest.sightings
         self._store = store
         self._exclusions = exclusions
         self._private = private
@@ -475,46 +498,63 @@ class Scan:
     # --- the walk ----------------------------------------------------------------------------------
 
     def _directory(self, descriptor: int, path: str, depth: int) -> None:
-        known = self._known.get(path)
-        entries: dict[str, Entry] = known if known is not None else {}
-        lookup = entries.get
-        children: list[str] = []
-        unusual: list[tuple[str, os.stat_result, Entry | None]] = []
-        seen = 0
         with os.scandir(descriptor) as listing:
-            for item in listing:
-                try:
-                    status = item.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                name = item.name
-                old = lookup(name)
-                if old is None:
-                    unusual.append((name, status, None))
-                elif (
-                    # With inode and ctime the same, so are type, bits and owner: only the kernel sets ctime.
-                    old[4] == status.st_ctime_ns
-                    and old[1] == status.st_ino
-                    and old[3] == status.st_mtime_ns
-                    and old[2] == status.st_size
-                ):
-                    seen += 1
-                else:
-                    seen += 1
-                    mode = status.st_mode
-                    if mode & 0o170000 == 0o040000:
-                        children.append(name)
-                        if old[0] == mode and old[5] == status.st_uid and old[6] == status.st_gid:
-                            continue
-                    unusual.append((name, status, old))
-        self._files += seen
-        if unusual or known is None or seen != len(entries):
-            self._differing(descriptor, path, known, unusual, children, seen)
+            items = list(listing)
+        known = self._known.get(path)
+        sighting = self._sightings.get(path)
+        if sighting is not None and sighting.entries is known and _is_seen_again(items, sighting):
+            children = sighting.children
+            self._files += len(items)
+        else:
+            children = self._compare(descriptor, path, known, items)
         if self._over is None and time.monotonic() > self._deadline:
             self._stop(f"the limit of {self._limits.max_seconds:g} seconds was reached")
         prefix = path + "/" if path else ""
         for name in children:
             self._child(descriptor, prefix + name, name, depth)
+
+    def _compare(
+        self, descriptor: int, path: str, known: dict[str, Entry] | None, items: list[os.DirEntry[str]]
+    ) -> list[str]:
+        """Compare a directory with what is known, one entry after the other; return its directories."""
+        entries: dict[str, Entry] = known if known is not None else {}
+        lookup = entries.get
+        children: list[str] = []
+        unusual: list[tuple[str, os.stat_result, Entry | None]] = []
+        seen = 0
+        for item in items:
+            try:
+                status = item.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            name = item.name
+            old = lookup(name)
+            if old is None:
+                unusual.append((name, status, None))
+            elif (
+                # With inode and ctime the same, so are type, bits and owner: only the kernel sets ctime.
+                old[4] == status.st_ctime_ns
+                and old[1] == status.st_ino
+                and old[3] == status.st_mtime_ns
+                and old[2] == status.st_size
+            ):
+                seen += 1
+            else:
+                seen += 1
+                mode = status.st_mode
+                if mode & 0o170000 == 0o040000:
+                    children.append(name)
+                    if old[0] == mode and old[5] == status.st_uid and old[6] == status.st_gid:
+                        continue
+                unusual.append((name, status, old))
+        self._files += seen
+        if unusual or known is None or seen != len(entries):
+            self._differing(descriptor, path, known, unusual, children, seen)
+        elif seen == len(items):
+            names = [item.name for item in items]
+            fingerprints = [_fingerprint(item.stat(follow_symlinks=False)) for item in items]
+            self._sightings[path] = Sighting(known, names, fingerprints, children)
+        return children
 
     def _differing(
         self,
@@ -797,6 +837,17 @@ class Scan:
         if self._pack is None:
             return self._store.write("blob", data)
         return self._pack.add("blob", data)
+
+
+def _is_seen_again(items: list[os.DirEntry[str]], sighting: Sighting) -> bool:
+    """Say whether a directory is as it was seen, to every name and every stat tuple."""
+    if len(items) != len(sighting.names):
+        return False
+    try:
+        fingerprints = [_fingerprint(item.stat(follow_symlinks=False)) for item in items]
+    except FileNotFoundError:
+        return False
+    return fingerprints == sighting.fingerprints and [item.name for item in items] == sighting.names
 
 
 @contextmanager

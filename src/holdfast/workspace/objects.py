@@ -137,10 +137,12 @@ EMPTY_TREE = object_id("tree", b"")
 
 def encode_tree(entries: dict[bytes, TreeEntry]) -> bytes:
     """Return the content of a tree object; git sorts a directory as if its name ended in a slash."""
-    ordered = sorted(
-        entries.items(), key=lambda item: item[0] + b"/" if item[1].mode == MODE_TREE else item[0]
-    )
-    return b"".join(b"%o %s\0%s" % (entry.mode, name, entry.oid) for name, entry in ordered)
+    lines = [
+        (name + b"/" if mode == MODE_TREE else name, b"%o %b\0%b" % (mode, name, oid))
+        for name, (mode, oid) in entries.items()
+    ]
+    lines.sort()
+    return b"".join([line for _, line in lines])
 
 
 def encode_commit(tree: bytes, parents: Iterable[bytes], message: str, *, timestamp: int) -> bytes:

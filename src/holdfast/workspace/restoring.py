@@ -25,6 +25,7 @@ from holdfast.workspace.base import RestoreReport
 from holdfast.workspace.journal import Boundary
 from holdfast.workspace.manifest import ANY, TEMPORARY_PREFIX, TEMPORARY_SUFFIX, State, same
 from holdfast.workspace.objects import ObjectStore
+from holdfast.workspace.originals import Originals
 from holdfast.workspace.paths import ROOT
 from holdfast.workspace.rooted import (
     Place,
@@ -96,12 +97,14 @@ def apply(
     outcome: Outcome,
     *,
     sync: bool,
+    originals: Originals | None = None,
 ) -> None:
     """Bring each path of a plan to its goal, given what is there now; say in `outcome` what was done.
 
-    `owner` is in the names of temporary files, so that whoever recovers knows them.
+    `owner` is in the names of temporary files, so that whoever recovers knows them. `originals` may have
+    files that need not be made anew.
     """
-    worker = _Worker(tree, objects, owner, outcome, sync=sync)
+    worker = _Worker(tree, objects, owner, outcome, sync=sync, originals=originals)
     inward = sorted(plan, key=lambda path: path.count("/"))
     try:
         for path in reversed(inward):
@@ -120,9 +123,17 @@ class _Worker:
     """Brings paths to their goals, one step at a time."""
 
     def __init__(
-        self, tree: RootedDirectory, objects: ObjectStore, owner: str, outcome: Outcome, *, sync: bool
+        self,
+        tree: RootedDirectory,
+        objects: ObjectStore,
+        owner: str,
+        outcome: Outcome,
+        *,
+        sync: bool,
+        originals: Originals | None,
     ) -> None:
         self._tree = tree
+        self._originals = originals
         self._objects = objects
         self._temporary = f"{TEMPORARY_PREFIX}{owner}-0{TEMPORARY_SUFFIX}"
         self._outcome = outcome
@@ -185,7 +196,7 @@ class _Worker:
             if same(current, goal):
                 # Only its time was put right; to a reader nothing had changed.
                 return
-        else:
+        elif self._originals is None or not self._originals.put_back(place, goal, current):
             self._afresh(
                 place,
                 lambda: put_file(
