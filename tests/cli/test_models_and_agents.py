@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.presenters.cli.agents import coding_agent, load_agent
+from holdfast.presenters.cli.agents import coding_agent, limits_of, load_agent
 from holdfast.presenters.cli.models import provider_for, read_script
 from holdfast.presenters.cli.settings import load
 
@@ -106,10 +106,17 @@ def test_an_agent_comes_from_a_file_that_runs_nothing(tmp_path: Path, name: str)
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("a.toml", "x = 1", "an agent has"),
+        ("a.toml", "x = 1", "it may have"),
         ("a.toml", 'name = "n"', "needs instructions"),
         ("a.toml", 'instructions = "i"\ntools = ["magic"]', "there are files"),
         ("a.toml", 'instructions = "i"\nmax_iterations = 0', "above 0"),
+        ("a.toml", 'instructions = "i"\ntools = "files"', "must be a list"),
+        ("a.toml", 'instructions = "i"\nlimits = 3', "must be a table"),
+        ("a.toml", 'instructions = "i"\n[limits]\nmax_costs = 3', "max_costs"),
+        ("a.toml", 'instructions = "i"\n[judges]\ncheck = 3', "must be a command"),
+        ("a.toml", 'instructions = "i"\n[judges]\nfiles = "x"', "list of paths"),
+        ("a.toml", 'instructions = "i"\n[judges]\nmodel = 3', "true or false"),
+        ("a.toml", 'instructions = "i"\n[judges]\nreview_every_calls = 0', "above 0"),
         ("a.toml", "instructions = ", "cannot be read as TOML"),
         ("a.yaml", "- 1", "keys and values"),
         ("a.yaml", "!!python/object/apply:os.system ['true']", "cannot be read as YAML"),
@@ -128,3 +135,27 @@ def test_a_wrong_agent_file_is_refused_with_its_name(tmp_path: Path, name: str, 
 def test_an_agent_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no agent file"):
         load_agent("none.py:agent", tmp_path)
+
+
+def test_an_agent_file_names_its_judges(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(
+        'instructions = "i"\n[judges]\ncheck = "true"\nfiles = ["out.md"]\nmodel = true\n'
+        "review_every_calls = 3\nstrict = true\n"
+    )
+    agent = load_agent("a.toml", tmp_path)
+    assert [type(each).__name__ for each in agent.completion.checkers] == [
+        "FileOutputChecker",
+        "CommandChecker",
+        "LLMCompletionVerifier",
+    ]
+    assert agent.feedback[0].trigger.every_n_calls == 3
+    assert agent.nested.on_completion_failure == "closed"
+    (tmp_path / "a.toml").write_text('instructions = "i"\n')
+    assert load_agent("a.toml", tmp_path).completion is None
+
+
+def test_an_agent_file_sets_limits_and_a_python_file_none(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("instructions: i\nlimits: {max_cost: 0.5}\n")
+    (tmp_path / "a.py").write_text("")
+    assert limits_of("a.yaml", tmp_path) == {"max_cost": 0.5}
+    assert limits_of("a.py:agent", tmp_path) == {}

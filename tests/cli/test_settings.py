@@ -60,6 +60,7 @@ def test_the_file_is_looked_for_up_to_the_repository_and_not_further(tmp_path: P
         ('base_url = "https://evil.example/v1"', "say it yourself"),
         ('base_url = "http://127.0.0.1.evil.example/v1"', "say it yourself"),
         ('base_url = "//evil.example"', "say it yourself"),
+        ('agent = "evil.py:agent"', "say it yourself"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_name_and_what_to_do(tmp_path: Path, text: str, told: str) -> None:
@@ -116,3 +117,33 @@ def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
     blocker.write_text("")
     with pytest.raises(UsageError, match="--store"):
         places.ready(blocker / "runs.db")
+
+
+def test_an_agents_file_counts_more_than_the_projects_and_less_than_a_person(tmp_path: Path) -> None:
+    write(tmp_path, "max_steps = 5\nmax_cost = 5\n")
+    agent = {"max_steps": 4, "max_cost": 4}
+    told = load({}, {"HOLDFAST_MAX_COST": "3"}, tmp_path, None, agent)
+    assert (told["max_steps"], told.chosen["max_steps"].source) == (4, "the agent's file")
+    assert told["max_cost"] == 3
+    with pytest.raises(UsageError, match="the agent's file must be a number above 0"):
+        load({}, {}, tmp_path, None, {"max_cost": -1})
+
+
+def test_paths_in_a_settings_file_lie_beside_it(tmp_path: Path) -> None:
+    write(tmp_path, 'store = ".runs/runs.db"\nagent = "agents/mine.toml"\n')
+    inner = tmp_path / "src"
+    inner.mkdir()
+    told = load({}, {}, inner)
+    assert told["store"] == str(tmp_path / ".runs/runs.db")
+    assert told["agent"] == str(tmp_path / "agents/mine.toml")
+
+
+def test_the_flag_for_a_store_is_given_only_where_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    here = places.store_for(tmp_path, None, {"XDG_STATE_HOME": str(tmp_path / "state")})
+    assert places.flag_for(here) == ""
+    assert places.flag_for(tmp_path / "a b.db") == f" --store '{tmp_path}/a b.db'"

@@ -20,6 +20,10 @@ LIMIT_S = 60.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b\][^\x07]*\x07|\r")
 
 
+_NOT_A_PERSONS = {"CI", "PYTHONDONTWRITEBYTECODE"}
+"""What machines set and people do not; the second makes each start compile everything anew."""
+
+
 class Terminal:
     """Runs `holdfast` in a pty of its own."""
 
@@ -99,7 +103,7 @@ def clean_environment(cwd: Path) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("HOLDFAST_", "OPENAI_", "ANTHROPIC_", "XDG_")) and name != "CI"
+        if not name.startswith(("HOLDFAST_", "OPENAI_", "ANTHROPIC_", "XDG_")) and name not in _NOT_A_PERSONS
     }
     state = cwd.parent / f"{cwd.name}-state"
     return {**kept, "XDG_STATE_HOME": str(state), "HOME": str(cwd.parent), "NO_COLOR": "1"}

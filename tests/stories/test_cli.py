@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.stories.terminal import Terminal, clean_environment, holdfast
 
+from holdfast.presenters.cli import places, stored
 from holdfast.providers.scripted import Answer
-from holdfast.testing.wire import WireServer
+from holdfast.testing.wire import WireRequest, WireServer
 
 FIX = [
     {"text": "I look first.\n", "calls": [{"name": "read_file", "arguments": {"path": "calc.py"}}]},
@@ -54,8 +57,10 @@ def call(name: str, **arguments: object) -> dict[str, object]:
 
 
 def listed(project: Path) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = json.loads(holdfast("list", "--json", cwd=project).stdout)
-    return found
+    """What `holdfast list --json` would print, read in this process: it is asked for often."""
+    store = places.store_for(project, None, clean_environment(project))
+    with stored.opened_log(store) as log:
+        return [stored.describe(log, each).as_data() for each in log.sessions() if each.parent_id is None]
 
 
 def test_a_failing_test_is_mended_and_the_exit_code_says_so(project: Path) -> None:
@@ -70,6 +75,7 @@ def test_a_failing_test_is_mended_and_the_exit_code_says_so(project: Path) -> No
     assert "a + b" in holdfast("diff", cwd=project).stdout
     told = holdfast("show", cwd=project)
     assert "edit_file kept" in told.stdout
+    assert json.loads(holdfast("list", "--json", cwd=project).stdout) == listed(project)
     assert listed(project)[0]["state"] == "completed"
 
 
@@ -288,15 +294,265 @@ def test_bad_configuration_names_file_and_setting(project: Path) -> None:
     assert "max_costs" in holdfast("doctor", cwd=project).stdout
 
 
-def test_a_directory_that_cannot_be_written_still_lets_an_agent_read(project: Path) -> None:
-    """As root every directory can be written; then the run is only shown to work."""
+def unprivileged() -> list[str]:
+    """What stands before a command that is to be refused what its user may not do, even root."""
+    return ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+
+
+def test_a_directory_that_cannot_be_written_can_still_be_read(project: Path) -> None:
+    """The refused write is told to the model, and the run goes on; doctor says it beforehand."""
+    calls = [call("read_file", path="calc.py"), call("write_file", path="new.txt", content="x")]
+    model = script(project, *calls, "I could only read.")
     project.chmod(0o555)
     try:
-        model = script(project, call("read_file", path="calc.py"), "read it")
-        ran = holdfast("run", "go", "--read-only", "--model", model, cwd=project)
-        assert ran.returncode == 0, ran.stderr
+        python = [*unprivileged(), sys.executable, "-m", "holdfast"]
+        ran = quietly([*python, "run", "go", "--model", model], project)
+        looked = quietly([*python, "doctor"], project)
     finally:
         project.chmod(0o755)
+    assert ran.returncode == 0, ran.stderr
+    assert "new.txt: Permission denied. Nothing was changed." in ran.stderr
+    assert "cannot be written" in looked.stdout
+
+
+def test_a_store_that_cannot_be_written_can_still_be_looked_at(project: Path) -> None:
+    model = script(project, "hi")
+    assert holdfast("run", "go", "--store", "../kept/runs.db", "--model", model, cwd=project).returncode == 0
+    kept = project.parent / "kept"
+    kept.chmod(0o555)
+    (kept / "runs.db").chmod(0o444)
+    try:
+        python = [*unprivileged(), sys.executable, "-m", "holdfast"]
+        shown = quietly([*python, "show", "--store", "../kept/runs.db"], project)
+        refused = quietly([*python, "run", "go", "--store", "../kept/runs.db", "--model", "x"], project)
+    finally:
+        kept.chmod(0o755)
+    assert shown.returncode == 0, shown.stderr
+    assert "completed" in shown.stdout
+    assert (refused.returncode, "Traceback" in refused.stderr) == (2, False)
+    assert "--store" in refused.stderr
+
+
+def quietly(
+    command: list[str], cwd: Path, preexec: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=clean_environment(cwd),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=preexec,  # no thread holds a lock here
+    )
+
+
+def test_a_disk_that_is_full_in_the_middle_costs_nothing_but_time(project: Path) -> None:
+    """The log cannot take a large answer; nothing is half done, and with room again the run goes on."""
+    model = script(project, FIX[1], call("write_file", path="big.txt", content="x" * 2_000_000), "done")
+
+    def little_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+
+    command = [sys.executable, "-m", "holdfast", "run", "go", "--model", model]
+    ran = quietly(command, project, little_room)
+    assert ran.returncode == 1
+    assert "check the disk and its free space" in ran.stderr
+    assert "holdfast resume" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not (project / "big.txt").exists()
+    again = holdfast("resume", cwd=project)
+    assert again.returncode == 0, again.stderr
+    assert (project / "big.txt").stat().st_size == 2_000_000
+    assert holdfast("show", cwd=project).stdout.count("edit_file kept") == 1
+
+
+def test_what_is_whole_in_a_damaged_store_is_told_and_saved(project: Path) -> None:
+    model = script(project, FIX[1], "done")
+    assert holdfast("run", "go", "--store", "../runs.db", "--model", model, cwd=project).returncode == 0
+    store = project.parent / "runs.db"
+    data = bytearray(store.read_bytes())
+    data[4096 * 3 : 4096 * 6] = b"\xde" * (4096 * 3)
+    store.write_bytes(data)
+    listed = holdfast("list", "--store", "../runs.db", cwd=project)
+    assert listed.returncode == 1
+    assert "holdfast salvage" in listed.stderr
+    assert len(listed.stderr.splitlines()) == 1
+    found = holdfast("diagnose", "--store", "../runs.db", cwd=project)
+    assert found.returncode == 1
+    assert "the store is damaged" in found.stdout
+    saved = holdfast("salvage", "../whole.db", "--store", "../runs.db", "--json", cwd=project)
+    assert saved.returncode == 0, saved.stderr
+    assert len(json.loads(saved.stdout)["sessions"]) == 1
+    assert "edit_file" in holdfast("show", "--store", "../whole.db", cwd=project).stdout
+    assert store.read_bytes() == bytes(data), "the damaged file is as it was"
+
+
+def test_a_run_that_somebody_writes_is_not_disturbed(project: Path) -> None:
+    model = script(project, call("run_command", command="touch begun; sleep 60"), "done")
+    with Terminal("run", "wait", "--model", model, cwd=project) as terminal:
+        terminal.wait_for("● run_command")
+        while not (project / "begun").exists():
+            terminal.wait_for("s · Ctrl-C")
+        assert listed(project)[0]["state"] == "running"
+        for each in (("resume",), ("rollback",), ("erase", "@last", "--yes")):
+            ran = holdfast(*each, cwd=project)
+            assert (ran.returncode, len(ran.stderr.splitlines())) == (1, 1), ran.stderr
+            assert f"is being written by process {terminal.process.pid}" in ran.stderr
+        terminal.type("\x03")
+        assert terminal.end() == 130
+
+
+def test_ctrl_c_twice_leaves_at_once(project: Path) -> None:
+    """A command that takes no hint does not keep anybody waiting; the log is whole afterwards."""
+    stubborn = "trap '' INT TERM; touch begun; while :; do read -t 5 x < /dev/zero; done"
+    with Terminal(
+        "run", "go", "--model", script(project, call("run_command", command=stubborn)), cwd=project
+    ) as terminal:
+        terminal.wait_for("● run_command")
+        while not (project / "begun").exists():
+            terminal.wait_for("s · Ctrl-C")
+        terminal.type("\x03")
+        terminal.type("\x03")
+        assert terminal.end() != 0
+        assert "Traceback" not in terminal.text
+    assert listed(project)[0]["state"] in ("interrupted", "unfinished")
+    assert holdfast("rollback", cwd=project).returncode in (0, 2)
+    assert not (project / "begun").exists()
+
+
+def test_the_line_below_shows_that_the_run_is_alive(project: Path) -> None:
+    """While one tool works, its name stands there and the seconds go on."""
+    wait = call("run_command", command="until [ -e ../go ]; do read -t 0.05 x < /dev/zero; done")
+    with Terminal("run", "go", "--model", script(project, wait, "done"), cwd=project) as terminal:
+        terminal.wait_for(r"run_command · 1 step · 120 tokens · [12] s · Ctrl-C stops")
+        terminal.wait_for(r"run_command · 1 step · 120 tokens · [345] s · Ctrl-C stops")
+        (project.parent / "go").touch()
+        assert terminal.end() == 0, terminal.text
+
+
+def test_a_resumed_run_keeps_its_ceilings_until_others_are_given(project: Path) -> None:
+    model = script(project, FIX[0], FIX[1], "done")
+    assert holdfast("run", "go", "--max-steps", "2", "--model", model, cwd=project).returncode == 6
+    again = holdfast("resume", cwd=project)
+    assert again.returncode == 6, again.stderr
+    assert "--max-steps <more>" in again.stderr
+    assert holdfast("resume", "--max-steps", "20", cwd=project).returncode == 0
+    assert "a + b" in (project / "calc.py").read_text()
+
+
+def test_an_agent_file_brings_its_limits_and_its_judges(project: Path) -> None:
+    (project.parent / "fixer.toml").write_text(
+        'name = "fixer"\ninstructions = "You mend."\ntools = ["files"]\n'
+        '[limits]\nmax_steps = 4\n[judges]\ncheck = "grep -q a.+.b calc.py"\n'
+    )
+    model = script(project, "Done already.", FIX[1], "Done now.", "Done now.")
+    ran = holdfast("run", "go", "--agent", "../fixer.toml", "--model", model, cwd=project)
+    assert ran.returncode == 0, ran.stderr
+    assert "a + b" in (project / "calc.py").read_text()
+    endless = script(project, *[FIX[0]] * 9)
+    assert holdfast("run", "go", "--agent", "../fixer.toml", "--model", endless, cwd=project).returncode == 6
+
+
+def test_a_resume_with_another_agent_is_refused_and_harms_nothing(project: Path) -> None:
+    file = project.parent / "one.toml"
+    file.write_text('name = "one"\ninstructions = "x"\n')
+    model = script(project, FIX[1], "done")
+    stopped = holdfast(
+        "run", "go", "--agent", "../one.toml", "--max-steps", "1", "--model", model, cwd=project
+    )
+    assert stopped.returncode == 6
+    file.write_text('name = "two"\ninstructions = "y"\n')
+    refused = holdfast("resume", "--max-steps", "9", cwd=project)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1), refused.stderr
+    file.write_text('name = "one"\ninstructions = "x, said better"\n')
+    assert holdfast("resume", "--max-steps", "9", cwd=project).returncode == 0
+    assert "a + b" in (project / "calc.py").read_text()
+
+
+def test_a_model_judges_the_work_before_it_may_end(project: Path) -> None:
+    """The judge is asked over the same wire; it sends the agent back once, and `show` has its session."""
+
+    def answer(request: WireRequest) -> Answer:
+        text = json.dumps(request.body)
+        if not request.body.get("tools"):  # A judge has none.
+            done = "Replaced once" in text
+            return Answer(json.dumps({"complete": done, "explanation": "It adds." if done else "Mend it."}))
+        if "Mend it." not in text:
+            return Answer("I think that it is fine.")
+        if "Replaced once" not in text:
+            return Answer("", [("edit_file", {"path": "calc.py", "old_text": "a - b", "new_text": "a + b"})])
+        return Answer("Mended.")
+
+    with WireServer(answer) as server:
+        flags = ("--model", "m", "--base-url", server.openai_url, "--unknown-price", "warn", "--judge")
+        ran = holdfast("run", "go", *flags, cwd=project, env={"OPENAI_API_KEY": "k"})
+    assert ran.returncode == 0, ran.stderr
+    assert "a + b" in (project / "calc.py").read_text()
+    told = json.loads(holdfast("show", "--json", cwd=project).stdout)
+    verdicts = [each["good"] for each in told["timeline"] if each["kind"] == "judge"]
+    assert verdicts == [False, True]
+    assert [each["agent"] for each in told["children"]] == ["judge completion"] * 2
+
+
+def test_a_judge_that_cannot_judge_is_no_success(project: Path) -> None:
+    ran = holdfast("run", "go", "--judge", "--model", script(project, *["Fine."] * 9), cwd=project)
+    assert ran.returncode not in (0, 2), ran.stderr
+    assert listed(project)[0]["state"] != "completed"
+
+
+def test_a_chat_reads_lines_and_writes_json_for_machines(project: Path) -> None:
+    model = script(project, "one", "two")
+    ran = holdfast("chat", "--json", "--model", model, cwd=project, stdin="first\nsecond\n")
+    ended = [each for each in map(json.loads, ran.stdout.splitlines()) if each["event"] == "ended"]
+    assert [each["text"] for each in ended] == ["one", "two"]
+    assert len({each["run"] for each in ended}) == 1
+
+
+def test_what_is_offered_can_be_pasted_where_one_is(project: Path) -> None:
+    """A run in another directory has its store elsewhere; the commands name it."""
+    other = project.parent
+    ran = holdfast("run", "go", "-C", str(project), "--model", script(project, FIX[1], "done"), cwd=other)
+    offered = [line.strip() for line in ran.stderr.splitlines() if line.strip().startswith("holdfast show")]
+    shown = holdfast(*offered[0].split()[1:], cwd=other)
+    assert shown.returncode == 0, shown.stderr
+    assert "edit_file kept" in shown.stdout
+
+
+def test_a_shell_completes_commands_and_runs(project: Path) -> None:
+    assert "complete" in holdfast("--show-completion", "bash", cwd=project, env={"SHELL": "/bin/bash"}).stdout
+    assert holdfast("run", "go", "--model", script(project, "hi"), cwd=project).returncode == 0
+    short = str(listed(project)[0]["id"])[:8]
+
+    def completed(typed: str) -> list[str]:
+        env = {"_HOLDFAST_COMPLETE": "complete_bash", "COMP_WORDS": typed}
+        env["COMP_CWORD"] = str(len(typed.split(" ")) - 1)
+        command = [str(Path(sys.executable).with_name("holdfast"))]
+        said = subprocess.run(
+            command,
+            cwd=project,
+            env={**clean_environment(project), **env},
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return said.stdout.split()
+
+    assert completed("holdfast res") == ["resume"]
+    assert completed("holdfast show ") == ["@last", short]
+
+
+def test_help_is_quick_because_it_loads_nothing_that_runs(project: Path) -> None:
+    code = (
+        "import sys\nsys.argv = ['holdfast', '--help']\nfrom holdfast.presenters.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    print(sorted(sys.modules))\n"
+    )
+    ran = quietly([sys.executable, "-c", code], project)
+    assert "Commands:" in ran.stdout
+    for heavy in ("pydantic", "anyio", "rich.console", "sqlite3", "holdfast.agent", "asyncio"):
+        assert f"'{heavy}'" not in ran.stdout, heavy
 
 
 def test_a_store_on_a_full_disk_is_an_error_and_nothing_is_half_done(project: Path) -> None:
@@ -365,16 +621,6 @@ def test_replay_and_diagnose_say_what_the_log_says(project: Path) -> None:
     report = holdfast("diagnose", "--json", cwd=project)
     assert report.returncode == 0, report.stdout
     assert json.loads(report.stdout)["status"] in ("ready", "ready_with_warnings")
-
-
-def test_every_command_has_help_with_an_example(project: Path) -> None:
-    said = holdfast("--help", cwd=project).stdout
-    commands = [line.split()[0] for line in said.split("Commands:")[1].splitlines() if line.startswith("  ")]
-    assert {"run", "resume", "chat", "list", "show", "diff", "rollback", "fork", "replay"} <= set(commands)
-    for each in set(commands) - {"demo", "version", "hold", "config", "workflow", "Try"}:
-        assert "Example: holdfast " + each in " ".join(
-            holdfast(each, "--help", cwd=project).stdout.split()
-        ), each
 
 
 def test_sigterm_ends_the_turn_as_interrupted(project: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
@@ -67,10 +68,11 @@ def load_agent(spec: str, directory: Path) -> Agent:
     A Python file is run: name only files that you trust. A TOML or YAML file runs nothing.
     """
     path, _, name = spec.partition(":")
-    file = Path(path).expanduser()
-    file = file if file.is_absolute() else directory / file
+    file = _place(path, directory)
     if not file.is_file():
-        raise UsageError(f"there is no agent file {file}; write it as path.py:name, agent.toml or agent.yaml")
+        raise UsageError(
+            f"there is no agent file {file}; name one with --agent: path.py:name, agent.toml or agent.yaml"
+        )
     if file.suffix == ".py":
         return _from_python(file, name or "agent")
     if name:
@@ -80,6 +82,10 @@ def load_agent(spec: str, directory: Path) -> Agent:
     if file.suffix in (".yaml", ".yml"):
         return _from_data(_yaml(file), file)
     raise UsageError(f"{file} is no agent file; it must end in .py, .toml, .yaml or .yml")
+
+
+def _place(path: str, directory: Path) -> Path:
+    return Path(os.path.normpath(directory / Path(path).expanduser()))
 
 
 def _from_python(file: Path, name: str) -> Agent:
@@ -226,8 +232,7 @@ def joined(*checkers: Any) -> Any:
 
 def limits_of(spec: str, directory: Path) -> Mapping[str, Any]:
     """Return the ceilings that an agent file sets; none for a Python file."""
-    file = Path(spec.partition(":")[0]).expanduser()
-    file = file if file.is_absolute() else directory / file
+    file = _place(spec.partition(":")[0], directory)
     if not file.is_file():
         return {}
     if file.suffix == ".toml":

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from holdfast.agent import erase_run, reopened
 from holdfast.errors import UsageError
+from holdfast.log.sqlite import SqliteLog
 from holdfast.presenters.cli.looking import print_json
 from holdfast.presenters.cli.places import flag_for
 from holdfast.presenters.cli.stored import reading
@@ -122,6 +123,19 @@ def prune(store: Path, run_id: UUID, *, keep_last: int, as_json: bool) -> None:
     with reopened(store, run_id) as state:
         gone = state.session.prune(keep_last=keep_last)
     _say(as_json, {"run": str(run_id), "forgotten_events": gone}, f"forgot {gone} events")
+
+
+def salvage(store: Path, into: Path, *, as_json: bool) -> None:
+    """Copy what is whole in a damaged store into a new file."""
+    reports = SqliteLog.salvage(store, into)
+    data = [{"run": str(each.session_id), "whole": each.ok} for each in reports]
+    whole = sum(each.ok for each in reports)
+    _say(
+        as_json,
+        {"into": str(into), "sessions": data},
+        f"copied {len(reports)} sessions into {into}, {whole} of them whole\n"
+        f"see them with: holdfast list --store {into}",
+    )
 
 
 def _say(as_json: bool, data: object, text: str) -> None:

@@ -6,16 +6,15 @@ from pathlib import Path
 from uuid import UUID
 
 from holdfast.presenters.cli.looking import print_json
-from holdfast.presenters.cli.stored import reading
-from holdfast.turns.diagnostics import diagnose as diagnose_session
+from holdfast.turns.diagnostics import diagnose_store
 
 
-def diagnose(store: Path, run_id: UUID, *, as_json: bool) -> int:
-    """Check a run's log. Returns 1 if something blocks the run, else 0."""
-    with reading(store, run_id) as session:
-        report = diagnose_session(session)
+def diagnose(store: Path, run_id: UUID | None, *, as_json: bool) -> int:
+    """Check a run's log, or every log of a store that is damaged. Returns 1 if something blocks a run."""
+    reports = diagnose_store(store, run_id)
     if as_json:
-        print_json(report.to_data())
+        data = [each.to_data() for each in reports]
+        print_json(data[0] if len(data) == 1 else data)
     else:
-        print(report.render())
-    return 0 if report.ok else 1
+        print("\n\n".join(each.render() for each in reports))
+    return 0 if all(each.ok for each in reports) else 1

@@ -22,9 +22,8 @@ from holdfast.agent import Agent, Run
 from holdfast.containment import Limits
 from holdfast.judges import CommandChecker
 from holdfast.log.sqlite import SqliteLog
-from holdfast.presenters.cli.timeline import timeline
+from holdfast.presenters.cli.timeline import show_timeline, timeline
 from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state.session import Session
 from holdfast.tools.context import ToolContext
 from holdfast.tools.files import FILE_TOOLS
 from holdfast.tools.tool import tool
@@ -229,14 +228,6 @@ def _sessions(store: Path) -> list[UUID]:
         return [each.session_id for each in log.sessions()]
     finally:
         log.close()
-
-
-def show_timeline(console: Console, session: Session, indent: str = "") -> None:
-    """Print a session's timeline."""
-    for line in timeline(session):
-        mark = "[green]✓[/]" if line.good else "[red]✗[/]"
-        console.print(f"{indent}{line.seq:>4}  {mark} [bold]{line.kind:<8}[/]", end="", highlight=False)
-        console.print(line.text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _indent(text: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import holdfast
 from holdfast.errors import HoldfastError
-from holdfast.presenters.cli import places, settings
+from holdfast.presenters.cli import models, places, settings, stored
 from holdfast.presenters.cli.looking import print_json
 
 _SDKS = (
@@ -54,7 +54,8 @@ def examine(directory: Path) -> Iterator[Finding]:
     writable = os.access(directory, os.W_OK)
     advice = "" if writable else "the agent can only read here; use --read-only"
     yield Finding("workspace", writable, f"{directory} {'can' if writable else 'cannot'} be written", advice)
-    yield from _providers(found.text("base_url"))
+    yield from _providers()
+    yield _model(found)
 
 
 def _git() -> Finding:
@@ -66,15 +67,39 @@ def _git() -> Finding:
 
 
 def _store(store: Path) -> Finding:
+    """Look at the store without making or changing anything."""
+    if store.is_file():
+        try:
+            with stored.opened_log(store) as log:
+                damage = "; ".join(each.message for each in log.findings)
+                runs = len(log.sessions())
+        except HoldfastError as error:
+            damage, runs = str(error).partition("; nothing was changed")[0], 0
+        if damage:
+            return Finding("store", False, damage, f"holdfast diagnose --store {store}")
+        readable = os.access(store, os.W_OK) and os.access(store.parent, os.W_OK)
+        return Finding(
+            "store",
+            readable,
+            f"{store} ({runs} sessions{'' if readable else ', cannot be written'})",
+            "" if readable else "name another place with --store or HOLDFAST_STORE",
+        )
+    above = next(each for each in (store, *store.parents) if each.exists())
+    good = above.is_dir() and os.access(above, os.W_OK)
+    advice = "" if good else f"{above} cannot be written; name another place with --store or HOLDFAST_STORE"
+    return Finding("store", good, f"{store} ({'not made yet' if good else 'cannot be made'})", advice)
+
+
+def _model(found: settings.Settings) -> Finding:
+    """Make the provider that a run would ask, and ask it nothing."""
     try:
-        places.ready(store)
+        made = models.provider_for(found, os.environ)
     except HoldfastError as error:
-        return Finding("store", False, str(error), "name another place with --store or HOLDFAST_STORE")
-    return Finding("store", True, f"{store} ({'there' if store.exists() else 'not made yet'})")
+        return Finding("model", False, "no model can be asked", str(error))
+    return Finding("model", True, f"{made.model} ({made.name})")
 
 
-def _providers(base_url: str | None) -> Iterator[Finding]:
-    usable = base_url is not None
+def _providers() -> Iterator[Finding]:
     for package, key in _SDKS:
         try:
             text = f"{package} {importlib.metadata.version(package)}"
@@ -84,14 +109,8 @@ def _providers(base_url: str | None) -> Iterator[Finding]:
             )
             continue
         if key is not None:
-            has_key = bool(os.environ.get(key))
-            usable = usable or has_key
-            text += f", {key} is {'set' if has_key else 'not set'}"
+            text += f", {key} is {'set' if os.environ.get(key) else 'not set'}"
         yield Finding(package, True, text)
-    advice = (
-        "" if usable else "set OPENAI_API_KEY or ANTHROPIC_API_KEY, or use --base-url; or try `holdfast demo`"
-    )
-    yield Finding("model", usable, "a model can be asked" if usable else "no model can be asked", advice)
 
 
 def doctor(directory: Path, *, as_json: bool) -> int:

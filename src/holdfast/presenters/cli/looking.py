@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 from uuid import UUID
@@ -15,9 +16,9 @@ from rich.table import Table
 from holdfast.agent import workspace_of, workspace_store
 from holdfast.conversation.inspection import inspect_replay
 from holdfast.errors import LogDamagedError, UsageError
-from holdfast.presenters.cli.demo import show_timeline
+from holdfast.presenters.cli import models, places, settings
 from holdfast.presenters.cli.stored import describe, opened_log, reading
-from holdfast.presenters.cli.timeline import timeline
+from holdfast.presenters.cli.timeline import show_timeline, timeline
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import ResourceRegistry
 from holdfast.state.session import Session
@@ -88,17 +89,24 @@ def show(store: Path, run_id: UUID, *, as_json: bool) -> None:
 
 
 def _show_tree(console: Console, log: Any, run_id: UUID, indent: str) -> None:
+    info = log.info(run_id)
+    known = describe(log, info)
+    mark = _MARKS.get(known.state, "red")
+    name = known.agent or "no agent"
+    console.print(
+        f"{indent}[bold]{'└ child' if indent else 'run'} {str(run_id)[:8]}[/] ", end="", highlight=False
+    )
+    console.print(f"[{mark}]{known.state}[/]", end="", highlight=False)
+    console.print(f" · {name} · {info.created_at:%Y-%m-%d %H:%M} UTC", markup=False, highlight=False)
     session = Session.open(log, run_id, read_only=True)
     try:
         show_timeline(console, session, indent)
     except LogDamagedError as error:
-        console.print(f"{indent}[red]the log is damaged from here on:[/] {error}")
+        console.print(f"{indent}[red]the log is damaged from here on:[/]", end=" ", highlight=False)
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
     finally:
         session.close()
     for child in log.sessions(parent_id=run_id):
-        console.print(
-            f"{indent}  [bold]child {str(child.session_id)[:8]}[/] {dict(child.tags).get('agent', '')}"
-        )
         _show_tree(console, log, child.session_id, indent + "    ")
 
 
@@ -162,6 +170,25 @@ def replay(store: Path, run_id: UUID, *, at: int | None, as_json: bool) -> None:
         print_json(found.to_data())
         return
     print(found.render())
+
+
+def show_config(directory: Path, environ: Mapping[str, str], *, as_json: bool) -> None:
+    """Print every setting with its value and its source; also what stands in for a value that nobody set."""
+    found = settings.load({}, environ, directory)
+    shown = {name: (each.value, each.source) for name, each in found.chosen.items()}
+    if found["store"] is None:
+        shown["store"] = (str(places.store_for(directory, None, environ)), settings.DEFAULT)
+    if found["model"] is None:
+        for key, model in models.DEFAULTS:
+            if environ.get(key) and found["base_url"] is None:
+                shown["model"] = (model, f"{settings.DEFAULT}, as {key} is set")
+                break
+    if as_json:
+        print_json({name: {"value": value, "source": source} for name, (value, source) in shown.items()})
+        return
+    width = max(len(str(value)) for value, _ in shown.values())
+    for name, (value, source) in shown.items():
+        print(f"{name:<14} {'-' if value is None else value!s:<{width}}  {source}")
 
 
 def export(store: Path, run_id: UUID, out: Path | None) -> None:

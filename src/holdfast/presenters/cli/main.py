@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import HoldfastError, LeaseHeldError, LogDamagedError, UsageError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Run agents that can be trusted: failed tools leave no trace, killed runs go on, budgets hold.",
     epilog="Try it without any model: holdfast demo",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 hold_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Calls that wait for a person.")
 config_app = typer.Typer(
@@ -27,9 +28,38 @@ config_app = typer.Typer(
 app.add_typer(hold_app, name="hold")
 app.add_typer(config_app, name="config")
 
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(importlib.import_module("holdfast").__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def every_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Take what stands before a command."""
+
+
 # .. what several commands take ..
 
-RunId = Annotated[str, typer.Argument(help="The run: its id, the beginning of it, or @last.")]
+
+def _known_runs(incomplete: str) -> list[str]:
+    """Complete the id of a run in a shell."""
+    try:
+        infos = _part("stored").known(_store(None))
+    except (HoldfastError, OSError):
+        return []
+    return [each for each in ("@last", *infos) if each.startswith(incomplete)]
+
+
+RunId = Annotated[
+    str,
+    typer.Argument(help="The run: its id, the beginning of it, or @last.", autocompletion=_known_runs),
+]
 Store = Annotated[str | None, typer.Option("--store", help="The file that holds the runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Model = Annotated[
@@ -95,7 +125,10 @@ def demo(
     keep: Annotated[Path | None, typer.Option(help="A directory to work in, kept afterwards.")] = None,
     work_in: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """See in a minute what no other agent does. Offline; nothing in it is faked."""
+    """See what happens when things go wrong. Offline; nothing in it is faked.
+
+    Example: holdfast demo --keep /tmp/demo
+    """
     show = _part("demo")
 
     if work_in is not None:
@@ -158,7 +191,10 @@ def resume(
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run after a crash, an interrupt, a limit or an answered question.
+    """Go on with a run that has stopped.
+
+    After a crash, an interrupt, a limit or an answered question. It keeps the model, the agent and the
+    ceilings that it had, unless they are given anew.
 
     Example: holdfast resume @last --max-cost 1.00
     """
@@ -185,15 +221,18 @@ def chat(
     unknown_price: UnknownPrice = None,
     directory: Directory = None,
     store: Store = None,
+    as_json: AsJson = False,
 ) -> None:
     """Talk with an agent, several turns in one run.
+
+    Each line is a turn. With --json, or without a terminal, the lines are read from the input.
 
     Example: holdfast chat --ask
     """
     running = _part("running")
 
     flags = _flags(locals(), _mode(ask, auto, read_only))
-    raise typer.Exit(running.chat(flags, run, directory=directory))
+    raise typer.Exit(running.chat(flags, run, directory=directory, as_json=as_json))
 
 
 def _flags(given: dict[str, Any], mode: str | None) -> dict[str, object | None]:
@@ -253,7 +292,9 @@ def replay(
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the model would see next, and what was left out and why.
+    """Show what the model would see next.
+
+    And what was left out, and why.
 
     Example: holdfast replay @last --at 12
     """
@@ -264,13 +305,20 @@ def replay(
 
 @app.command()
 def diagnose(run: RunId = "@last", store: Store = None, as_json: AsJson = False) -> None:
-    """Check a run's log: is it whole, how did it end, what can be done. Exits 1 if something blocks it.
+    """Check a run's log and say what can be done.
+
+    Is it whole, how did it end, what comes next. Exits 1 if something blocks the run.
 
     Example: holdfast diagnose @last
     """
     checking = _part("checking")
 
-    raise typer.Exit(checking.diagnose(*_one(store, run), as_json=as_json))
+    place = _store(store)
+    try:
+        run_id = _part("stored").find(place, run)
+    except LogDamagedError:
+        run_id = None  # Whatever is still there is looked at.
+    raise typer.Exit(checking.diagnose(place, run_id, as_json=as_json))
 
 
 @app.command()
@@ -278,6 +326,7 @@ def export(
     run: RunId = "@last",
     out: Annotated[Path | None, typer.Option(help="The file to write, instead of the output.")] = None,
     store: Store = None,
+    as_json: Annotated[bool, typer.Option("--json", help="It is always JSON.")] = False,
 ) -> None:
     """Write every event of a run as a line of JSON.
 
@@ -306,16 +355,7 @@ def config_show(as_json: AsJson = False) -> None:
 
     Example: holdfast config show
     """
-    looking, settings = _part("looking"), _part("settings")
-
-    found = settings.load({}, os.environ, Path.cwd())
-    if as_json:
-        looking.print_json(
-            {name: {"value": each.value, "source": each.source} for name, each in found.chosen.items()}
-        )
-        return
-    for name, each in found.chosen.items():
-        print(f"{name:<14} {'' if each.value is None else each.value!s:<24} {each.source}")
+    _part("looking").show_config(Path.cwd(), os.environ, as_json=as_json)
 
 
 # .. changing ..
@@ -399,7 +439,9 @@ def erase(
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forget a run: its log, and the file contents that were kept for it. Your files stay as they are.
+    """Forget a run for good. Your files stay as they are.
+
+    Its log goes, everything below it, and the file contents that were kept for it.
 
     Example: holdfast erase 3f2a --yes
     """
@@ -430,9 +472,42 @@ def prune(
 
 
 @app.command()
-def version() -> None:
+def salvage(
+    into: Annotated[Path, typer.Argument(help="A new file for what is whole.")],
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy what is whole in a damaged store into a new one.
+
+    The damaged file stays as it is.
+
+    Example: holdfast salvage whole.db --store runs.db
+    """
+    changing = _part("changing")
+
+    changing.salvage(_store(store), into, as_json=as_json)
+
+
+@app.command()
+def version(as_json: AsJson = False) -> None:
     """Print the version."""
-    print(importlib.import_module("holdfast").__version__)
+    said = importlib.import_module("holdfast").__version__
+    print(f'{{"version": "{said}"}}' if as_json else said)
+
+
+def _sentence(error: HoldfastError) -> str:
+    """Say an error to somebody at a command line: in commands, not in calls."""
+    if isinstance(error, LeaseHeldError):
+        # The owner's name: who, which machine, which process namespace, which process ...
+        parts = (error.owner or "").split("/")
+        who = f"process {parts[3]}" if len(parts) > 4 and parts[0] == "holdfast" else error.owner
+        return f"this run is being written by {who}; wait until it ends, or stop it with Ctrl-C where it runs"
+    if isinstance(error, LogDamagedError):
+        return (
+            f"{str(error).partition('; nothing was changed')[0]}; nothing was changed or deleted; see what "
+            "is whole with `holdfast diagnose --store FILE`, copy it with `holdfast salvage NEW --store FILE`"
+        )
+    return str(error)
 
 
 def main() -> None:
@@ -440,9 +515,15 @@ def main() -> None:
     try:
         app()
     except HoldfastError as error:
-        print(f"holdfast: {error}", file=sys.stderr)
+        print(f"holdfast: {_sentence(error)}", file=sys.stderr)
         raise SystemExit(2 if isinstance(error, UsageError) else 1) from None
     except BrokenPipeError:
         # Whoever read the output has gone. Python would complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else error
+        print(f"holdfast: the system refused something: {what}; mend that, and try again", file=sys.stderr)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -22,6 +22,12 @@ NO_PROVIDER = (
     "--base-url URL --model NAME. To see what Holdfast does without any model, run `holdfast demo`"
 )
 
+DEFAULTS = (
+    ("ANTHROPIC_API_KEY", f"anthropic/{DEFAULT_ANTHROPIC_MODEL}"),
+    ("OPENAI_API_KEY", f"openai/{DEFAULT_OPENAI_MODEL}"),
+)
+"""The model that is asked if none is named: the first whose key is set."""
+
 _KINDS = ("openai", "anthropic", "litellm", "claude-agent", "scripted")
 
 
@@ -46,7 +52,13 @@ def provider_for(settings: Settings, environ: Mapping[str, str]) -> Provider:
 
 
 def _made(kind: Any, model: str, **options: Any) -> Provider:
-    made: Provider = kind(model, **{name: value for name, value in options.items() if value is not None})
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        made: Provider = kind(model, **given)
+    except UsageError as error:
+        # The library speaks of arguments; here there are variables and flags.
+        said = str(error).replace(" or pass api_key=", "").replace("pass base_url=", "say --base-url URL")
+        raise UsageError(said) from error
     return made
 
 
@@ -65,10 +77,10 @@ def _kind_and_model(settings: Settings, environ: Mapping[str, str]) -> tuple[str
         return "openai", named
     if base_url is not None:
         raise UsageError(f"the server {base_url} needs the name of a model; say it with --model NAME")
-    if environ.get("ANTHROPIC_API_KEY"):
-        return "anthropic", DEFAULT_ANTHROPIC_MODEL
-    if environ.get("OPENAI_API_KEY"):
-        return "openai", DEFAULT_OPENAI_MODEL
+    for key, model in DEFAULTS:
+        if environ.get(key):
+            kind, _, name = model.partition("/")
+            return kind, name
     raise UsageError(NO_PROVIDER)
 
 

@@ -30,7 +30,7 @@ def store_for(directory: Path, given: str | None, environ: Mapping[str, str]) ->
     """
     if given is not None:
         path = Path(given).expanduser()
-        return path if path.is_absolute() else directory / path
+        return Path(os.path.normpath(directory / path))
     project = project_of(directory.resolve())
     base = environ.get("XDG_STATE_HOME") or os.path.join(
         environ.get("HOME") or str(Path.home()), ".local/state"

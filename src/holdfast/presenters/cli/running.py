@@ -14,7 +14,7 @@ from rich.console import Console
 
 from holdfast.agent import Agent, Run
 from holdfast.containment import Limits
-from holdfast.errors import LeaseHeldError, LogError, UsageError
+from holdfast.errors import LeaseHeldError, LogDamagedError, LogError, UsageError
 from holdfast.judges import CommandChecker, LLMCompletionVerifier, NestedExecutionConfig
 from holdfast.presenters.cli import agents, models, places, settings, stored
 from holdfast.presenters.cli.screen import JsonScreen, Screen, screen_for, watching
@@ -147,10 +147,12 @@ class Desk:
                 run = self._go(task, permissions, feed.publish)
         except KeyboardInterrupt:
             return self._stopped(screen, "the turn was cut off", EXIT_CODES[TurnState.INTERRUPTED])
-        except LeaseHeldError:
+        except (LeaseHeldError, LogDamagedError):
             raise
         except LogError as error:
             # The log would not take another event, so the ending cannot be in it; the run is whole so far.
+            if self.run_id is None and not self._has_begun():
+                raise
             return self._stopped(screen, str(error), EXIT_CODES[TurnState.FAILED])
         with run:
             self.run_id = run.id
@@ -180,14 +182,19 @@ class Desk:
             tags=self.tags(),
         )
 
+    def _has_begun(self) -> bool:
+        """Whether the store has a run at all."""
+        try:
+            with stored.opened_log(self.store) as log:
+                return bool(log.sessions())
+        except LogError:
+            return False
+
     def _stopped(self, screen: Screen, details: str, code: int) -> int:
         """Say how a turn that did not come back stands in the log."""
-        try:
-            self.run_id = self.run_id or stored.find(self.store, stored.LAST)
-            with stored.reading(self.store, self.run_id) as session:
-                state, newest = turn_state(session), session[TurnEnded].latest()
-        except LogError:
-            raise LogError(details) from None  # The store cannot even be read: that is what there is to say.
+        self.run_id = self.run_id or stored.find(self.store, stored.LAST)
+        with stored.reading(self.store, self.run_id) as session:
+            state, newest = turn_state(session), session[TurnEnded].latest()
         if newest is None or newest.state is not state:
             newest = TurnEnded("", state, "", details, (f"holdfast resume {self.run_id}",))
         self._tell(screen, self.run_id, newest, "")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, Protocol, TextIO
 
 from rich.console import Console
@@ -34,6 +36,10 @@ from holdfast.turns.live import (
 
 _DRAIN_S = 5.0
 """How long to wait for a screen to show the rest, when a run is over."""
+
+
+_MARKUP = re.compile(r"</?(completion_check|feedback)\b[^>]*>?")
+"""What stands around a judge's words for the model, and is nothing to a person."""
 
 
 class Screen(Protocol):
@@ -148,6 +154,8 @@ class TerminalScreen:
         self._text = ""
         self._status = "starting"
         self._usage = UsageChanged()
+        self._usage_at = monotonic()
+        self._tools: dict[str, str] = {}
         self._live = Live(get_renderable=self._bottom, console=console, refresh_per_second=8, transient=True)
         self._live.start()
 
@@ -160,8 +168,12 @@ class TerminalScreen:
                 self._status = seen.detail or seen.status.replace("_", " ")
                 self._flush()
             elif isinstance(seen, UsageChanged):
-                self._usage = seen
+                self._usage, self._usage_at = seen, monotonic()
             else:
+                if isinstance(seen, ToolCallBegan):
+                    self._tools[seen.call_id] = seen.name
+                elif isinstance(seen, ToolCallFinished):
+                    self._tools.pop(seen.call_id, None)
                 line = _line(seen)
                 if line is not None:
                     self._flush()
@@ -207,13 +219,17 @@ class TerminalScreen:
 
     def _bottom(self) -> Text:
         used = self._usage
-        cost = "" if used.cost_usd is None else f" · ${used.cost_usd:.4f}"
-        line = (
-            f"{self._status} · {used.steps} steps · {used.tokens:,} tokens{cost} · {used.elapsed_s:.0f} s"
-            " · Ctrl-C stops"
-        )
+        # Between two reports of the run, the screen's own clock goes on: a line that stands still looks dead.
+        seconds = int(used.elapsed_s + monotonic() - self._usage_at)
+        doing = ", ".join(dict.fromkeys(self._tools.values())) or self._status
+        parts = [doing, _counted(used.steps, "step"), _counted(used.tokens, "token")]
+        if used.cost_usd is not None:
+            parts.append(f"${used.cost_usd:.4f}")
+        parts += [f"{seconds} s" if seconds < 60 else f"{seconds // 60} min {seconds % 60} s", "Ctrl-C stops"]
+        line = " · ".join(parts)
         shown = Text(self._text + "\n" if self._text else "")
         shown.append(line, style="dim")
+        shown.no_wrap, shown.overflow = not self._text, "ellipsis"
         return shown
 
 
@@ -234,9 +250,10 @@ def _line(seen: object) -> str | None:
         case ToolCallFinished(success=True):
             return f"  ✓ {_short(seen.summary, 160)}"
         case ToolCallFinished():
-            return f"  ✗ undone: {_short(seen.summary, 240)}"
+            return f"  ✗ undone: {_short(seen.summary, 240) or 'it was stopped'}"
         case FeedbackGiven():
-            return f"  ⚖ {seen.source} ({seen.severity}): {_short(seen.summary, 240)}"
+            said = _MARKUP.sub(" ", seen.summary)
+            return f"  ⚖ {seen.severity}: {_short(said, 240)}"
         case ContextPressure(tier="warning" | "critical"):
             return f"  ! the conversation fills {seen.ratio:.0%} of what the model can read"
         case Lagged():
@@ -250,6 +267,10 @@ def _style(seen: object) -> str:
     if isinstance(seen, FeedbackGiven | ContextPressure):
         return "yellow"
     return "cyan" if isinstance(seen, ToolCallBegan) else "dim"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _short(text: str, width: int) -> str:

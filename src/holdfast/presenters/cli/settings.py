@@ -3,7 +3,7 @@
 What an earlier run was told comes right after the flags, and an agent file's limits before `holdfast.toml`.
 
 Each value remembers where it came from, so that a person can ask. A file that was found in a directory
-is somebody else's word: it may not decide where the user's key is sent.
+is somebody else's word: it may not decide where the user's key is sent, nor run code that can read it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import math
+import os
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -142,6 +143,8 @@ SETTINGS = (
     ),
 )
 
+_PATHS = ("store", "agent")
+
 BY_NAME = {each.name: each for each in SETTINGS}
 
 
@@ -197,6 +200,8 @@ def load(
             value = each.read(f"{each.name} in {file}", written[each.name])
             if each.name == "base_url":
                 _check_is_here(str(value), file)
+            elif each.name in _PATHS and isinstance(value, str):
+                value = _beside(value, file)
             chosen[each.name] = Chosen(each.name, value, str(file))
         else:
             chosen[each.name] = Chosen(each.name, each.default, DEFAULT)
@@ -227,6 +232,17 @@ def _read_file(file: Path) -> dict[str, object]:
             hint = f"did you mean {near[0]}?" if near else f"it may have: {', '.join(BY_NAME)}"
             raise UsageError(f"{file} has {name!r}, which is no setting; {hint}")
     return written
+
+
+def _beside(path: str, file: Path) -> str:
+    """Read a path in a settings file as lying beside that file; Python code is not taken from there."""
+    place, colon, name = path.partition(":")
+    if place.endswith(".py"):
+        raise UsageError(
+            f"{file} would run {place}, which sees your keys; if that is right, say it yourself with "
+            "--agent or HOLDFAST_AGENT"
+        )
+    return os.path.normpath(file.parent / Path(place).expanduser()) + colon + name
 
 
 def _check_is_here(url: str, file: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,12 +24,22 @@ LAST = "@last"
 
 @contextmanager
 def opened_log(store: Path) -> Iterator[SqliteLog]:
-    """Open a store for the length of a command."""
-    log = SqliteLog(store)
-    try:
+    """Open a store for the length of a command that looks.
+
+    SQLite cannot even read a store in a place that it may not write; such a one is copied, and read there.
+    """
+    with ExitStack() as stack:
+        place = store
+        if not (os.access(store, os.W_OK) and os.access(store.parent, os.W_OK)):
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory())) / store.name
+            for ending in ("", "-wal"):
+                if store.with_name(store.name + ending).exists():
+                    shutil.copyfile(
+                        store.with_name(store.name + ending), place.with_name(place.name + ending)
+                    )
+        log = SqliteLog(place, heartbeat=False)
+        stack.callback(log.close)
         yield log
-    finally:
-        log.close()
 
 
 @contextmanager
@@ -61,6 +74,12 @@ def find(store: Path, said: str) -> UUID:
     )
 
 
+def known(store: Path) -> list[str]:
+    """Return the short ids of the runs of a store, the newest first."""
+    with opened_log(store) as log:
+        return [str(each.session_id)[:8] for each in log.sessions() if each.parent_id is None][::-1]
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """One line about a run."""
@@ -72,12 +91,18 @@ class Known:
     reason: str
     ended_at: datetime | None = None
 
+    @property
+    def agent(self) -> str:
+        """Who worked in it: an agent, or the judge that looked at its parent."""
+        tags = dict(self.info.tags)
+        return tags.get("agent") or (f"judge {tags['nested']}" if "nested" in tags else "")
+
     def as_data(self) -> dict[str, object]:
         """Return it as JSON data."""
         return {
             "id": str(self.info.session_id),
             "created_at": self.info.created_at.isoformat(),
-            "agent": dict(self.info.tags).get("agent", ""),
+            "agent": self.agent,
             "state": self.state,
             "reason": self.reason,
             "task": self.task,

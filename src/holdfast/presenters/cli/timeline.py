@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from rich.console import Console
+
 from holdfast.containment import SafetyEvent
 from holdfast.conversation.events import BranchSummary, HistoryCompacted, SubagentEvent
 from holdfast.conversation.messages import InnerMessage
@@ -39,6 +41,14 @@ def timeline(session: Session) -> Iterator[Line]:
             yield Line(envelope.seq, envelope.at, kind, text, good)
         elif value is None:
             yield Line(envelope.seq, envelope.at, "unknown", f"an event of type {envelope.type}", good=False)
+
+
+def show_timeline(console: Console, session: Session, indent: str = "") -> None:
+    """Print a session's timeline."""
+    for line in timeline(session):
+        mark = "[green]✓[/]" if line.good else "[red]✗[/]"
+        console.print(f"{indent}{line.seq:>4}  {mark} [bold]{line.kind:<8}[/]", end="", highlight=False)
+        console.print(line.text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _describe(value: object) -> tuple[str, str, bool] | None:
