@@ -16,7 +16,13 @@ import anyio
 import pytest
 
 from holdfast import Agent, Limits, Run, TurnState, tool
-from holdfast.containment import CancellationToken
+from holdfast.containment import (
+    CancellationToken,
+    DegradePlan,
+    EgressBoundaryHook,
+    ExecutionContext,
+    ShieldPipeline,
+)
 from holdfast.conversation.events import HistoryCompacted, ProviderUsage
 from holdfast.conversation.messages import InnerMessage, enable_inner_message_recording
 from holdfast.errors import (
@@ -41,7 +47,9 @@ from holdfast.testing.claude_wire import ClaudeWireServer, claude_environment
 from holdfast.testing.wire import Broken, Fault, Step, WireRequest
 from holdfast.tools.events import ToolInvoked, ToolStarted
 from holdfast.tools.policies import PermissionMode, Permissions, answer_hold
+from holdfast.turns import InnerLoop, TurnResult
 from holdfast.turns.adapter import ModelAdapter
+from holdfast.turns.ledger import contain
 from holdfast.turns.vendor import vendor_session_of
 from holdfast.workspace.base import Filesystem
 from holdfast.workspace.host import HostFilesystem
@@ -381,6 +389,78 @@ def test_money_is_counted_and_has_a_ceiling(tmp_path: Path) -> None:
     (used,) = run.execution_state.session[ProviderUsage].all()
     assert used.cost_usd is not None
     assert used.cost_usd > 1.0
+
+
+def contained(
+    session: Session, provider: ClaudeAgent, root: Path, shield: ShieldPipeline, limits: Limits
+) -> tuple[TurnResult, ExecutionContext]:
+    """Run a turn under a shield."""
+    context = contain(session, limits, pipeline=shield)
+    with HostFilesystem(root) as files:
+        state = ExecutionState(session, ResourceRegistry.build({Filesystem: files}))
+        loop = InnerLoop(state, provider, WRITER.prompt, containment=context)
+        return anyio.run(loop.run, "Work"), context
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_shield_decides_whether_the_vendors_loop_may_call_out(tmp_path: Path, allowed: bool) -> None:
+    """A host that is not allowed is not called: no request arrives, and nothing is spent."""
+    shield = ShieldPipeline(egress=EgressBoundaryHook(["127.0.0.1" if allowed else "api.example.com"]))
+    with bench(tmp_path, ["done"]) as b:
+        result, context = contained(Session(), b.agent(), b.root, shield, Limits(max_cost_usd=9.0))
+        arrived = len(b.server.requests)
+    if allowed:
+        assert (result.state, arrived) == (TurnState.COMPLETED, 1)
+        return
+    assert (result.state, result.error_kind, arrived) == (TurnState.FAILED, "halted", 0)
+    assert "not an allowed host" in result.details
+    assert context.get_snapshot().cost_usd_accumulated == 0.0
+
+
+def test_where_a_clouds_calls_go_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then there is no address to judge, and a shield that has to allow one lets nothing leave."""
+    monkeypatch.delenv("ANTHROPIC_BASE_URL", raising=False)
+    assert ClaudeAgent("m").endpoint == "https://api.anthropic.com"
+    assert ClaudeAgent("m", base_url="http://gateway").endpoint == "http://gateway"
+    assert ClaudeAgent("m", env={"CLAUDE_CODE_USE_BEDROCK": "1"}).endpoint == ""
+
+
+def test_the_vendors_loop_makes_a_call_with_less_when_the_shield_wants_that(tmp_path: Path) -> None:
+    """The second call goes to the smaller model with a shorter answer, is priced as that, and is noted."""
+
+    class Smaller:
+        calls = 0
+
+        def before_llm_call(self, ctx: object) -> DegradePlan | None:
+            self.calls += 1
+            return DegradePlan(model="claude-haiku-4-5", max_output_tokens=512) if self.calls == 2 else None
+
+    usage = TokenUsage(input_tokens=10_000, output_tokens=20)
+    script = [
+        Answer("", [("count", {"word": "kelp"})], usage),
+        Answer("", [("count", {"word": "wrack"})], usage),
+        Answer("done", usage=usage),
+    ]
+    session = Session()
+    with bench(tmp_path, script) as b:
+        shield = ShieldPipeline(Smaller())
+        result, _ = contained(session, b.agent(), b.root, shield, Limits(max_cost_usd=100.0))
+        bodies = [each.body for each in b.server.requests]
+    assert result.state is TurnState.COMPLETED, result.details
+    models = ["claude-sonnet-4-5", "claude-haiku-4-5", "claude-sonnet-4-5"]
+    assert [each["model"] for each in bodies] == models
+    assert bodies[1]["max_tokens"] == 512
+    usages = session[ProviderUsage].all()
+    assert [each.model for each in usages] == models
+    dear, cheap, again = (each.cost_usd for each in usages)
+    assert dear is not None
+    assert cheap is not None
+    assert cheap < dear == again
+    assert usages[1].notes == (
+        "degraded: claude-haiku-4-5 was asked instead of claude-sonnet-4-5",
+        "degraded: at most 512 tokens were asked for",
+    )
+    assert [each.notes for each in (usages[0], usages[2])] == [(), ()]
 
 
 # --- failures ------------------------------------------------------------------------------------------

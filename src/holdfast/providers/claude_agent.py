@@ -77,7 +77,7 @@ from holdfast.providers.base import (
 )
 from holdfast.providers.collect import Collector
 from holdfast.providers.errors import Facts, classify, model_call_error
-from holdfast.providers.vendor import CUT_SHORT, Mender
+from holdfast.providers.vendor import CUT_SHORT, Mender, ask_egress
 from holdfast.providers.vendor_loop import VendorSeat
 from holdfast.state.budget import TokenUsage
 from holdfast.tools._process import MARKER, command_environment, end_processes, processes_marked
@@ -126,6 +126,11 @@ _STOPS: Mapping[str, StopReason] = {
     "model_context_window_exceeded": "length",
     "refusal": "refused",
 }
+
+_BASE_URL = "ANTHROPIC_BASE_URL"
+_MOST_TOKENS = "CLAUDE_CODE_MAX_OUTPUT_TOKENS"
+_ELSEWHERE = ("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_FOUNDRY", "CLAUDE_CODE_USE_VERTEX")
+"""Each makes the CLI call a cloud whose address it finds by itself."""
 
 _QUIET = {
     # Each of these would make model calls, or talk to somebody, that the turn knows nothing of.
@@ -205,10 +210,10 @@ class ClaudeAgent:
         self._max_output_tokens = max_output_tokens
         self._secrets = tuple(each for each in (api_key,) if each)
         given = {
-            "ANTHROPIC_BASE_URL": base_url,
+            _BASE_URL: base_url,
             "ANTHROPIC_API_KEY": api_key,
             "CLAUDE_CONFIG_DIR": None if config_dir is None else str(Path(config_dir).absolute()),
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": None if max_output_tokens is None else str(max_output_tokens),
+            _MOST_TOKENS: None if max_output_tokens is None else str(max_output_tokens),
         }
         self._env = {
             **_QUIET,
@@ -243,7 +248,8 @@ class ClaudeAgent:
         tools = [[tool.name, tool.description, tool.parameters_schema] for tool in request.tools]
         tokens = size + estimate_tokens(tools) + estimate_tokens(request.output_schema)
         tokens += _OWN_TOKENS * (1 + len(self._native))
-        return self._price(estimate_usage(input_tokens=tokens, max_output_tokens=self._max_output_tokens))
+        usage = estimate_usage(input_tokens=tokens, max_output_tokens=self._most(request))
+        return self._price(usage, request.model)
 
     @asynccontextmanager
     async def open(self, seat: VendorSeat) -> AsyncIterator[ClaudeAgentRun]:
@@ -289,7 +295,7 @@ class ClaudeAgent:
             secrets=self._secrets,
         )
 
-    def used(self, counts: Mapping[str, int]) -> UsageReported:
+    def used(self, counts: Mapping[str, int], model: str) -> UsageReported:
         """Put the vendor's numbers into ours: it reports cached input next to the rest, not within it."""
         read, written, output = counts.get("read", 0), counts.get("written", 0), counts.get("output", 0)
         usage = CallUsage(
@@ -300,11 +306,24 @@ class ClaudeAgent:
             reasoning_tokens=min(counts.get("thinking", 0), output),
         )
         tokens = TokenUsage(usage.input_tokens, output, read, usage.reasoning_tokens)
-        return UsageReported(tokens, self._price(usage), written)
+        return UsageReported(tokens, self._price(usage, model), written, model=model)
 
-    def _price(self, usage: CallUsage) -> float | None:
+    def _price(self, usage: CallUsage, model: str | None = None) -> float | None:
         table = self._prices if self._prices is not None else default_prices()
-        return None if table is None else table.cost_usd(self._model, usage)
+        return None if table is None else table.cost_usd(model or self._model, usage)
+
+    def _most(self, request: ModelRequest) -> int | None:
+        """Say how many tokens an answer may have: the request can ask for fewer than the agent does."""
+        said = [each for each in (self._max_output_tokens, request.max_output_tokens) if each is not None]
+        return min(said, default=None)
+
+    @property
+    def endpoint(self) -> str:
+        """Where the CLI's model calls go; nothing if that is not known: then no shield lets them leave."""
+        given = {name: self._env.get(name) or os.environ.get(name) for name in (_BASE_URL, *_ELSEWHERE)}
+        if any(given[name] for name in _ELSEWHERE):
+            return ""
+        return given[_BASE_URL] or "https://api.anthropic.com"
 
     def options(self, offer: _Offer, cli: _Cli, **more: Any) -> sdk.ClaudeAgentOptions:
         """Say how the CLI is to be started: with our tools, our prompt and nothing of the machine's own."""
@@ -313,8 +332,9 @@ class ClaudeAgent:
             thinking = {"type": "enabled", "budget_tokens": self._thinking}
         elif self._thinking is not None:
             thinking = {"type": self._thinking}
+        most = offer.max_output_tokens
         return sdk.ClaudeAgentOptions(
-            model=self._model,
+            model=offer.model or self._model,
             # The prompt may change while the conversation goes on: a section was opened.
             system_prompt={"type": "custom", "prompt": offer.system_text, "snapshot": False},
             strict_mcp_config=True,
@@ -323,7 +343,7 @@ class ClaudeAgent:
             permission_mode="dontAsk",
             cwd=str(cli.cwd),
             cli_path=str(cli.launcher),
-            env={**self._env, MARKER: cli.marker},
+            env={**self._env, **({} if most is None else {_MOST_TOKENS: str(most)}), MARKER: cli.marker},
             include_partial_messages=True,
             verbatim_prompts=True,
             max_buffer_size=256 * 1024 * 1024,
@@ -567,6 +587,9 @@ class _Offer:
     system: str
     tools: tuple[Tool[Any, Any], ...]
     schema: str | None
+    model: str | None = None
+    """Another model than the agent's, if the request names one."""
+    max_output_tokens: int | None = None
 
     @property
     def system_text(self) -> str:
@@ -678,10 +701,11 @@ class ClaudeAgentRun:
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Let the CLI ask the model once, and yield what it says."""
+        ask_egress(self._agent.endpoint)
         await self._ask(request)
         # Until the answer is whole: whoever leaves in the middle leaves the CLI in the middle, too.
         self._is_broken = True
-        collector, reading = Collector(), _Reading(self._agent)
+        collector, reading = Collector(), _Reading(self._agent, request.model or self.model)
         while True:
             seen = await self._next()
             if isinstance(seen, ModelCallError):
@@ -808,7 +832,8 @@ class ClaudeAgentRun:
         system = first.text if first is not None and first.role == "system" else ""
         items = tuple(each for each in request.items if each.role != "system")
         schema = None if request.output_schema is None else json.dumps(request.output_schema, sort_keys=True)
-        offer = _Offer(system, tuple(request.tools), schema)
+        most = self._agent._most(request)
+        offer = _Offer(system, tuple(request.tools), schema, request.model, most)
         extends = self._extends(items)
         if self._client is not None and (
             self._is_broken or self._gone.is_set() or offer != self._offer or not extends
@@ -1124,8 +1149,9 @@ def _denied(reason: str) -> Any:
 class _Reading:
     """Turns the raw events of one answer into ours."""
 
-    def __init__(self, agent: ClaudeAgent) -> None:
+    def __init__(self, agent: ClaudeAgent, model: str) -> None:
         self._agent = agent
+        self._model = model
         self._block: dict[str, Any] = {}
         self._pieces: list[str] = []
         self._signature: list[str] = []
@@ -1202,7 +1228,7 @@ class _Reading:
             payload = {**block, "thinking": thinking, "signature": signature} if signature else None
         if payload is None:
             return []
-        part = ReasoningPart(self._agent.model, self._agent.name, payload, self.chars, self._calls)
+        part = ReasoningPart(self._model, self._agent.name, payload, self.chars, self._calls)
         return [ReasoningBlock(part)]
 
     def _used(self, usage: Mapping[str, Any] | None) -> UsageReported:
@@ -1218,7 +1244,7 @@ class _Reading:
         ):
             if isinstance(value, int) and value >= 0:
                 self._counts[name] = value
-        return self._agent.used(self._counts)
+        return self._agent.used(self._counts, self._model)
 
 
 # --- texts -------------------------------------------------------------------------------------------
