@@ -18,6 +18,7 @@ from uuid import UUID
 import anyio
 
 from holdfast.containment import CancellationToken, Limits
+from holdfast.conversation.branches import branch_summary
 from holdfast.conversation.compaction import CompactionSettings
 from holdfast.conversation.messages import enable_inner_message_recording, get_inner_messages
 from holdfast.errors import SessionNotFoundError, UsageError
@@ -30,6 +31,8 @@ from holdfast.providers.retrying import RetryPolicy
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import ResourceRegistry
 from holdfast.state.session import Session
+from holdfast.state.slices import entry_at
+from holdfast.state.slices import opened as opened_item
 from holdfast.tools.boundaries import boundaries, diff_calls, fork_at, recover
 from holdfast.tools.context import filesystem_of
 from holdfast.tools.events import SessionForked
@@ -37,7 +40,7 @@ from holdfast.tools.policies import Permissions, ToolPolicy
 from holdfast.tools.tool import Tool
 from holdfast.turns.adapter import DEFAULT_RETRY, ModelAdapter
 from holdfast.turns.ledger import contain
-from holdfast.turns.states import TurnStarted, TurnState
+from holdfast.turns.states import TurnStarted, TurnState, pasteable
 from holdfast.turns.turn import InnerLoop, TurnResult, Watch
 from holdfast.workspace.base import Filesystem, WorkspaceDiff
 from holdfast.workspace.history import lines, sweep
@@ -317,8 +320,8 @@ class Run:
 
     @property
     def next_actions(self) -> tuple[str, ...]:
-        """What a person can do now."""
-        return self.result.next_actions
+        """What a person can do now; commands name the store, so that they can be pasted."""
+        return pasteable(self.result.next_actions, self.execution_state.session.log)
 
     @property
     def tool_calls(self) -> tuple[RunToolCall, ...]:
@@ -335,9 +338,14 @@ class Run:
         return get_inner_messages(self.execution_state.session)
 
     def fork(self, *, before: RunToolCall, workspace: str | Path | None = None) -> ExecutionState:
-        """Make another try from before a call: a new session with a workspace of its own."""
+        """Make another try from before a call: a new session with a workspace of its own.
+
+        Its model is told in a summary what was tried here.
+        """
         place = None if workspace is None else Path(workspace)
-        return fork_at(self.execution_state, before.call_id, side="before", workspace=place)
+        return fork_at(
+            self.execution_state, before.call_id, side="before", workspace=place, tell=branch_summary
+        )
 
     def close(self) -> None:
         """Give up the session's lease and the workspace's handles."""
@@ -442,11 +450,15 @@ def _line_of(run_id: UUID) -> str:
 
 def workspace_of(session: Session) -> str | None:
     """Return the directory that a run works in, as its log has it; None for a workspace in memory."""
-    place: str | None = None
-    for _, value in session.events():
-        if isinstance(value, TurnStarted | SessionForked):
-            place = value.workspace
-    return place
+    newest: tuple[int, TurnStarted | SessionForked] | None = None
+    for kind in (TurnStarted, SessionForked):
+        known = session[kind].view()
+        if len(known):
+            kept, origin = entry_at(known, -1)
+            # Later in the log wins; what came out of a snapshot has the place of what brought it.
+            if newest is None or abs(origin) > newest[0]:
+                newest = (abs(origin), opened_item(kept))
+    return None if newest is None else newest[1].workspace
 
 
 def workspace_store(store: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from holdfast.conversation.messages import enable_inner_message_recording
 from holdfast.errors import ConversationNotFound
@@ -55,19 +55,27 @@ class MainLoop(ABC, Generic[UserRequestT, OutputT]):
         heartbeat: Heartbeat | None = None,
         run_context: RunContext | None = None,
     ) -> PromptResponse[OutputT]:
-        """Serve a request and return its answer."""
+        """Serve a request and return its answer. Not for use inside an event loop."""
         prompt = self.create_prompt(request)
-        own = session if session is not None else self.create_session()
-        enable_inner_message_recording(own)
-        response = self.adapter.evaluate(
-            prompt,
-            session=own,
-            deadline=deadline,
-            budget=budget or self.budget,
-            heartbeat=heartbeat,
-            run_context=run_context,
-        )
-        return self.finalize(prompt, own, response)
+        own = self._recording(session)
+        given = self._given(deadline, budget, heartbeat, run_context)
+        return self.finalize(prompt, own, self.adapter.evaluate(prompt, session=own, **given))
+
+    async def aexecute(
+        self,
+        request: UserRequestT,
+        *,
+        session: Session | None = None,
+        deadline: Deadline | None = None,
+        budget: Budget | None = None,
+        heartbeat: Heartbeat | None = None,
+        run_context: RunContext | None = None,
+    ) -> PromptResponse[OutputT]:
+        """Serve a request and return its answer, inside an event loop."""
+        prompt = self.create_prompt(request)
+        own = self._recording(session)
+        given = self._given(deadline, budget, heartbeat, run_context)
+        return self.finalize(prompt, own, await self.adapter.aevaluate(prompt, session=own, **given))
 
     def resume(
         self,
@@ -79,30 +87,55 @@ class MainLoop(ABC, Generic[UserRequestT, OutputT]):
         heartbeat: Heartbeat | None = None,
         run_context: RunContext | None = None,
     ) -> PromptResponse[OutputT]:
-        """Go on with a request that was cut off in this session.
+        """Go on with a request that was cut off in this session. Not for use inside an event loop.
 
         A session in which nothing was begun is served from the beginning: a request that died before
         its first message is not lost.
         """
         prompt = self.create_prompt(request)
-        enable_inner_message_recording(session)
+        own = self._recording(session)
+        given = self._given(deadline, budget, heartbeat, run_context)
         try:
-            response = self.adapter.evaluate(
-                prompt,
-                session=session,
-                resume=True,
-                deadline=deadline,
-                budget=budget or self.budget,
-                heartbeat=heartbeat,
-                run_context=run_context,
-            )
+            response = self.adapter.evaluate(prompt, session=own, resume=True, **given)
         except ConversationNotFound:
-            return self.execute(
-                request,
-                session=session,
-                deadline=deadline,
-                budget=budget,
-                heartbeat=heartbeat,
-                run_context=run_context,
-            )
-        return self.finalize(prompt, session, response)
+            response = self.adapter.evaluate(prompt, session=own, **given)
+        return self.finalize(prompt, own, response)
+
+    async def aresume(
+        self,
+        request: UserRequestT,
+        session: Session,
+        *,
+        deadline: Deadline | None = None,
+        budget: Budget | None = None,
+        heartbeat: Heartbeat | None = None,
+        run_context: RunContext | None = None,
+    ) -> PromptResponse[OutputT]:
+        """Go on with a request that was cut off in this session, inside an event loop. See `resume`."""
+        prompt = self.create_prompt(request)
+        own = self._recording(session)
+        given = self._given(deadline, budget, heartbeat, run_context)
+        try:
+            response = await self.adapter.aevaluate(prompt, session=own, resume=True, **given)
+        except ConversationNotFound:
+            response = await self.adapter.aevaluate(prompt, session=own, **given)
+        return self.finalize(prompt, own, response)
+
+    def _recording(self, session: Session | None) -> Session:
+        own = session if session is not None else self.create_session()
+        enable_inner_message_recording(own)
+        return own
+
+    def _given(
+        self,
+        deadline: Deadline | None,
+        budget: Budget | None,
+        heartbeat: Heartbeat | None,
+        run_context: RunContext | None,
+    ) -> dict[str, Any]:
+        return {
+            "deadline": deadline,
+            "budget": budget or self.budget,
+            "heartbeat": heartbeat,
+            "run_context": run_context,
+        }

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 from conversation_kit import violations
-from digging_kit import ROUNDS, digging, loop_on
+from digging_kit import AGENT, ROUNDS, digging, loop_on
 
 from holdfast import Limits
 from holdfast.conversation import (
@@ -30,7 +30,7 @@ from holdfast.providers.openai import OpenAI
 from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.state import InProcessEventBus, Session
 from holdfast.testing.wire import Fault, Step, WireRequest, WireServer
-from holdfast.turns import TurnState
+from holdfast.turns import ModelAdapter, StatusChanged, TurnState
 from holdfast.turns.ledger import contain
 
 
@@ -61,6 +61,23 @@ def test_a_long_turn_is_compacted_before_its_context_is_full() -> None:
     assert {each.context_tier for each in usages} >= {"none", "advisory"}
     assert [each.tier for each in told][:4] == ["advisory", "warning", "critical", "none"]
     assert done[-1].tool_calls == (("dig", done[-1].source_event_count // 2),)
+
+
+@pytest.mark.parametrize(
+    ("settings", "refuse_above"),
+    [(CompactionSettings(window_tokens=8_000), None), (CompactionSettings(), 45)],
+)
+def test_an_adapter_compacts_as_it_is_told_and_shows_it(
+    settings: CompactionSettings, refuse_above: int | None
+) -> None:
+    """Before a call that would not fit, and after one that did not: whoever watches sees each compaction."""
+    shown: list[object] = []
+    provider = ScriptedProvider(digging(refuse_above=refuse_above))
+    adapter = ModelAdapter(provider, compaction=settings, watch=shown.append)
+    session = Session()
+    assert adapter.evaluate(AGENT.prompt, session=session, request="Dig.").text == "Deep enough."
+    statuses = [each.status for each in shown if isinstance(each, StatusChanged)]
+    assert statuses.count("compacting") == len(session[HistoryCompacted].all()) > 0
 
 
 def test_a_refused_input_is_compacted_and_sent_again() -> None:

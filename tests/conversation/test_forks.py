@@ -51,7 +51,7 @@ def test_a_fork_has_its_lineage_in_the_log_and_the_model_does_not_see_it() -> No
 def test_a_fork_that_is_told_knows_what_the_other_branch_did() -> None:
     """The call at which they part gets its own result first; the summary stands behind it."""
     run = a_run()
-    forked = fork_at(run.execution_state, "call_2_1", tell=branch_summary)
+    forked = run.fork(before=run.tool_calls[1])
     seen: list[ModelRequest] = []
 
     def look(request: ModelRequest) -> str:

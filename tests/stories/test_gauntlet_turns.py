@@ -194,7 +194,7 @@ def test_interrupted_by_a_signal(tmp_path: Path, signum: signal.Signals, kind: s
     assert story.state is TurnState.INTERRUPTED
     assert story.ended is not None
     assert story.ended.error_kind == kind
-    assert f"holdfast resume {story.session_id}" in story.report.next_actions
+    assert f"holdfast resume {story.session_id} --store {tmp_path / 'runs.db'}" in story.report.next_actions
     assert not (tmp_path / "work" / "half.txt").exists()
 
 
@@ -273,7 +273,8 @@ def test_held_for_a_person(tmp_path: Path) -> None:
     the_laws_hold(story)
     assert story.state is TurnState.HELD
     assert [each.title for each in story.view.turns[0].items if each.kind == "hold"] == ["note"]
-    assert f"holdfast hold answer {story.session_id} --call call_1_1 --yes" in story.report.next_actions
+    answer = f"holdfast hold answer {story.session_id} --call call_1_1 --yes --store {tmp_path / 'runs.db'}"
+    assert answer in story.report.next_actions
 
 
 def test_a_bug_is_an_ending_of_its_own(tmp_path: Path) -> None:

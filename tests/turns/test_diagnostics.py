@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,8 +18,9 @@ from holdfast import Agent, tool
 from holdfast.clock import FixedClock
 from holdfast.conversation.events import ProviderUsage, SubagentEvent
 from holdfast.conversation.messages import InnerMessage, ToolCallRecord
-from holdfast.errors import ModelCallError
+from holdfast.errors import ModelCallError, UsageError
 from holdfast.log.sqlite import SqliteLog
+from holdfast.presenters.projection import project
 from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.state import Session, TokenUsage
 from holdfast.state.events import AttentionNeeded
@@ -25,7 +28,14 @@ from holdfast.testing.clock import FakeClock
 from holdfast.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
 from holdfast.tools.policies import PermissionMode, Permissions
 from holdfast.tools.tool import ToolResult
-from holdfast.turns.diagnostics import CHECKS, NOTHING, DiagnosticsReport, diagnose, diagnose_store
+from holdfast.turns.diagnostics import (
+    CHECKS,
+    NOTHING,
+    DiagnosticsReport,
+    diagnose,
+    diagnose_store,
+    resolve_attention,
+)
 from holdfast.turns.states import PartialText, TurnEnded, TurnStarted, TurnState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -342,7 +352,7 @@ def test_a_session_that_nobody_holds_is_crashed_and_its_children_are_unsupervise
     assert verdict(died, "turn_completion") == ("warning", "crashed")
     assert verdict(died, "subagent_manager_runtime") == ("warning", "unsupervised")
     assert verdict(died, "workspace") == ("warning", "cut_off")
-    assert f"holdfast resume {session.session_id}" in died.next_actions
+    assert f"holdfast resume {session.session_id} --store {tmp_path / 'runs.db'}" in died.next_actions
     log.close()
 
 
@@ -376,10 +386,52 @@ def test_a_failed_run_says_how_to_go_on(tmp_path: Path) -> None:
     script = ScriptedProvider([Answer("half", error=ModelCallError("cut", kind="connection"))])
     with AGENT.run("go", provider=script, store=tmp_path / "runs.db") as run:
         report = diagnose(run.execution_state.session)
+        view = project(run.execution_state.session)
     assert report.status == "ready_with_warnings"
     assert verdict(report, "turn_failure_evidence") == ("warning", "connection")
     assert verdict(report, "assistant_canonicalization") == ("warning", "partial_preserved")
-    assert f"holdfast resume {run.id}" in report.next_actions
+    resume = f"holdfast resume {run.id} --store {tmp_path / 'runs.db'}"
+    assert resume in report.next_actions
+    assert resume in run.next_actions
+    assert resume in view.turns[-1].next_actions
+
+
+def test_the_commands_of_a_report_run_as_they_stand_from_anywhere(tmp_path: Path) -> None:
+    """Each one that looks is pasted into a shell in another directory, and finds the run in its store."""
+    there = tmp_path / "a place with spaces"
+    there.mkdir()
+    script = ScriptedProvider([Answer("half", error=ModelCallError("cut", kind="connection"))])
+    with AGENT.run("go", provider=script, store=there / "runs.db") as run:
+        report = diagnose(run.execution_state.session)
+    looking = [each for each in report.next_actions if each.split()[1] in ("show", "replay", "diagnose")]
+    assert len(looking) >= 2
+    for each in looking:
+        shell = each.replace("holdfast", f"{sys.executable} -m holdfast", 1)
+        ran = subprocess.run(
+            shell, check=False, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert str(run.id)[:8] in ran.stdout
+
+
+def test_what_needed_a_person_is_resolved_by_one(tmp_path: Path) -> None:
+    """A session that was marked is blocked until somebody says what was done; the history keeps both."""
+    session = Session(log=SqliteLog(tmp_path / "runs.db"))
+    session.dispatch_all((*DONE, AttentionNeeded("stuck", ("a.txt",), ("look",))))
+    assert resolve_attention(Session(), "nothing to do") is None
+    with pytest.raises(UsageError, match="what was done"):
+        resolve_attention(session, " ")
+    assert diagnose(session).status == "blocked"
+    assert resolve_attention(session, "put a.txt back by hand", by="kim") is not None
+    report = diagnose(session)
+    assert report.ok
+    assert verdict(report, "attention") == ("passed", "resolved")
+    assert "put a.txt back by hand" in report.check("attention").findings[0].message
+    session.dispatch(AttentionNeeded("stuck again"))
+    assert diagnose(session).status == "blocked"
+    items = [each for each in project(session).turns[0].items if each.kind == "attention"]
+    shown = [(each.status, each.is_good) for each in items]
+    assert shown == [("", False), ("resolved", True), ("", False)]
 
 
 def test_a_held_run_says_which_call_to_answer(tmp_path: Path) -> None:

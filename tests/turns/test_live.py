@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import anyio
 import pytest
@@ -13,15 +15,31 @@ from hypothesis import strategies as st
 
 from holdfast import Agent, tool
 from holdfast.errors import ModelCallError, UsageError
+from holdfast.judges.events import Feedback
+from holdfast.judges.feedback import FeedbackContext, FeedbackProviderConfig, FeedbackTrigger
 from holdfast.log.event import Channel
-from holdfast.providers.base import ReasoningDelta, Stopped, TextDelta, ToolCallRequested, UsageReported
+from holdfast.log.memory import MemoryLog
+from holdfast.providers.base import (
+    ModelEvent,
+    ModelRequest,
+    ReasoningDelta,
+    Stopped,
+    TextDelta,
+    ToolCallRequested,
+    UsageReported,
+)
+from holdfast.providers.retrying import RetryPolicy
 from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.state import InProcessDispatcher, Session
 from holdfast.state.events import spec_of
+from holdfast.tools.plan import PLAN_TOOLS
 from holdfast.turns.live import (
     LIVE_EVENTS,
+    FeedbackGiven,
     Lagged,
     LiveFeed,
+    PlanChanged,
+    PlanEntry,
     StatusChanged,
     ToolCallFinished,
     TurnFinished,
@@ -263,3 +281,100 @@ def test_a_turn_that_fails_shows_an_error_and_its_cause() -> None:
     assert isinstance(finished, TurnFinished)
     assert (status.status, finished.state, finished.error_kind) == ("error", run.state, "connection")
     assert finished.next_actions == run.next_actions
+
+
+def statuses(seen: list[object]) -> list[str]:
+    return [each.status for each in seen if isinstance(each, StatusChanged)]
+
+
+def test_a_wait_for_another_attempt_is_shown_and_ends_with_the_first_word() -> None:
+    """A screen does not show a provider's bad moment as thinking."""
+
+    class Shaky(ScriptedProvider):
+        failures = 1
+
+        async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+            if self.failures:
+                self.failures -= 1
+                raise ModelCallError("busy", kind="transient", retryable=True)
+            async with aclosing(super().stream(request)) as events:
+                async for each in events:
+                    yield each
+
+    seen: list[object] = []
+    agent = Agent("tester", retry=RetryPolicy(base_s=0.01))
+    with agent.run("go", provider=Shaky(["done"]), watch=seen.append) as run:
+        assert run.state is TurnState.COMPLETED
+    assert statuses(seen) == ["thinking", "waiting", "thinking", "done"]
+    waiting = next(each for each in seen if isinstance(each, StatusChanged) and each.status == "waiting")
+    assert "busy" in waiting.detail
+    assert waiting.step == 1
+    said = next(place for place, each in enumerate(seen) if isinstance(each, TextDelta))
+    assert statuses(seen[:said]) == ["thinking", "waiting", "thinking"]
+
+
+def test_a_plan_is_shown_whenever_it_has_changed_and_when_a_run_goes_on() -> None:
+    """As it stands after each call that changed it, and at once to whoever watches a resumed run."""
+    setup = ("setup_plan", {"objective": "tidy", "steps": ["look", "clean"]})
+    done = ("update_step", {"step": 1, "status": "done"})
+    cut = Answer(error=ModelCallError("cut", kind="connection"))
+    script = ScriptedProvider([Answer("", [setup]), Answer("", [("look", {})]), Answer("", [done]), cut])
+    agent = Agent("tester", tools=(look, *PLAN_TOOLS), retry=None)
+    seen: list[object] = []
+    log = MemoryLog()
+    with agent.run("go", provider=script, watch=seen.append, store=log) as run:
+        assert run.result.error_kind == "connection"
+    plans = [each for each in seen if isinstance(each, PlanChanged)]
+    first = PlanChanged((PlanEntry("look", "pending"), PlanEntry("clean", "pending")))
+    second = PlanChanged((PlanEntry("look", "done"), PlanEntry("clean", "pending")))
+    assert plans == [first, second]
+    later: list[object] = []
+    provider = ScriptedProvider(["", "", "", "done"])
+    with agent.resume(log, run.id, provider=provider, watch=later.append) as resumed:
+        assert resumed.state is TurnState.COMPLETED
+    assert [each for each in later if isinstance(each, PlanChanged)] == [second]
+
+
+def test_feedback_is_shown_with_who_gave_it() -> None:
+    """A screen names the judge, and how much it matters."""
+
+    class Frowning:
+        name = "frown"
+
+        def should_run(self, *, context: FeedbackContext) -> bool:
+            return True
+
+        def provide(self, *, context: FeedbackContext) -> Feedback:
+            return Feedback(summary="too slow", severity="caution")
+
+    seen: list[object] = []
+    frowning = FeedbackProviderConfig(Frowning(), FeedbackTrigger(every_n_calls=1))
+    agent = Agent("tester", tools=(look,), feedback=(frowning,))
+    with agent.run("go", provider=ScriptedProvider([Answer("", [("look", {})]), "done"]), watch=seen.append):
+        pass
+    assert [each for each in seen if isinstance(each, FeedbackGiven)] == [
+        FeedbackGiven("frown", "too slow", "caution")
+    ]
+
+
+@pytest.mark.parametrize("bad", ["hangs", "raises"])
+def test_a_watcher_that_hangs_or_raises_does_not_change_how_a_run_ends(bad: str) -> None:
+    """One screen never returns from its first event, or dies of it; the run and the other screen go on."""
+    release, hanging = threading.Event(), threading.Event()
+
+    def watcher(_: object) -> None:
+        hanging.set()
+        if bad == "raises":
+            raise RuntimeError("the screen is gone")
+        release.wait(WAIT_S)
+
+    feed = LiveFeed()
+    feed.subscribe_callback(watcher)
+    other = feed.subscribe()
+    provider = ScriptedProvider([Answer("I look.", [("look", {})]), "done"])
+    with Agent("tester", tools=(look,)).run("go", provider=provider, watch=feed.publish) as run:
+        assert hanging.wait(WAIT_S)
+        assert not release.is_set()
+        assert (run.state, run.output) == (TurnState.COMPLETED, "done")
+    assert isinstance(drain(other)[-1], TurnFinished)
+    release.set()

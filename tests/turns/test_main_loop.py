@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import anyio
 import pytest
 
 from holdfast import Session
@@ -70,3 +71,31 @@ def test_what_was_cut_off_is_resumed_and_what_never_began_is_served(tmp_path: Pa
     loop = Answering(ScriptedProvider(['{"answer": "42"}']))
     assert loop.resume(Question("6 x 7?"), session).output == Reply("42")
     assert loop.resume(Question("6 x 7?"), Session()).output == Reply("42")
+
+
+def test_inside_an_event_loop_it_is_the_same() -> None:
+    """Serving, resuming, and serving what never began, each awaited."""
+
+    async def main() -> tuple[Reply | None, ...]:
+        session = Session()
+        failing = Answering(ScriptedProvider([Answer(error=ModelCallError("down"))]))
+        with pytest.raises(ModelCallError):
+            await failing.aexecute(Question("6 x 7?"), session=session)
+        loop = Answering(ScriptedProvider(['{"answer": "42"}']))
+        resumed = await loop.aresume(Question("6 x 7?"), session)
+        begun = await loop.aresume(Question("6 x 7?"), Session())
+        executed = await loop.aexecute(Question("6 x 7?"))
+        assert len(loop.finals) == 3
+        return resumed.output, begun.output, executed.output
+
+    assert anyio.run(main) == (Reply("42"),) * 3
+
+
+def test_an_answer_may_be_looked_at_by_another_loop_before_it_is_returned() -> None:
+    """Whatever makes prompts and looks at answers may itself evaluate: it is not called in an event loop."""
+
+    class Doubting(Answering):
+        def finalize(self, prompt, session, response):
+            return Answering(ScriptedProvider(['{"answer": "43"}'])).execute(Question("sure?"))
+
+    assert Doubting(ScriptedProvider(['{"answer": "42"}'])).execute(Question("6 x 7?")).output == Reply("43")

@@ -597,7 +597,8 @@ class Compactor:
     """Compacts a session's conversation when it has to be: for one turn of one loop.
 
     `summarise` asks a model; without one, or if the settings do not want it, summaries are deterministic.
-    `windows` says how large a model's context is.
+    `windows` says how large a model's context is. `on_begin` is called before a summary is made, which
+    may take a while.
     """
 
     def __init__(
@@ -606,8 +607,10 @@ class Compactor:
         *,
         summarise: Summarise | None = None,
         windows: ContextWindows = known_window,
+        on_begin: Callable[[], object] | None = None,
     ) -> None:
         self._settings = settings or CompactionSettings()
+        self._on_begin = on_begin
         self._summarise = summarise if self._settings.model_written else None
         self._windows = windows
         self._tier: PressureTier = "none"
@@ -695,6 +698,8 @@ class Compactor:
     async def _perform(
         self, session: Session, replayer: Replayer, plan: CompactionPlan, trigger: CompactionTrigger
     ) -> HistoryCompacted:
+        if self._on_begin is not None:
+            self._on_begin()
         event = await compacted(
             plan,
             trigger,

@@ -40,7 +40,7 @@ from holdfast.judges.events import CompletionChecked, Feedback, JudgeEvent, Nest
 from holdfast.log.base import Log
 from holdfast.log.event import Envelope
 from holdfast.providers.base import ReasoningDelta, TextDelta
-from holdfast.state.events import AttentionNeeded, StateRestored
+from holdfast.state.events import AttentionNeeded, AttentionResolved, StateRestored
 from holdfast.state.session import Session
 from holdfast.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
 from holdfast.turns.live import (
@@ -63,6 +63,7 @@ from holdfast.turns.states import (
     TurnResumed,
     TurnStarted,
     TurnState,
+    pasteable,
 )
 
 ItemKind = Literal[
@@ -255,7 +256,7 @@ class _Turn:
     requests: int = 0
     answers: int = 0
 
-    def view(self) -> TurnView:
+    def view(self, store: object = None) -> TurnView:
         derived = self.fold.derive()
         started, ended = derived.started, derived.ended
         last = None if self.fold.last is None else self.fold.last[0]
@@ -269,7 +270,7 @@ class _Turn:
             model="" if started is None else started.model,
             error_kind=None if ended is None else ended.error_kind,
             details="" if ended is None else ended.details,
-            next_actions=() if ended is None else ended.next_actions,
+            next_actions=() if ended is None else pasteable(ended.next_actions, store),
             missing_evidence=derived.missing,
             usage=self.usage,
             started_at=self.at,
@@ -306,6 +307,8 @@ class Projection:
     _subagents: dict[str, SubagentView] = field(default_factory=dict)
     _judges: Usage = Usage()
     _teller: Teller = field(default_factory=Teller)
+    _store: object = None
+    """The log, which may know where it is kept."""
     _live: LiveView | None = None
     _live_turn: str = ""
     _live_step: int = 0
@@ -314,7 +317,7 @@ class Projection:
 
     def catch_up(self, session: Session, *, upto: int | None = None) -> Projection:
         """Fold what the session's log has beyond what was folded already. Damage ends it, and is noted."""
-        self.session_id = str(session.session_id)
+        self.session_id, self._store = str(session.session_id), session.log
         try:
             for envelope, value in session.events(after=self.seq, upto=upto):
                 self.add(envelope, value)
@@ -456,7 +459,7 @@ class Projection:
                 value.error_kind or "",
                 turn.fold.derive().state.value,
                 turn.fold.derive().state is TurnState.COMPLETED,
-                next_actions=value.next_actions,
+                next_actions=pasteable(value.next_actions, self._store),
             )
         )
         self._live = None
@@ -586,7 +589,7 @@ class Projection:
         return RunView(
             session_id=self.session_id,
             seq=self.seq,
-            turns=tuple(each.view() for each in self._turns),
+            turns=tuple(each.view(self._store) for each in self._turns),
             subagents=tuple(self._subagents.values()),
             usage=usage,
             judges_usage=self._judges,
@@ -652,6 +655,7 @@ _FOLDS: dict[type, Callable[[Projection, Envelope, Any], None]] = {
             "next_actions": e.next_actions,
         },
     ),
+    AttentionResolved: _item_of("attention", lambda e: {"text": e.note, "title": e.by, "status": "resolved"}),
     StateRestored: _item_of("restored", lambda e: {"text": e.reason}),
 }
 

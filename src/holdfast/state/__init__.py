@@ -12,6 +12,7 @@ from holdfast.state.dispatch import (
 )
 from holdfast.state.events import (
     AttentionNeeded,
+    AttentionResolved,
     ClearSlice,
     EventSpec,
     InitializeSlice,
@@ -59,6 +60,7 @@ from holdfast.state.views import SessionProtocol, SessionView
 __all__ = [
     "Append",
     "AttentionNeeded",
+    "AttentionResolved",
     "Binding",
     "Budget",
     "BudgetSnapshot",

@@ -121,4 +121,15 @@ class AttentionNeeded:
     next_actions: tuple[str, ...] = ()
 
 
+@event(name="holdfast.AttentionResolved", policy=SlicePolicy.LOG)
+@dataclass(frozen=True, slots=True)
+class AttentionResolved:
+    """A person has put right whatever needed attention before."""
+
+    note: str
+    """What was done about it."""
+    by: str = ""
+    """Who says so."""
+
+
 SYSTEM_EVENTS = (InitializeSlice, ClearSlice, StateRestored)

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 
 from holdfast.containment import CancellationToken, ExecutionConfig, ExecutionContext, Limits
+from holdfast.conversation.compaction import CompactionSettings
 from holdfast.errors import PromptEvaluationError, UsageError
 from holdfast.prompt.events import PromptResponse
 from holdfast.prompt.output import OutputT
@@ -37,7 +38,8 @@ class ModelAdapter:
 
     `limits` put every evaluation under ceilings of its own, going on from what the session's log says
     was spent; an evaluation that is given a containment uses that one instead. `retry=None` makes
-    every failure of a model call final.
+    every failure of a model call final. `compaction` says when a conversation that grows too long is told
+    to the model as a summary.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class ModelAdapter:
         max_iterations: int = DEFAULT_MAX_ITERATIONS,
         retry: RetryPolicy | None = DEFAULT_RETRY,
         watch: Watch | None = None,
+        compaction: CompactionSettings | None = None,
     ) -> None:
         self.provider = provider
         self._limits = limits
@@ -56,6 +59,7 @@ class ModelAdapter:
         self._max_iterations = max_iterations
         self._retry = retry
         self._watch = watch
+        self._compaction = compaction or CompactionSettings()
 
     @property
     def name(self) -> str:
@@ -139,6 +143,7 @@ class ModelAdapter:
                 max_iterations=self._max_iterations,
                 retry=self._retry,
                 watch=self._watch,
+                compaction=self._compaction,
                 cancellation=cancellation or CancellationToken(),
                 run_context=run_context,
                 heartbeat=heartbeat,

@@ -22,7 +22,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -31,11 +31,11 @@ from uuid import UUID
 from holdfast.conversation.events import HistoryCompacted, ProviderUsage, SubagentEvent
 from holdfast.conversation.messages import InnerMessage
 from holdfast.conversation.replay import Replay, Replayer
-from holdfast.errors import HoldfastError, LogError
+from holdfast.errors import HoldfastError, LogError, UsageError
 from holdfast.log.base import LogReport
 from holdfast.log.event import Envelope, SessionInfo
 from holdfast.log.sqlite import SqliteLog
-from holdfast.state.events import AttentionNeeded
+from holdfast.state.events import AttentionNeeded, AttentionResolved
 from holdfast.state.session import Session
 from holdfast.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
 from holdfast.turns.states import (
@@ -48,6 +48,7 @@ from holdfast.turns.states import (
     TurnFold,
     TurnStarted,
     TurnState,
+    pasteable,
 )
 
 CheckStatus = Literal["passed", "warning", "failed"]
@@ -166,6 +167,8 @@ class _Log:
     """What one pass over a session's log found."""
 
     session_id: str
+    store: object = None
+    """Where it is kept: a path, or a log that knows one."""
     count: int = 0
     first: int | None = None
     last: int | None = None
@@ -189,6 +192,8 @@ class _Log:
     invoked: list[tuple[int, ToolInvoked]] = field(default_factory=list)
     holds: dict[str, tuple[int, ToolHeld]] = field(default_factory=dict)
     attention: list[tuple[int, AttentionNeeded]] = field(default_factory=list)
+    """What a person has to look at and has not said to be put right."""
+    resolved: list[tuple[int, AttentionResolved]] = field(default_factory=list)
     subagents: dict[str, list[tuple[Envelope, SubagentEvent]]] = field(default_factory=dict)
     workflows: dict[str, list[tuple[int, object]]] = field(default_factory=dict)
     replayer: Replayer = field(default_factory=Replayer)
@@ -239,6 +244,9 @@ class _Log:
                 self.holds.pop(value.hold_id, None)
             case AttentionNeeded():
                 self.attention.append((seq, value))
+            case AttentionResolved():
+                self.attention.clear()
+                self.resolved.append((seq, value))
             case SubagentEvent():
                 self.subagents.setdefault(value.subagent_id, []).append((envelope, value))
             case _ if type(value).__name__ == "WorkflowEvent":
@@ -275,7 +283,7 @@ def _text_of(value: object, name: str) -> str:
 
 
 def _read(session: Session) -> _Log:
-    log = _Log(str(session.session_id), now=session.clock.now())
+    log = _Log(str(session.session_id), session.log, now=session.clock.now())
     store, session_id = session.log, session.session_id
     try:
         upto: int | None = session.head
@@ -333,7 +341,7 @@ def _check_log(log: _Log) -> Check:
             "damaged",
             f"the store is damaged; {log.count} events are readable, the last one is {log.last or 0}",
             findings,
-            "holdfast doctor",
+            "holdfast salvage whole.db",
             log.command("export"),
         )
     if log.count == 0:
@@ -819,7 +827,12 @@ def _check_continuation(log: _Log) -> Check:
     newest = log.newest
     if log.damage is not None:
         return _found(
-            "continuation", "failed", "damaged", "a damaged log cannot be written to", (), "holdfast doctor"
+            "continuation",
+            "failed",
+            "damaged",
+            "a damaged log cannot be written to; go on in a copy of what is whole",
+            (),
+            "holdfast salvage whole.db",
         )
     if newest is None:
         return _nothing("continuation", "is no turn")
@@ -963,6 +976,9 @@ def _check_workspace(log: _Log) -> Check:
 
 
 def _check_attention(log: _Log) -> Check:
+    if not log.attention and log.resolved:
+        told = [Finding(f"{each.by or 'somebody'}: {each.note}", seq) for seq, each in log.resolved]
+        return _found("attention", "passed", "resolved", "a person has put right what needed one", told)
     if not log.attention:
         return _nothing("attention", "is nothing that needs a person")
     return _found(
@@ -1025,6 +1041,21 @@ def diagnose(session: Session) -> DiagnosticsReport:
     return _report(_read(session))
 
 
+def resolve_attention(session: Session, note: str, *, by: str = "") -> AttentionResolved | None:
+    """Say that a person has put right what the session needed one for; nothing, if there is no such thing.
+
+    What is open so far counts as resolved. The session can go on, and its history keeps both.
+    """
+    open_ones = _read(session).attention
+    if not open_ones:
+        return None
+    if not note.strip():
+        raise UsageError("say what was done about it: resolve_attention(session, note)")
+    resolved = AttentionResolved(note, by)
+    session.dispatch(resolved)
+    return resolved
+
+
 def diagnose_store(path: str | Path, session_id: UUID | None = None) -> tuple[DiagnosticsReport, ...]:
     """Check every session of a store, or one; also of a store that is damaged. It never raises for damage.
 
@@ -1035,7 +1066,7 @@ def diagnose_store(path: str | Path, session_id: UUID | None = None) -> tuple[Di
     if not place.is_file() or place.stat().st_size == 0:
         # Opening it would make a new store there.
         name = "?" if session_id is None else str(session_id)
-        return (_report(_Log(name, damage=f"there is no store at {place}, or the file is empty")),)
+        return (_report(_Log(name, place, damage=f"there is no store at {place}, or the file is empty")),)
     try:
         with SqliteLog(place, heartbeat=False) as log:
             if not log.findings:
@@ -1047,7 +1078,7 @@ def diagnose_store(path: str | Path, session_id: UUID | None = None) -> tuple[Di
 
 
 def _reports(
-    log: SqliteLog, session_id: UUID | None, damage: str | None = None
+    log: SqliteLog, session_id: UUID | None, damage: str | None = None, place: Path | None = None
 ) -> tuple[DiagnosticsReport, ...]:
     made = []
     for info in log.sessions():
@@ -1056,6 +1087,7 @@ def _reports(
         session = Session.open(log, info.session_id, read_only=True)
         found = _read(session)
         found.damage = found.damage or damage
+        found.store = found.store if place is None else place
         made.append(_report(found))
     return tuple(made)
 
@@ -1067,14 +1099,17 @@ def _salvaged(place: Path, session_id: UUID | None, damage: str) -> tuple[Diagno
         try:
             SqliteLog.salvage(place, target)
             with SqliteLog(target, heartbeat=False) as log:
-                reports = _reports(log, session_id, damage)
+                reports = _reports(log, session_id, damage, place)
         except (LogError, OSError) as error:
-            reports = (_report(_Log(name, damage=f"{damage}; nothing could be salvaged: {error}")),)
-    return reports or (_report(_Log(name, damage=f"{damage}; this session was not found in what is left")),)
+            reports = (_report(_Log(name, place, damage=f"{damage}; nothing could be salvaged: {error}")),)
+    return reports or (
+        _report(_Log(name, place, damage=f"{damage}; this session was not found in what is left")),
+    )
 
 
 def _report(log: _Log) -> DiagnosticsReport:
-    checks = tuple(check(log) for check in CHECKS.values())
+    found = (check(log) for check in CHECKS.values())
+    checks = tuple(replace(each, next_actions=pasteable(each.next_actions, log.store)) for each in found)
     worst = max(_RANK[each.status] for each in checks)
     statuses: tuple[ReportStatus, ...] = ("ready", "ready_with_warnings", "blocked")
     ordered = sorted(checks, key=lambda each: -_RANK[each.status])

@@ -22,11 +22,14 @@ Everything here is values and plain functions, except for the two functions that
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from os import PathLike
+from pathlib import Path
 from types import MappingProxyType
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -233,6 +236,27 @@ def _causes() -> Iterator[CauseRule]:
     )
     yield always("bug", "something failed that should not", failed, "holdfast diagnose {session}", _RESUME)
 
+
+def pasteable(actions: Iterable[str], store: object) -> tuple[str, ...]:
+    """Name the store in the commands among these actions, so that they can be pasted anywhere.
+
+    `store` is a store's path, or something that knows it as its `path`, such as a log; without a path the
+    actions stay as they are. It is not written into the log: a store may be moved.
+    """
+    path = store if isinstance(store, str | PathLike) else getattr(store, "path", None)
+    if not isinstance(path, str | PathLike):
+        return tuple(actions)
+    named = f" --store {shlex.quote(str(Path(path).absolute()))}"
+    return tuple(
+        each + named if each.startswith(_STORE_COMMANDS) and " --store " not in each else each
+        for each in actions
+    )
+
+
+_STORE_COMMANDS = tuple(
+    f"holdfast {each}"
+    for each in ("resume", "show", "diagnose", "replay", "diff", "export", "hold", "list", "salvage")
+)
 
 CAUSES: Mapping[str, CauseRule] = MappingProxyType({each.kind: each for each in _causes()})
 """Every cause that ends a turn before it is complete, by its kind."""

@@ -44,6 +44,7 @@ from holdfast.errors import (
     PromptEvaluationError,
     VisibilityExpansionRequired,
 )
+from holdfast.judges.events import CompletionChecked, Feedback
 from holdfast.judges.feedback import placed
 from holdfast.judges.rounds import Judges
 from holdfast.prompt.events import PromptExecuted, PromptRendered, PromptResponse
@@ -52,11 +53,11 @@ from holdfast.prompt.template import Prompt
 from holdfast.prompt.visibility import SectionPath, SectionVisibility, expand, register_visibility
 from holdfast.providers.accounting import report_usage
 from holdfast.providers.adapter import ProviderAdapter
-from holdfast.providers.base import ModelRequest, Provider, UsageReported, takes_output_schema
+from holdfast.providers.base import ModelEvent, ModelRequest, Provider, UsageReported, takes_output_schema
 from holdfast.providers.collect import CollectedAnswer, Collector
 from holdfast.providers.degrading import degraded, tool_tokens
 from holdfast.providers.errors import error_of_stop
-from holdfast.providers.retrying import Retrying, RetryPolicy
+from holdfast.providers.retrying import Retried, Retrying, RetryPolicy
 from holdfast.state.budget import BudgetTracker, Deadline, TokenUsage
 from holdfast.state.execution import ExecutionState
 from holdfast.state.run_context import RunContext
@@ -64,12 +65,15 @@ from holdfast.state.session import stamped
 from holdfast.telemetry import Span
 from holdfast.tools.boundaries import recover
 from holdfast.tools.context import Heartbeat, ToolContext, filesystem_of
+from holdfast.tools.plan import Plan
 from holdfast.tools.policies import Permissions
 from holdfast.tools.runner import ToolRunner
 from holdfast.tools.tool import Tool, ToolCall, ToolResult
 from holdfast.turns.live import (
     FeedbackGiven,
     LiveEvent,
+    PlanChanged,
+    PlanEntry,
     Status,
     StatusChanged,
     ToolCallBegan,
@@ -171,11 +175,15 @@ class InnerLoop:
     _seat: Seat = field(init=False, repr=False)
     _judges: Judges = field(init=False, repr=False)
     _began: float = 0.0
+    _is_waiting: bool = False
+    _shown_plan: Plan | None = None
 
     def __post_init__(self) -> None:
         self.agent = self.agent or self.prompt.name
         if self.retry is not None and not isinstance(self.provider, Retrying):
-            self.provider = Retrying(self.provider, self.retry, clock=self.state.clock)
+            self.provider = Retrying(
+                self.provider, self.retry, clock=self.state.clock, on_retry=self._show_wait
+            )
         self._seat = Seat(self.provider)
         if self.budget_tracker is None:
             self.budget_tracker = self.state.resources.get(BudgetTracker, None)
@@ -233,7 +241,9 @@ class InnerLoop:
     def _prepare(self) -> None:
         session, provider, prompt = self.state.session, self.provider, self.prompt
         self._record = TurnRecord(session, provider.name, provider.model, prompt.ns, prompt.key)
-        self._compactor = Compactor(self.compaction, summarise=self._summarise)
+        self._compactor = Compactor(
+            self.compaction, summarise=self._summarise, on_begin=lambda: self._status("compacting")
+        )
         register_visibility(session)
         recover(self.state)
         self._skip_logged_events()
@@ -268,6 +278,7 @@ class InnerLoop:
 
     async def _to_its_end(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
         self._began = self.state.clock.monotonic()
+        self._show_plan()
         with noted_signals() as noted:
             try:
                 return await self._in_seat(pending)
@@ -335,6 +346,9 @@ class InnerLoop:
         if refused is None:
             return self._completed(text, output)
         self._keep_said(told)
+        checked = self.state.session[CompletionChecked].latest()
+        if checked is not None:
+            self._show(FeedbackGiven(checked.checker, checked.feedback[:_SUMMARY_CHARS], "caution"))
         return None
 
     def _who_judges(self, task: str) -> Judges:
@@ -366,13 +380,15 @@ class InnerLoop:
             told: list[InnerMessage] = []
             self._count_use()
             self._status("judging")
+            heard = len(self.state.session[Feedback].view())
             await self._judges.after_tools(self._as_said(told))
             self._keep_said(told)
+            for each in self.state.session[Feedback].view()[heard:]:
+                self._show(FeedbackGiven(each.provider_name, each.summary[:_SUMMARY_CHARS], each.severity))
 
     def _keep_said(self, told: Sequence[InnerMessage]) -> None:
         for each in told:
             self._record.keep(each)
-            self._show(FeedbackGiven("judges", each.content[:_SUMMARY_CHARS]))
 
     def _as_said(self, told: list[InnerMessage]) -> Callable[[str], Sequence[object]]:
         """Make what a judge says a message of the conversation, in one append with its judgement."""
@@ -452,7 +468,7 @@ class InnerLoop:
                     async with aclosing(self._seat.provider.stream(request)) as events:
                         async for each in events:
                             collector.add(each)
-                            self._show(each)
+                            self._show_model(each)
                 finally:
                     asked.answer = collector.answer()
                     # An attempt that was made again may have been made with less than the first one.
@@ -490,7 +506,6 @@ class InnerLoop:
         """Compact the conversation if that is what the provider complains about, and if it can be done."""
         if not isinstance(error, ModelCallError) or error.kind != "context_too_long":
             return False
-        self._status("compacting")
         done = await self._compactor.after_overflow(self.state.session, self._record.replayer)
         return done is not None
 
@@ -602,11 +617,29 @@ class InnerLoop:
                 _logger.exception("whoever watches the turn failed; the turn goes on unwatched")
                 self.watch = None
 
-    def _status(self, status: Status, *, ahead: int = 0) -> None:
+    def _status(self, status: Status, *, ahead: int = 0, detail: str = "") -> None:
         """Say what the turn does now; `ahead` is 1 while the next answer is being made."""
         last = self._record.last
         step = ahead + (0 if last is None else last.turn)
-        self._show(StatusChanged(status, self._record.turn_id, step))
+        self._is_waiting = status == "waiting"
+        self._show(StatusChanged(status, self._record.turn_id, step, detail))
+
+    def _show_wait(self, retried: Retried) -> None:
+        """Say that the model is asked again in a while, and why."""
+        why = f"attempt {retried.attempt} failed: {retried.error}"
+        self._status("waiting", ahead=1, detail=f"{why}; the next one in {retried.delay_s:.1f} s")
+
+    def _show_model(self, said: ModelEvent) -> None:
+        if self._is_waiting:
+            self._status("thinking", ahead=1)
+        self._show(said)
+
+    def _show_plan(self) -> None:
+        """Show the agent's plan, if it is another one than was shown last."""
+        plan = self.state.session[Plan].latest()
+        if plan is not None and plan != self._shown_plan:
+            self._shown_plan = plan
+            self._show(PlanChanged(tuple(PlanEntry(each.title, each.status) for each in plan.steps)))
 
     def _show_usage(self) -> None:
         used, last = self._record.usage, self._record.last
@@ -665,6 +698,7 @@ class InnerLoop:
             # Also for one that was refused, held or cut off: a screen must not show it as running.
             elapsed_ms = 1000 * (self.state.clock.monotonic() - began)
             self._show(ToolCallFinished(call.id, call.name, success, summary[:_SUMMARY_CHARS], elapsed_ms))
+        self._show_plan()
         return result
 
     async def _contained(
