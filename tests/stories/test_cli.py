@@ -477,11 +477,11 @@ def test_a_model_judges_the_work_before_it_may_end(project: Path) -> None:
     def answer(request: WireRequest) -> Answer:
         text = json.dumps(request.body)
         if not request.body.get("tools"):  # A judge has none.
-            done = "Replaced once" in text
+            done = "edit_file" in text
             return Answer(json.dumps({"complete": done, "explanation": "It adds." if done else "Mend it."}))
         if "Mend it." not in text:
             return Answer("I think that it is fine.")
-        if "Replaced once" not in text:
+        if "+++ b/calc.py" not in text:
             return Answer("", [("edit_file", {"path": "calc.py", "old_text": "a - b", "new_text": "a + b"})])
         return Answer("Mended.")
 

@@ -144,6 +144,11 @@ _KEYS = ("name", "instructions", "tools", "max_iterations", "limits", "judges")
 _JUDGES = ("check", "files", "model", "review_every_calls", "strict")
 
 
+def agent_of(data: Mapping[str, Any], place: str) -> Agent:
+    """Make an agent from what a file says about it. Raises `UsageError` with the place of what is wrong."""
+    return _from_data(data, Path(place))
+
+
 def _from_data(data: Mapping[str, Any], file: Path) -> Agent:
     _refuse_unknown(data, _KEYS, f"{file}")
     instructions = data.get("instructions")

@@ -25,8 +25,12 @@ hold_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Calls 
 config_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="The settings and where they come from."
 )
+workflow_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Steps with dependencies, each done by an agent."
+)
 app.add_typer(hold_app, name="hold")
 app.add_typer(config_app, name="config")
+app.add_typer(workflow_app, name="workflow")
 
 
 def _print_version(wanted: bool) -> None:
@@ -237,6 +241,107 @@ def chat(
 
 def _flags(given: dict[str, Any], mode: str | None) -> dict[str, object | None]:
     return {**{name: given.get(name) for name in _part("settings").BY_NAME}, "permissions": mode}
+
+
+# .. workflows ..
+
+StepIds = list[str] | None
+
+
+@workflow_app.command(name="run")
+def workflow_run(
+    spec: Annotated[Path, typer.Argument(help="The workflow: a YAML or JSON file.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run when.")] = False,
+    model: Model = None,
+    base_url: BaseUrl = None,
+    api: Api = None,
+    agent: AgentFile = None,
+    ask: Ask = False,
+    auto: Auto = False,
+    read_only: ReadOnly = False,
+    max_cost: MaxCost = None,
+    max_steps: MaxSteps = None,
+    max_retries: MaxRetries = None,
+    timeout: Timeout = None,
+    unknown_price: UnknownPrice = None,
+    directory: Directory = None,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a workflow in this directory.
+
+    Exits 0 if every required step is ready, 1 if it failed, 3 with partial work, 4 if somebody must decide, 5 if
+    time ran out, 130 if it was interrupted.
+
+    Example: holdfast workflow run release.yaml --dry-run
+    """
+    workflow = _part("workflow")
+
+    flags = _flags(locals(), _mode(ask, auto, read_only))
+    raise typer.Exit(workflow.run(flags, spec, directory=directory, is_dry=dry_run, as_json=as_json))
+
+
+@workflow_app.command(name="status")
+def workflow_status(run: RunId = "@last", store: Store = None, as_json: AsJson = False) -> None:
+    """Say how a workflow and each of its steps stand; exits as its run did.
+
+    Example: holdfast workflow status @last
+    """
+    workflow = _part("workflow")
+
+    raise typer.Exit(workflow.status(*_one(store, run), as_json=as_json))
+
+
+@workflow_app.command(name="resume")
+def workflow_resume(
+    run: RunId = "@last",
+    rerun: Annotated[
+        StepIds, typer.Option(help="A step to run again, with what depends on it; or: failed.")
+    ] = None,
+    ready: Annotated[
+        StepIds, typer.Option(help="A step that counts as ready, with what it has changed.")
+    ] = None,
+    failed: Annotated[StepIds, typer.Option(help="A step that counts as failed.")] = None,
+    note: Annotated[str, typer.Option(help="Why, for those who build on the step.")] = "",
+    apply: Annotated[
+        bool | None,
+        typer.Option(
+            "--apply/--no-apply", help="Whether a ready step's changes are applied; not over a conflict."
+        ),
+    ] = None,
+    model: Model = None,
+    base_url: BaseUrl = None,
+    api: Api = None,
+    agent: AgentFile = None,
+    ask: Ask = False,
+    auto: Auto = False,
+    read_only: ReadOnly = False,
+    max_cost: MaxCost = None,
+    max_steps: MaxSteps = None,
+    max_retries: MaxRetries = None,
+    timeout: Timeout = None,
+    unknown_price: UnknownPrice = None,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a workflow: after a crash, an answer, or to run steps again. Finished steps stay.
+
+    Example: holdfast workflow resume @last --rerun failed
+    """
+    workflow = _part("workflow")
+
+    flags = _flags(locals(), _mode(ask, auto, read_only))
+    code = workflow.resume(
+        flags,
+        run,
+        rerun=rerun or (),
+        ready=ready or (),
+        failed=failed or (),
+        note=note,
+        with_changes=apply,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
 
 
 # .. looking ..

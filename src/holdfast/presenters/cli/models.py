@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.errors import UsageError
 from holdfast.presenters.cli.settings import Settings
-from holdfast.providers.base import Provider
+from holdfast.providers.base import ModelRequest, Provider
 from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.tools.tool import ToolCall
 
@@ -36,7 +36,7 @@ def provider_for(settings: Settings, environ: Mapping[str, str]) -> Provider:
     kind, model = _kind_and_model(settings, environ)
     base_url = settings.text("base_url")
     if kind == "scripted":
-        return ScriptedProvider(read_script(Path(model)), model="scripted")
+        return scripted(Path(model))
     if kind == "openai":
         module = _imported("holdfast.providers.openai", "openai")
         api = settings.text("api") or ("responses" if base_url is None else "chat")
@@ -94,12 +94,41 @@ def _imported(name: str, extra: str) -> Any:
         ) from error
 
 
+class TaskScripts(ScriptedProvider):
+    """Answers each conversation from a script of its own: the one whose key its task begins with."""
+
+    def __init__(self, scripts: Mapping[str, list[Answer]]) -> None:
+        super().__init__([])
+        # The longest key first: an empty one is for every other task.
+        self._scripts = sorted(scripts.items(), key=lambda each: -len(each[0]))
+
+    def _next(self, request: ModelRequest) -> Answer:
+        task = next((each.text for each in request.items if each.role == "user"), "")
+        script = next((answers for key, answers in self._scripts if task.startswith(key)), [])
+        return ScriptedProvider(script)._next(request)
+
+
+def scripted(path: Path) -> Provider:
+    """Make a model that reads from a file: a list of answers, or a list for each beginning of a task."""
+    data = _json(path)
+    if not isinstance(data, dict):
+        return ScriptedProvider(read_script(path))
+    return TaskScripts({str(key): _answers(each, f"{path}, {key!r}") for key, each in data.items()})
+
+
 def read_script(path: Path) -> list[Answer]:
     """Read a script of answers: a JSON list of texts, or of objects with text, calls and cost_usd."""
+    return _answers(_json(path), str(path))
+
+
+def _json(path: Path) -> object:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"the script {path} cannot be read: {error}") from error
+
+
+def _answers(data: object, path: str) -> list[Answer]:
     if not isinstance(data, list):
         raise UsageError(f"the script {path} must be a list of answers")
     return [_answer(each, f"{path}, answer {number}") for number, each in enumerate(data, start=1)]

@@ -243,7 +243,9 @@ class Desk:
             actions.insert(0, f"holdfast hold list {short}")
         elsewhere = places.flag_for(self.store)
         return [
-            each.replace(str(run_id), short) + elsewhere if each.startswith("holdfast ") else f"# {each}"
+            each.partition(" --store ")[0].replace(str(run_id), short) + elsewhere
+            if each.startswith("holdfast ")
+            else f"# {each}"
             for each in dict.fromkeys(actions)
         ]
 
