@@ -1,6 +1,6 @@
 """Workflows: steps with dependencies over subagents, and the table of how they can end."""
 
-from holdfast.workflows.engine import Workflow, answer_step, rerun_steps
+from holdfast.workflows.engine import Workflow, answer_step, rerun_steps, workflow_result
 from holdfast.workflows.events import WorkflowEvent, WorkflowRecord, record_of
 from holdfast.workflows.globs import overlaps
 from holdfast.workflows.outcomes import Artifact, Checkpoint, StepAnswer
@@ -57,5 +57,6 @@ __all__ = [
     "spec_schema",
     "waves",
     "with_workflows",
+    "workflow_result",
     "workflow_tool",
 ]

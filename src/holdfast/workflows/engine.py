@@ -630,20 +630,7 @@ class Workflow:
         return tuple(dict.fromkeys(found)) if state is not WorkflowState.COMPLETED else ()
 
     def _result(self) -> WorkflowResult:
-        record = self._record
-        ended = record.finished_at or self.state.clock.now()
-        return WorkflowResult(
-            workflow_id=record.spec.id,
-            name=record.spec.title,
-            session_id=str(self._session.session_id),
-            state=record.state,
-            steps=self._views(),
-            waves=waves(record.spec),
-            next_actions=record.next_actions,
-            elapsed_s=record.used_s
-            + max(0.0, (ended - (record.resumed_at or record.started_at)).total_seconds()),
-            reason=record.interrupted,
-        )
+        return _told(self._record, self._session)
 
     # .. recording ..
 
@@ -663,6 +650,27 @@ class Workflow:
                 self.watch(happened)
             except Exception:  # noqa: BLE001  # a screen is not worth a workflow
                 self.watch = None
+
+
+def workflow_result(session: Session) -> WorkflowResult:
+    """Say how the workflow of a session stands, as its log tells it. Raises `UsageError` if it has none."""
+    return _told(record_of(session), session)
+
+
+def _told(record: WorkflowRecord, session: Session) -> WorkflowResult:
+    ended = record.finished_at or session.clock.now()
+    return WorkflowResult(
+        workflow_id=record.spec.id,
+        name=record.spec.title,
+        session_id=str(session.session_id),
+        state=record.state,
+        steps=tuple(record.steps[each.id] for each in record.spec.steps),
+        waves=waves(record.spec),
+        next_actions=record.next_actions,
+        elapsed_s=record.used_s
+        + max(0.0, (ended - (record.resumed_at or record.started_at)).total_seconds()),
+        reason=record.interrupted,
+    )
 
 
 def by_name(agents: Sequence[Agent] | Mapping[str, Agent]) -> dict[str, Agent]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from holdfast.codec import register_type
+from holdfast.log.event import Channel, SlicePolicy
+from holdfast.state.events import event
 
 Readiness = Literal["checkpoint_ready", "partial", "failed", "held", "needs_orchestrator"]
 """Whether others can build on a step."""
@@ -21,6 +23,7 @@ READINESS: tuple[Readiness, ...] = ("checkpoint_ready", "partial", "failed", "he
 BUNDLE_VERSION = 2
 
 
+@event(name="holdfast.StepAnswer", channel=Channel.AUDIT, policy=SlicePolicy.LOG)
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
     """What an agent answers at the end of a step."""

@@ -270,8 +270,8 @@ def workflow_run(
 ) -> None:
     """Run a workflow in this directory.
 
-    Exits 0 if every required step is ready, 1 if it failed, 3 with partial work, 4 if somebody must decide, 5 if
-    time ran out, 130 if it was interrupted.
+    Exits 0 if every required step is ready, 1 if it failed, 3 with partial work, 4 if somebody must decide,
+    5 if time ran out, 130 if it was interrupted.
 
     Example: holdfast workflow run release.yaml --dry-run
     """

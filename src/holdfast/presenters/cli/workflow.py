@@ -192,6 +192,7 @@ def _ceiling(spec: WorkflowSpec, desk: Desk) -> Limits:
     itself; only money is always bounded.
     """
     limits, chosen = desk.limits(), desk.settings.chosen
+    cost = limits.max_cost_usd
 
     def is_default(name: str) -> bool:
         return chosen[name].source == settings.DEFAULT
@@ -245,8 +246,8 @@ class _Screen:
             self._write({"event": "ended", **result.to_data(), "exit_code": code})
             return code
         ready = len(result.steps_in(StepState.READY))
-        told = f"{result.state.value} workflow {result.session_id[:8]}: {ready} of {len(result.steps)} steps ready"
-        self._line(told, "green" if result.ok else "red")
+        told = f"{result.state.value} workflow {result.session_id[:8]}"
+        self._line(f"{told}: {ready} of {len(result.steps)} steps ready", "green" if result.ok else "red")
         for each in result.next_actions:
             self._line(f"  {each}", "dim")
         return code

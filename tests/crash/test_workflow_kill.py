@@ -1,0 +1,244 @@
+"""A workflow that is killed at any event of any of its sessions ends as if nothing had happened.
+
+It is a diamond: a step in the shared workspace, then one on a copy beside one on a copy that another step
+applies, then one more in the shared workspace. Every step adds lines to files, so that whatever is done
+twice, or lost, is seen in them. The process is killed right after the n-th append to the store, whoever
+made it; another process goes on. The same is done with a workflow that a model runs as a tool.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from uuid import UUID
+
+import anyio
+import pytest
+from killing import ProcessKilled, in_child
+
+from holdfast import Agent, tool
+from holdfast.log.sqlite import SqliteLog
+from holdfast.providers.base import ModelRequest
+from holdfast.providers.scripted import Answer, ScriptedProvider
+from holdfast.state import ExecutionState, ResourceRegistry, Session
+from holdfast.subagents import LoopRunner, SubagentChangesApplied
+from holdfast.tools.boundaries import boundaries, recover
+from holdfast.turns import InnerLoop, TurnStarted, TurnState, turn_state
+from holdfast.workflows import (
+    StepSpec,
+    Workflow,
+    WorkflowEvent,
+    WorkflowSpec,
+    WorkflowState,
+    record_of,
+    with_workflows,
+)
+from holdfast.workflows.events import fold_workflow
+from holdfast.workspace import Filesystem
+from holdfast.workspace.host import HostFilesystem
+
+
+@tool
+def add_line(path: str, text: str, *, context) -> str:
+    """Add a line to a file."""
+    context.filesystem.write(path, text + "\n", mode="append")
+    return "added"
+
+
+WORKER = Agent("agent", tools=(add_line,), retry=None)
+READY = json.dumps({"status": "checkpoint_ready", "summary": "done"})
+LINES = {
+    "top": [("top.txt", "t")],
+    "left": [("left.txt", "l"), ("top.txt", "l")],
+    "right": [("right/new.txt", "r")],
+    "bottom": [("top.txt", "b")],
+}
+SPEC = WorkflowSpec(
+    id="diamond",
+    steps=(
+        StepSpec(id="top", task="top", workspace="shared", write_set=("top.txt",)),
+        StepSpec(id="left", task="left", depends_on=("top",), write_set=("left.txt", "top.txt")),
+        StepSpec(id="right", task="right", depends_on=("top",), write_set=("right/**",), auto_apply=False),
+        StepSpec(id="merge", posture="apply", depends_on=("right",), apply_from=("right",)),
+        StepSpec(id="bottom", task="bottom", depends_on=("left", "merge"), workspace="shared"),
+    ),
+)
+RESULT = {"top.txt": "t\nl\nb\n", "left.txt": "l\n", "right/new.txt": "r\n"}
+SHARES = 4
+"""In how many tests the kills are done, so that they can run side by side."""
+
+
+class Steps(ScriptedProvider):
+    """Adds the lines of a step, one call each, and says that it is ready; the lead runs the workflow."""
+
+    def _next(self, request: ModelRequest) -> Answer:
+        said = next(each.text for each in request.items if each.role == "user")
+        done = request.answers_so_far
+        if said == "lead":
+            spec = {"workflow": SPEC.to_data()}
+            return Answer("all done") if done else Answer("", [("run_workflow", spec)])
+        lines = LINES[said.split()[0]]
+        if done >= len(lines):
+            return Answer(READY)
+        path, text = lines[done]
+        return Answer("", [("add_line", {"path": path, "text": text})])
+
+
+class DyingLog(SqliteLog):
+    """A log whose process dies right after an append that it is told."""
+
+    dies_after = 0
+    appends = 0
+
+    def append(self, lease, drafts, *, expected_seq):
+        stored = super().append(lease, drafts, expected_seq=expected_seq)
+        DyingLog.appends += 1
+        if DyingLog.appends == self.dies_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return stored
+
+
+def opened(directory: Path, log: SqliteLog) -> ExecutionState:
+    roots = [each.session_id for each in log.sessions() if each.parent_id is None]
+    session = Session.open(log, roots[0]) if roots else Session(log=log)
+    filesystem = HostFilesystem(directory / "work", store=directory / "files")
+    state = ExecutionState(session, ResourceRegistry.build({Filesystem: filesystem}))
+    recover(state)
+    return state
+
+
+async def engine(state: ExecutionState) -> bool:
+    """Run the workflow by itself, or go on with it."""
+    workflow = Workflow(state, [WORKER], LoopRunner(Steps([])))
+    begun = state.session[WorkflowEvent].latest() is not None
+    return (await (workflow.resume() if begun else workflow.run(SPEC))).ok
+
+
+async def lead(state: ExecutionState) -> bool:
+    """Let a model run the workflow, or go on with its turn."""
+    agent = Agent("lead", retry=None)
+    loop = InnerLoop(state, Steps([]), agent.prompt, agent="lead")
+    begun = state.session[TurnStarted].latest() is not None
+    async with with_workflows([WORKER])(loop):
+        return (await (loop.resume() if begun else loop.run("lead"))).state is TurnState.COMPLETED
+
+
+WAYS = {"engine": engine, "lead": lead}
+
+
+def run(directory: Path, way: str, dies_after: int) -> int:
+    DyingLog.dies_after, DyingLog.appends = dies_after, 0
+    state = opened(directory, DyingLog(directory / "runs.db"))
+    assert anyio.run(WAYS[way], state)
+    return DyingLog.appends
+
+
+def prepared(directory: Path) -> Path:
+    (directory / "work").mkdir(parents=True)
+    return directory
+
+
+def workflow_session(log: SqliteLog) -> Session | None:
+    for each in log.sessions():
+        session = Session.open(log, each.session_id, read_only=True)
+        if session[WorkflowEvent].latest() is not None:
+            return session
+    return None
+
+
+def decided(directory: Path) -> dict[UUID, int]:
+    """The sessions of the steps that were ready when the process died, and how long their logs were."""
+    with SqliteLog(directory / "runs.db") as log:
+        session = workflow_session(log)
+        if session is None:
+            return {}
+        record = record_of(session)
+        if not any(each.kind == "workflow_finished" for each in session[WorkflowEvent].all()):
+            assert record.state is WorkflowState.RUNNING, "nothing is called an ending before it is one"
+        ready = [each.checkpoint for each in record.steps.values() if each.checkpoint is not None]
+        ids = [UUID(each.child_session_id) for each in ready if each.child_session_id]
+        return {each: log.info(each).head for each in ids}
+
+
+def check(directory: Path) -> None:
+    """The files are right, and each step, each call and each applied copy is there once."""
+    work = directory / "work"
+    found = {str(each.relative_to(work)): each.read_text() for each in work.rglob("*") if each.is_file()}
+    assert found == RESULT
+    with SqliteLog(directory / "runs.db") as log:
+        session = workflow_session(log)
+        assert session is not None
+        events = session[WorkflowEvent].all()
+        assert fold_workflow(events).state is WorkflowState.COMPLETED
+        assert Counter(each.kind for each in events)["workflow_finished"] == 1
+        decisions = Counter(each.step_id for each in events if each.kind == "checkpoint_decided")
+        assert decisions == Counter(each.id for each in SPEC.steps)
+        applied = Counter(each.subagent_id for each in session[SubagentChangesApplied].all())
+        assert sorted(applied.values()) == [1, 1]
+        children = [each for each in log.sessions() if each.parent_id == session.session_id]
+        assert len(children) == len(LINES)
+        calls = 0
+        for each in children:
+            own = Session.open(log, each.session_id, read_only=True)
+            assert turn_state(own) is TurnState.COMPLETED
+            assert len(own[TurnStarted].all()) == 1
+            calls += sum(call.success for call in boundaries(own))
+        # A call that was cut off is rolled back and made again: it succeeds once.
+        assert calls == sum(map(len, LINES.values()))
+
+
+def kill_and_go_on(directory: Path, way: str, number: int) -> bool:
+    """Kill a run at an append and let another process go on. False if it had ended before."""
+    prepared(directory)
+    try:
+        in_child(lambda: run(directory, way, number))
+    except ProcessKilled:
+        killed = True
+    else:
+        killed = False
+    before = decided(directory)
+    in_child(lambda: run(directory, way, 0))
+    check(directory)
+    with SqliteLog(directory / "runs.db") as log:
+        for session_id, head in before.items():
+            assert log.info(session_id).head == head, "a step that was ready was touched again"
+    return killed
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_a_killed_workflow_goes_on_wherever_it_was(tmp_path: Path, share: int) -> None:
+    """After a kill at each append, the same workspace comes out and each step's effects are there once."""
+    appends = in_child(lambda: run(prepared(tmp_path / "whole"), "engine", 0))
+    check(tmp_path / "whole")
+    assert appends > 60
+    numbers = range(1 + share, appends + 1, SHARES)
+    killed = [kill_and_go_on(tmp_path / f"at-{each}", "engine", each) for each in numbers]
+    # Steps run side by side: another order may need an append less.
+    assert killed.count(False) <= 2
+
+
+def test_a_model_whose_workflow_was_killed_goes_on_with_it(tmp_path: Path) -> None:
+    """The call that asked for the workflow finds it again: nothing is begun a second time."""
+    appends = in_child(lambda: run(prepared(tmp_path / "whole"), "lead", 0))
+    check(tmp_path / "whole")
+    for number in range(3, appends, 9):
+        kill_and_go_on(tmp_path / f"at-{number}", "lead", number)
+
+
+def test_a_workflow_that_is_killed_again_and_again_ends_all_the_same(tmp_path: Path) -> None:
+    """Each process does fifteen appends and dies; together they do each thing once."""
+    directory = prepared(tmp_path / "often")
+    deaths = 0
+    while True:
+        try:
+            in_child(lambda: run(directory, "engine", 15))
+        except ProcessKilled:
+            deaths += 1
+            assert deaths < 30
+        else:
+            break
+    assert deaths > 4
+    check(directory)
