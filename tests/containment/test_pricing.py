@@ -54,6 +54,17 @@ ANTHROPIC = {
         "output_tokens": 50,
         "cache_read_input_tokens": 80,
         "cache_creation_input_tokens": 10,
+        "output_tokens_details": {"thinking_tokens": 30},
+    }
+}
+LITELLM_ON_ANTHROPIC = {
+    "usage": {
+        "prompt_tokens": 110,
+        "completion_tokens": 50,
+        "prompt_tokens_details": {"cached_tokens": 80},
+        "completion_tokens_details": {"reasoning_tokens": 30},
+        "cache_read_input_tokens": 80,
+        "cache_creation_input_tokens": 10,
     }
 }
 
@@ -70,10 +81,11 @@ def as_objects(value: Any) -> Any:
     [
         (OPENAI_CHAT, CallUsage(100, 50, cached_input_tokens=80, reasoning_tokens=30)),
         (OPENAI_RESPONSES, CallUsage(100, 50, cached_input_tokens=80, reasoning_tokens=30)),
-        (ANTHROPIC, CallUsage(110, 50, cached_input_tokens=80, cache_write_tokens=10)),
+        (ANTHROPIC, CallUsage(110, 50, 80, cache_write_tokens=10, reasoning_tokens=30)),
+        (LITELLM_ON_ANTHROPIC, CallUsage(110, 50, 80, cache_write_tokens=10, reasoning_tokens=30)),
         ({"input_tokens": 3, "output_tokens": 4}, CallUsage(3, 4)),
     ],
-    ids=["chat", "responses", "messages", "bare"],
+    ids=["chat", "responses", "messages", "litellm", "bare"],
 )
 def test_vendors_usage_gets_one_meaning(response: Any, usage: CallUsage, shape: Any) -> None:
     """Input counts all input and output all output, whichever way a vendor reports its cache."""
@@ -256,3 +268,38 @@ def test_the_maintained_table_is_the_default(config: Config) -> None:
     ctx = ExecutionContext(config())
     outcome = ctx.call_llm(lambda: CallUsage(1000, 1000), WrapOptions(model="gpt-4o", max_output_tokens=1000))
     assert outcome.node.cost_usd == GenaiPrices().cost_usd("gpt-4o", CallUsage(1000, 1000))
+
+
+class Table:
+    """A price table that says what it is told to, whatever that is."""
+
+    def __init__(self, *says: Any) -> None:
+        self.says = list(says)
+
+    def cost_usd(self, model: str, usage: CallUsage) -> Any:
+        said = self.says.pop(0) if len(self.says) > 1 else self.says[0]
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+
+NONSENSE = [-5.0, float("nan"), float("inf"), True, "1", OSError("the table is gone")]
+
+
+@pytest.mark.parametrize("said", NONSENSE, ids=repr)
+def test_a_price_that_makes_no_sense_is_not_known(said: Any) -> None:
+    """No table can give money back: the call is refused as one to a model without a price is."""
+    ctx = ExecutionContext(Limits(max_cost_usd=1.0), prices=Table(said))
+    outcome = ctx.call_llm(lambda: "never", WrapOptions("ask", model="m", input_tokens=1))
+    assert (outcome.decision, outcome.was_dispatched) == (Decision.HALT, False)
+    told = [event.reason for event in ctx.get_snapshot().events if event.event_type == "price_unknown"]
+    assert "the price table failed" in told[0]
+    assert ctx.remaining_usd == 1.0
+
+
+@pytest.mark.parametrize("said", [*NONSENSE, None], ids=repr)
+def test_a_table_that_forgets_a_price_makes_no_call_free(said: Any) -> None:
+    """It knew the price before the call and does not after it: what was reserved is charged."""
+    ctx = ExecutionContext(Limits(max_cost_usd=1.0), prices=Table(0.25, said))
+    outcome = ctx.call_llm(lambda: CallUsage(10, 10), WrapOptions("ask", model="m", input_tokens=1))
+    assert (outcome.decision, outcome.node.cost_usd) == (Decision.ALLOW, 0.25)

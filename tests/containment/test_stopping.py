@@ -357,6 +357,25 @@ def test_a_call_timeout_ends_the_call_and_not_the_chain(config: Config, clock: F
     assert ctx.wrap_llm_call(lambda: None, slow) is Decision.ALLOW
 
 
+def test_a_call_on_its_callers_thread_hears_of_its_own_timeout(config: Config, clock: FakeClock) -> None:
+    """Nobody can release its caller, but its token is set in time, and coming back late is no success."""
+    ctx = ExecutionContext(config(), clock=clock)
+
+    def slow() -> str:
+        call = current_call()
+        assert call is not None
+        clock.advance(0.9)
+        before = call.token.is_cancelled
+        clock.advance(0.1)
+        return f"{before} {call.token.is_cancelled}"
+
+    outcome = ctx.call_tool(slow, WrapOptions(timeout_ms=1000, stoppable=False))
+    assert (outcome.node.status, outcome.value) == ("timeout", "False True")
+    assert outcome.decision is Decision.HALT
+    assert ctx.stop_reason is None
+    assert clock.timers == 0
+
+
 def test_a_call_that_timed_out_is_retried_when_asked(config: Config, clock: FakeClock) -> None:
     """A timeout counts as a failure of the attempt, so the containment's own retries apply to it."""
     ctx = ExecutionContext(config(), clock=clock)

@@ -107,10 +107,11 @@ class Costing:
             return call.reserved
         cost = self._price(model, usage)
         if cost is None:
-            if call.options.cost_estimate_hint:
+            # A table that knew a price before the call and knows none after it makes nothing free.
+            if call.options.cost_estimate_hint or self._on_unknown != "estimate":
                 return call.reserved
             cost = self._fallback(model, usage)
-        return to_pico(number("PriceTable", "cost_usd", cost, zero_ok=True))
+        return to_pico(cost)
 
     def _price(self, model: str, usage: CallUsage) -> float | None:
         table = self.prices
@@ -118,7 +119,14 @@ class Costing:
             if self._on_unknown is None:
                 return 0.0
             table = default_prices()
-        return None if table is None else table.cost_usd(model, usage)
+        if table is None:
+            return None
+        try:
+            cost = table.cost_usd(model, usage)
+            return None if cost is None else number("PriceTable", "cost_usd", cost, zero_ok=True)
+        except Exception as error:  # noqa: BLE001 - a table that fails, or says nonsense, does not know the price
+            self._tell("price_unknown", Decision.ALLOW, f"the price table failed: {describe(error)}")
+            return None
 
     def _fallback(self, model: str, usage: CallUsage) -> float:
         estimates = self._on_unknown == "estimate"

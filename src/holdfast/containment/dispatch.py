@@ -40,6 +40,9 @@ def dispatch(call: Call, *, stoppable: bool) -> object:
     if stoppable and not is_async(fn):
         value = _on_worker(call, fn)
     else:
+        if call.options.timeout_ms is not None:
+            # Nobody can release its caller, but it hears of the time's end, and so does its node.
+            _open_token(call)
         before = current.set(call)
         try:
             value = fn()

@@ -71,14 +71,18 @@ def usage_of(value: object) -> CallUsage | None:
         _count(source, "cached_input_tokens", "cached_tokens") or _count(details_in, "cached_tokens") or 0
     )
     written = _count(source, "cache_write_tokens") or 0
-    reasoning = _count(source, "reasoning_tokens") or _count(details_out, "reasoning_tokens") or 0
+    reasoning = (
+        _count(source, "reasoning_tokens") or _count(details_out, "reasoning_tokens", "thinking_tokens") or 0
+    )
     into, out = into or 0, out or 0
-    # This vendor reports cached input next to the rest of the input, not within it.
+    # Anthropic reports cached input next to the rest of the input, not within it. LiteLLM keeps these names,
+    # beside a `prompt_tokens` to which it has added them.
     apart_read = _count(source, "cache_read_input_tokens")
     apart_written = _count(source, "cache_creation_input_tokens")
     if apart_read is not None or apart_written is not None:
         cached, written = apart_read or 0, apart_written or 0
-        into += cached + written
+        if _count(source, "prompt_tokens") is None:
+            into += cached + written
     cached = min(cached, into)
     return CallUsage(
         input_tokens=into,
