@@ -1,4 +1,4 @@
-"""Every provider keeps the promises of the seam: one suite, five ways, over a real socket."""
+"""Every provider keeps the promises of the seam: one suite, six ways, over a real socket."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ class TestAnthropic(ProviderConformance):
 class TestLiteLLM(ProviderConformance):
     def make_provider(self, server: WireServer) -> Provider:
         return LiteLLM("openai/a-model", base_url=server.openai_url, api_key="a-key")
+
+
+class TestLiteLLMOnAnthropic(ProviderConformance):
+    def make_provider(self, server: WireServer) -> Provider:
+        return LiteLLM("anthropic/a-model", base_url=server.anthropic_url, api_key="a-key")
 
 
 class TestScripted(ProviderConformance):

@@ -78,8 +78,10 @@ def opened(name: str, home: Path) -> Iterator[Provider]:
     with WireServer(SCRIPT) as server:
         if name == "anthropic.messages":
             yield Anthropic("a-model", base_url=server.anthropic_url, api_key="k")
-        elif name == "litellm.chat":
+        elif name == "litellm.openai":
             yield LiteLLM("openai/a-model", base_url=server.openai_url, api_key="k")
+        elif name == "litellm.anthropic":
+            yield LiteLLM("anthropic/a-model", base_url=server.anthropic_url, api_key="k")
         else:
             api = "chat" if name == "openai.chat" else "responses"
             yield OpenAI("a-model", api=api, base_url=server.openai_url, api_key="k")  # type: ignore[arg-type]
@@ -140,7 +142,17 @@ def played(name: str, where: Path) -> tuple[Run, dict[str, bytes]]:
     return run, files(root)
 
 
-@pytest.mark.parametrize("name", ["openai.responses", "openai.chat", "anthropic.messages", "claude.agent"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "openai.responses",
+        "openai.chat",
+        "anthropic.messages",
+        "litellm.openai",
+        "litellm.anthropic",
+        "claude.agent",
+    ],
+)
 def test_a_script_ends_the_same_on_every_provider(name: str, tmp_path: Path) -> None:
     """Equal answers, equal files, equal logs but for the provider's own fields."""
     expected, expected_files = played("scripted", tmp_path)

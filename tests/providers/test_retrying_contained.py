@@ -25,7 +25,7 @@ from holdfast.containment import (
     current_call,
 )
 from holdfast.conversation.replay import ReplayItem
-from holdfast.errors import ModelCallError
+from holdfast.errors import ModelCallError, UsageError
 from holdfast.providers.accounting import report_usage
 from holdfast.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta, UsageReported
 from holdfast.providers.collect import CollectedAnswer, Collector
@@ -251,3 +251,14 @@ def test_a_tools_call_is_not_a_models() -> None:
 
     outcome = anyio.run(ctx.acall_tool, handler)
     assert (outcome.ok, ctx.get_snapshot().step_count) == (True, 1)
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), True, "1", None])
+@pytest.mark.parametrize("field", ["attempts", "base_s", "cap_s", "total_s"])
+def test_a_policy_takes_numbers_that_make_sense(field: str, value: Any) -> None:
+    """Others are refused with the name of the field; a wait may be 0, and somebody must make a call."""
+    with pytest.raises(UsageError, match=f"RetryPolicy.{field}"):
+        RetryPolicy(**{field: value})
+    with pytest.raises(UsageError, match=r"RetryPolicy\.attempts"):
+        RetryPolicy(attempts=0)
+    assert RetryPolicy(base_s=0, cap_s=0, total_s=0).attempts == 5

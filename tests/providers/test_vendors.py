@@ -53,6 +53,9 @@ VENDORS: dict[str, Make] = {
     "litellm.chat": lambda server, **more: LiteLLM(
         "openai/a-model", base_url=server.openai_url, api_key=SECRET, **more
     ),
+    "litellm.anthropic": lambda server, **more: LiteLLM(
+        "anthropic/a-model", base_url=server.anthropic_url, api_key=SECRET, **more
+    ),
 }
 
 every_vendor = pytest.mark.parametrize("make", VENDORS.values(), ids=VENDORS.keys())

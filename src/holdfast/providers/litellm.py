@@ -6,9 +6,9 @@ OpenAI's Chat Completions, and this module reads those.
 
 Three things of LiteLLM are not taken at its word. It ends every stream with a reason to stop,
 also one that was cut off: what counts is whether the vendor gave one. It retries: that is
-switched off. And it keeps its clients in a cache for the whole process: those that
-it marks as an event loop's are closed with the loop. Some vendors' clients (Anthropic's) are
-not marked, and stay open until they are collected.
+switched off. And it keeps its clients for the whole process: those that it marks as an event
+loop's are closed with the loop. The one that it has for Anthropic's streams is shared by all
+loops, of which one would close what another reads; there each loop has a client of ours.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import anyio.lowlevel
 import httpx
 import litellm
 import openai
+from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
 
 from holdfast.containment.costing import default_prices
 from holdfast.containment.pricing import CallUsage, PriceTable
@@ -42,16 +43,18 @@ from holdfast.providers.base import (
 from holdfast.providers.errors import Facts
 from holdfast.providers.openai import CHAT_STOPS, ChatCalls, call_usage, output_format
 from holdfast.providers.translate import Wire, chat_tools, to_openai_chat
-from holdfast.providers.vendor import ClosableStream, VendorProvider
+from holdfast.providers.vendor import ClosableStream, VendorProvider, drain, tls
 
 # It prints advice for its users to standard output, which is not ours to write to.
 litellm.suppress_debug_info = True
 
 _PREFIXES = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception|Timeout)(?:: | - ))+", re.ASCII)
 _MAX_CHAIN = 16
+_ANTHROPIC = ("anthropic/", "claude-")
+"""How the names of the models begin for which LiteLLM has one client in all event loops."""
 
 
-class LiteLLM(VendorProvider[str]):
+class LiteLLM(VendorProvider["_LoopClients"]):
     """A model behind any interface that LiteLLM speaks.
 
     `model` begins with the vendor's name, such as `anthropic/`. The key comes from `api_key` or from the
@@ -74,8 +77,8 @@ class LiteLLM(VendorProvider[str]):
         super().__init__(
             model,
             name="litellm.chat",
-            make_client=_loop_mark,
-            close_client=_close_clients,
+            make_client=_LoopClients,
+            close_client=_LoopClients.close,
             client=None,
             max_output_tokens=max_output_tokens,
             prices=prices,
@@ -114,11 +117,14 @@ class LiteLLM(VendorProvider[str]):
                 body[name] = value
         return {**body, **self._extra}
 
-    def _endpoint(self, client: str) -> str:
+    def _endpoint(self, client: _LoopClients) -> str:
         return self._base_url or ""
 
-    async def _open(self, client: str, request: ModelRequest) -> ClosableStream:
-        return _Stream(await litellm.acompletion(**self.arguments(request), api_key=self._api_key))
+    async def _open(self, client: _LoopClients, request: ModelRequest) -> ClosableStream:
+        asked = self.arguments(request)
+        if self._model.startswith(_ANTHROPIC):
+            asked.setdefault("client", client.http())
+        return _Stream(await litellm.acompletion(**asked, api_key=self._api_key))
 
     async def _read(self, opened: ClosableStream) -> AsyncGenerator[ModelEvent, None]:
         assert isinstance(opened, _Stream)
@@ -165,20 +171,36 @@ class LiteLLM(VendorProvider[str]):
         return None if table is None else table.cost_usd(bare, usage)
 
 
-def _loop_mark() -> str:
-    """Return how the names of this loop's clients end in LiteLLM's cache."""
-    return str(litellm.in_memory_llm_clients_cache.update_cache_key_with_event_loop(""))
+class _LoopClients:
+    """What LiteLLM calls with in one event loop: when that ends nobody can use it any more."""
 
+    def __init__(self) -> None:
+        cache = litellm.in_memory_llm_clients_cache
+        self._mark = str(cache.update_cache_key_with_event_loop(""))
+        """How the names of this loop's clients end in LiteLLM's cache."""
+        self._http: httpx.AsyncClient | None = None
 
-async def _close_clients(mark: str) -> None:
-    """Close the clients that LiteLLM keeps for a loop: when it ends nobody can use them any more."""
-    kept: dict[str, Any] = litellm.in_memory_llm_clients_cache.cache_dict
-    for name in [each for each in kept if each.endswith(mark)]:
-        close = getattr(kept.pop(name), "close", None)
-        if close is not None:
-            await close()
-    # A connection needs one more round of the loop to be closed.
-    await anyio.lowlevel.checkpoint()
+    def http(self) -> AsyncHTTPHandler:
+        """Return the client of ours that stands for the one that LiteLLM shares between loops."""
+        if self._http is None:
+            self._http = httpx.AsyncClient(verify=tls(), follow_redirects=True, timeout=None)
+        # It makes a client at once; with a transport given, that one costs nothing, and ours takes its place.
+        handler = AsyncHTTPHandler(transport=httpx.AsyncHTTPTransport(verify=tls()))
+        handler.client = self._http
+        return handler
+
+    async def close(self) -> None:
+        """Close them all."""
+        kept: dict[str, Any] = litellm.in_memory_llm_clients_cache.cache_dict
+        clients = [kept.pop(name) for name in list(kept) if name.endswith(self._mark)]
+        for each in clients:
+            close = getattr(each, "close", None)
+            if close is not None:
+                await close()
+        if self._http is not None:
+            await self._http.aclose()
+        # A connection needs one more round of the loop to be closed.
+        await anyio.lowlevel.checkpoint()
 
 
 class _Stream:
@@ -231,6 +253,9 @@ class _Tapped:
         return chunk
 
     async def aclose(self) -> None:
+        if self._into.finish_reason is not None:
+            # LiteLLM closes a stream once it knows enough; a connection is used again only if all was read.
+            await drain(self)
         for each in (self._each, self._inner):
             for name in ("aclose", "close"):
                 if (close := getattr(each, name, None)) is not None:

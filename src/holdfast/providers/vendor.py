@@ -198,7 +198,7 @@ class VendorProvider(ABC, Generic[C]):
                         said.append(each.text)
                     yield each
                     if isinstance(each, Stopped):
-                        await _drain(events)
+                        await drain(events)
                         return
             failed = self._failed(Facts(message=CUT_SHORT))
         except ModelCallError as error:
@@ -274,7 +274,7 @@ def ask_egress(url: str) -> None:
             raise
 
 
-async def _drain(events: AsyncIterator[ModelEvent]) -> None:
+async def drain(events: AsyncIterator[object]) -> None:
     """Read what is left behind the answer's end, so that the connection can be used again."""
     try:
         with anyio.move_on_after(_DRAIN_S):
