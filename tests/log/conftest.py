@@ -82,6 +82,10 @@ def append_some(log: SqliteLog, lease: Lease, random: Random, count: int) -> Seq
         Draft("test.Event", random.randbytes(random.choice(sizes)), 10**15, "turn", "run")
         for _ in range(count)
     ]
+    if count > 1:
+        # What an append says twice is stored once.
+        said = b'"%s"' % random.randbytes(random.choice([40, 400])).hex().encode()
+        batch = [each._replace(payload=each.payload + said) for each in batch]
     return log.append(lease, batch, expected_seq=log.info(lease.session_id).head)
 
 

@@ -8,6 +8,9 @@ session's head, then inserts, then commits (`database.py`). With
 `"NORMAL"` they survive the death of the process but not a power cut. An append
 touches no row but the new ones, so its cost does not depend on what is there.
 
+A text that an append holds twice is stored once (`repeats.py`); 2 is added to
+`rolled_back` in the rows that say so. Whoever reads gets whole payloads.
+
 **Damage.** SQLite does not checksum its pages, so the log does it for its rows:
 each event's checksum is chained to its predecessor's, and the rows of sessions,
 leases and snapshots carry one of their own. Reading goes through the index
@@ -59,6 +62,7 @@ from holdfast.log.event import (
     to_microseconds,
 )
 from holdfast.log.lease import LeaseKeeper
+from holdfast.log.repeats import REACH, Source, with_repeats, without_repeats
 from holdfast.log.salvage import Found, Value, Wreck
 
 # --- the queries -------------------------------------------------------------------------------------
@@ -116,6 +120,13 @@ SELECT {_EVENT_COLUMNS} FROM events NOT INDEXED
 WHERE position > ? AND session_key = ? ORDER BY position
 """
 CHECKSUM_AT = "SELECT position, checksum FROM events WHERE session_key = ? AND seq = ?"
+PAYLOAD_AT = "SELECT rolled_back, payload FROM events WHERE session_key = ? AND seq = ?"
+SCAN_FOR_PAYLOAD = "SELECT rolled_back, payload FROM events NOT INDEXED WHERE session_key = ? AND seq = ?"
+ABBREVIATED_AFTER = """
+SELECT position, seq, payload FROM events
+WHERE session_key = ? AND seq > ? AND seq <= ? AND rolled_back >= 2
+"""
+WRITE_OUT = "UPDATE events SET payload = ?, rolled_back = rolled_back - 2 WHERE position = ?"
 ROWS_OF_SESSION = "SELECT count(*) FROM events NOT INDEXED WHERE session_key = ?"
 PUT_SNAPSHOT = "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)"
 FORGET_SNAPSHOTS = """
@@ -228,11 +239,19 @@ def _scrub_digest(session_id: UUID) -> bytes:
 _EventRow = tuple[int, int, int, str, str | None, str | None, str | None, int, bytes, bytes]
 
 
-def _verified(session_id: UUID, previous: bytes, seq: int, row: _EventRow) -> Envelope | None:
+_ABBREVIATED = 2
+"""Added to `rolled_back` where the payload lacks what another event has."""
+
+
+def _verified(session_id: UUID, previous: bytes, seq: int, row: _EventRow, source: Source) -> Envelope | None:
     """Turn a stored row into an envelope, or None if it is not what was written."""
-    _, stored_seq, at_us, kind, turn_id, run_id, trace_id, rolled_back, checksum, payload = row
-    if stored_seq != seq or type(payload) is not bytes or type(at_us) is not int or rolled_back not in (0, 1):
+    _, stored_seq, at_us, kind, turn_id, run_id, trace_id, flags, checksum, stored = row
+    if stored_seq != seq or type(stored) is not bytes or type(at_us) is not int or flags not in (0, 1, 2, 3):
         return None
+    payload = with_repeats(stored, source) if flags >= _ABBREVIATED else stored
+    if payload is None:
+        return None
+    rolled_back = flags % _ABBREVIATED
     draft = Draft(kind, payload, at_us, turn_id, run_id, trace_id, rolled_back == 1)
     try:
         if chain_checksum(previous, session_id, seq, draft) != checksum:
@@ -243,6 +262,12 @@ def _verified(session_id: UUID, previous: bytes, seq: int, row: _EventRow) -> En
     return Envelope(
         session_id, seq, at_us, kind, payload, checksum, turn_id, run_id, trace_id, rolled_back == 1
     )
+
+
+def _payload_at(connection: sqlite3.Connection, key: int, seq: int, query: str = PAYLOAD_AT) -> bytes | None:
+    """Return an event's payload if it is there and stored whole."""
+    flags, payload = connection.execute(query, (key, seq)).fetchone() or (0, None)
+    return payload if flags in (0, 1) and type(payload) is bytes else None
 
 
 def _columns(event: Envelope) -> tuple[int, int, str, str | None, str | None, str | None, int, bytes, bytes]:
@@ -427,12 +452,18 @@ class SqliteLog:
                 )
             rules.check_head(lease, expected_seq=expected_seq, head=head)
             batch: list[Envelope] = []
+            whole: list[bytes | None] = []
             for seq, draft in enumerate(drafts, expected_seq + 1):
                 kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
                 previous = chain_checksum(previous, session_id, seq, draft)
+                stored, flags = payload, int(rolled_back)
+                shorter = without_repeats(payload, whole) if whole else None
+                if shorter is not None:
+                    stored, flags = shorter, flags + _ABBREVIATED
+                whole.append(payload if shorter is None else None)
                 connection.execute(
                     INSERT_EVENT,
-                    (key, seq, at_us, kind, turn_id, run_id, trace_id, int(rolled_back), previous, payload),
+                    (key, seq, at_us, kind, turn_id, run_id, trace_id, flags, previous, stored),
                 )
                 batch.append(
                     Envelope(
@@ -510,6 +541,13 @@ class SqliteLog:
         if not is_anchored:
             position, previous = self._place(row, seq)
         by_index = True
+        passed: dict[int, bytes | None] = {}
+
+        def source(back: int) -> bytes | None:
+            """Return what the event at hand repeats: mostly it has just been passed."""
+            wanted = seq + 1 - back
+            return passed[wanted] if wanted in passed else self._whole_payload(row, wanted)
+
         while seq < last:
             rows, trouble = self._chunk(row, seq, last, position, by_index=by_index)
             good = 0
@@ -518,10 +556,12 @@ class SqliteLog:
                     position = stored[0]
                     good += 1
                     continue
-                envelope = _verified(session_id, previous, seq + 1, stored)
+                envelope = _verified(session_id, previous, seq + 1, stored, source)
                 if envelope is None:
                     break
                 position, previous, seq = stored[0], envelope.checksum, seq + 1
+                passed[seq] = envelope.payload if stored[7] < _ABBREVIATED else None
+                passed.pop(seq - REACH, None)
                 good += 1
                 yield envelope
                 if seq >= last:
@@ -575,6 +615,21 @@ class SqliteLog:
         except LogDamagedError as error:
             return rows, error
         return rows, None
+
+    def _whole_payload(self, row: _Row, seq: int) -> bytes | None:
+        """Return an event's payload if it is there and stored whole."""
+        try:
+            return self._database.run(
+                "find an event", lambda connection: _payload_at(connection, row.key, seq)
+            )
+        except LogDamagedError:
+            pass
+        try:
+            return self._database.run(
+                "find an event", lambda connection: _payload_at(connection, row.key, seq, SCAN_FOR_PAYLOAD)
+            )
+        except LogDamagedError:
+            return None
 
     def _head(self, row: _Row) -> int:
         """Return the newest event's number: by the index, but no less than the lease row remembers."""
@@ -704,6 +759,7 @@ class SqliteLog:
             found = connection.execute(CHECKSUM_AT, (row.key, upto)).fetchone()
             if found is None:
                 raise self._event_damaged(lease.session_id, upto - 1, None)
+            self._write_out(connection, row, upto)
             row = row._replace(first_seq=upto + 1, anchor=found[1])
             gone = connection.execute(PRUNE_EVENTS, (row.key, upto)).rowcount
             connection.execute(PRUNE_SNAPSHOTS, (row.key, upto))
@@ -716,6 +772,17 @@ class SqliteLog:
         if gone:
             self._scrub(f"the events of session {lease.session_id} up to {upto}")
         return gone
+
+    def _write_out(self, connection: sqlite3.Connection, row: _Row, upto: int) -> None:
+        """Store the events behind a cut whole that repeat what goes."""
+        for position, seq, stored in connection.execute(
+            ABBREVIATED_AFTER, (row.key, upto, upto + REACH)
+        ).fetchall():
+            before = {back: _payload_at(connection, row.key, seq - back) for back in range(1, REACH + 1)}
+            payload = with_repeats(stored, before.get)
+            if payload is None:
+                raise self._event_damaged(UUID(bytes=row.session_id), seq - 1, None)
+            connection.execute(WRITE_OUT, (payload, position))
 
     def erase(self, session_id: UUID) -> None:
         """Forget a session and everything in it. No byte of it stays in the file.
@@ -912,18 +979,28 @@ class SqliteLog:
             epoch = row.lease.epoch if row.is_lease_whole else 0
             new_key = self._insert_session(connection, facts, epoch=epoch)
             previous = facts.anchor
+            passed: dict[int, bytes] = {}
             while True:
                 event = None
+                before = {last + 1 - seq: payload for seq, payload in passed.items()}
                 for place in places.get(last + 1, ()):
                     stored = wreck.row(place)
                     if stored is not None and len(stored) == 11:
                         columns = (0, *stored[2:])
-                        event = _verified(session_id, previous, last + 1, columns)  # type: ignore[arg-type]  # a row
+                        event = _verified(
+                            session_id,
+                            previous,
+                            last + 1,
+                            columns,  # type: ignore[arg-type]  # a row
+                            before.get,
+                        )
                     if event is not None:
                         break
                 if event is None:
                     break
                 previous, last = event.checksum, last + 1
+                passed[last] = event.payload
+                passed.pop(last - REACH, None)
                 connection.execute(INSERT_EVENT, (new_key, *_columns(event)))
             for (owner, seq), place in sorted(found.snapshots.items(), key=lambda each: each[0]):
                 stored = wreck.row(place) if owner == key and facts.first_seq - 1 <= seq <= last else None
@@ -987,8 +1064,15 @@ class SqliteLog:
         return row
 
     def _all_rows(self, connection: sqlite3.Connection) -> list[_Row]:
+        # Both as they are at one moment: somebody else may make a session meanwhile.
+        is_own = not connection.in_transaction
+        if is_own:
+            connection.execute("BEGIN")
         rows = [self._whole(_Row(*found)) for found in connection.execute(ALL_SESSIONS).fetchall()]
-        if len(connection.execute(INDEXED_SESSION_KEYS).fetchall()) != len(rows):
+        indexed = len(connection.execute(INDEXED_SESSION_KEYS).fetchall())
+        if is_own:
+            connection.execute("COMMIT")
+        if indexed != len(rows):
             raise self._database.damaged("the table of sessions and its index do not hold the same sessions")
         return rows
 

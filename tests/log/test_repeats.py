@@ -1,0 +1,148 @@
+"""What an append says twice is stored once, and whoever reads does not notice."""
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import LogDamagedError
+from holdfast.log import Draft, Envelope
+from holdfast.log.repeats import REACH, with_repeats, without_repeats
+from holdfast.log.sqlite import SqliteLog
+
+from .conftest import BIRTH
+
+SESSION = UUID(int=7)
+SAID = "what a tool has said, at length; " * 40
+MESSAGE = json.dumps({"role": "tool", "content": SAID + "and more"}).encode()
+INVOKED = json.dumps({"name": "look", "result": {"message": SAID, "success": True}}).encode()
+DRAFTS = [Draft("message", MESSAGE, 1, "turn"), Draft("invoked", INVOKED, 2, "turn", rolled_back=True)]
+
+texts = st.text(st.sampled_from('ab"\\\n\u2028é'), max_size=12).map(lambda text: text * 40)
+payloads = st.dictionaries(st.sampled_from("xyz"), texts).map(
+    lambda data: json.dumps(data, ensure_ascii=False).encode()
+) | st.binary(max_size=600)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Make a file with two appends of two events each, the second of which repeats the first."""
+    path = tmp_path / "log.db"
+    with SqliteLog(path, heartbeat=False) as log:
+        log.create(SESSION, created_at=BIRTH)
+        lease = log.acquire(SESSION, owner="me")
+        for done in (0, 2):
+            written = log.append(lease, DRAFTS, expected_seq=done)
+            assert [each.payload for each in written] == [MESSAGE, INVOKED]
+    return path
+
+
+def contents(events: Iterable[Envelope]) -> list[tuple[int, bytes, bool]]:
+    return [(each.seq, each.payload, each.rolled_back) for each in events]
+
+
+ALL = [(1, MESSAGE, False), (2, INVOKED, True), (3, MESSAGE, False), (4, INVOKED, True)]
+
+
+@given(st.lists(payloads, min_size=1, max_size=REACH + 2), st.data())
+def test_a_payload_comes_back_byte_for_byte(before: list[bytes], data: st.DataObject) -> None:
+    """Whatever the payload is, and whichever of those before it are stored whole."""
+    payload = data.draw(payloads | st.sampled_from(before))
+    known = [data.draw(st.sampled_from([each, None])) for each in before]
+    stored = without_repeats(payload, known)
+    if stored is not None:
+        assert with_repeats(stored, lambda back: known[-back]) == payload
+
+
+@given(st.binary(max_size=80) | st.from_regex(rb"\d{1,4}:[1-5]:\d{1,3}:\d{1,3}\n.*", fullmatch=True))
+def test_nonsense_is_refused_and_never_raises(stored: bytes) -> None:
+    """A damaged row may hold anything."""
+    made = with_repeats(stored, lambda back: b"0123456789" if back < REACH else None)
+    assert made is None or isinstance(made, bytes)
+
+
+def test_a_text_is_stored_once_per_append(path: Path) -> None:
+    """Neither not at all, nor once for all: what two appends have in common is stored twice."""
+    with SqliteLog(path, heartbeat=False) as log:
+        assert contents(log.read(SESSION)) == ALL
+        assert log.check(SESSION).ok
+    assert path.read_bytes().count(SAID.encode()) == 2
+
+
+def test_what_is_stored_stays_readable(path: Path) -> None:
+    """One line that says what belongs where, and JSON in which the text is empty."""
+    connection = sqlite3.connect(path)
+    (stored,) = connection.execute("SELECT payload FROM events WHERE seq = 2").fetchone()
+    connection.close()
+    line, rest = stored.split(b"\n", 1)
+    at, back, start, length = map(int, line.split(b":"))
+    assert json.loads(rest) == {"name": "look", "result": {"message": "", "success": True}}
+    assert back == 1
+    assert MESSAGE[start : start + length].decode() == SAID
+    assert rest[:at].endswith(b'"message": "')
+
+
+def test_reading_may_begin_between_a_text_and_its_repetition(path: Path) -> None:
+    """What is needed of the event before is looked up."""
+    with SqliteLog(path, heartbeat=False) as log:
+        assert contents(log.read(SESSION, after=1)) == ALL[1:]
+        assert contents(log.read(SESSION, after=3)) == ALL[3:]
+
+
+def test_pruning_between_them_leaves_the_later_one_whole(path: Path) -> None:
+    """What goes takes nothing along that stays."""
+    with SqliteLog(path, heartbeat=False) as log:
+        lease = log.acquire(SESSION, owner="me")
+        log.put_snapshot(lease, 4, b"state")
+        assert log.prune(lease, upto=3) == 3
+        assert contents(log.read(SESSION)) == ALL[3:]
+        assert log.check(SESSION).ok
+    with SqliteLog(path, heartbeat=False) as log:
+        assert contents(log.read(SESSION)) == ALL[3:]
+
+
+def test_salvage_finds_both_whole(path: Path, tmp_path: Path) -> None:
+    """Also without SQLite."""
+    target = tmp_path / "new.db"
+    (report,) = SqliteLog.salvage(path, target)
+    assert report.ok
+    with SqliteLog(target, heartbeat=False) as log:
+        assert contents(log.read(SESSION)) == ALL
+
+
+def test_a_changed_text_is_noticed_where_it_is_repeated_as_well(path: Path) -> None:
+    """No reader is ever told something else than what was written, wherever it begins."""
+    content, said = path.read_bytes(), SAID.encode()
+    first = content.rindex(said)  # Pages are filled from their end.
+    path.write_bytes(content[:first] + said.upper() + content[first + len(said) :])
+    with SqliteLog(path, heartbeat=False) as log:
+        for after in (0, 1):
+            with pytest.raises(LogDamagedError, match="event 1 of session") as caught:
+                list(log.read(SESSION, after=after))
+            assert caught.value.last_good_seq == 0
+        assert contents(log.read(SESSION, after=2)) == ALL[2:]
+
+
+def test_a_file_of_version_2_is_read_and_goes_on(tmp_path: Path) -> None:
+    """Its events are stored whole; those that follow need not be."""
+    path = tmp_path / "log.db"
+    with SqliteLog(path, heartbeat=False) as log:
+        log.create(SESSION, created_at=BIRTH)
+        lease = log.acquire(SESSION, owner="me")
+        for done, draft in enumerate(DRAFTS):
+            log.append(lease, [draft], expected_seq=done)
+    connection = sqlite3.connect(path, isolation_level=None)
+    assert connection.execute("SELECT max(rolled_back) FROM events").fetchone() == (1,)
+    connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    with SqliteLog(path, heartbeat=False, read_only=True) as log:
+        assert contents(log.read(SESSION)) == ALL[:2]
+    with SqliteLog(path, heartbeat=False) as log:
+        lease = log.acquire(SESSION, owner="me")
+        log.append(lease, DRAFTS, expected_seq=2)
+        assert contents(log.read(SESSION)) == ALL
