@@ -227,6 +227,15 @@ def test_a_childs_nodes_hang_below_the_call_that_spawned_it(config: Config) -> N
     assert middle.get_snapshot().parent_chain_id == root.chain_id
 
 
+def test_a_child_may_begin_after_the_call_that_asked_for_it(config: Config) -> None:
+    """Its nodes hang below that call all the same."""
+    parent = ExecutionContext(config())
+    asked = parent.call_tool(current_call)
+    outcome = parent.spawn_child(below=asked.value).call_llm(lambda: None)
+    assert outcome.node.parent_id == asked.node.node_id
+    assert parent.spawn_child().call_llm(lambda: None).node.parent_id is None
+
+
 def test_a_child_that_is_opened_again_goes_on_from_what_it_had_spent(config: Config) -> None:
     """Under the same id it is the same child: asking it again and again buys it no second allowance."""
     parent = ExecutionContext(config())

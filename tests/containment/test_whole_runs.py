@@ -19,9 +19,11 @@ from tests.containment.fleet_child import CHILDREN, PRICE, boss_in
 from holdfast import Agent, Limits, TurnState, tool
 from holdfast.containment import (
     CancellationToken,
+    ChainMetadata,
     CircuitBreaker,
     DegradePlan,
     ExecutionContext,
+    NodeRecord,
     Price,
     Reserved,
     ShieldPipeline,
@@ -39,7 +41,7 @@ from holdfast.providers.retrying import RetryPolicy
 from holdfast.providers.scripted import Answer, Scripted, ScriptedProvider
 from holdfast.state import ExecutionState, Session
 from holdfast.state.budget import Deadline, TokenUsage
-from holdfast.subagents import LoopRunner, SubagentLimits, Subagents
+from holdfast.subagents import LoopRunner, SubagentLimits, Subagents, with_subagents
 from holdfast.testing import FakeClock
 from holdfast.testing.wire import Broken, WireServer
 from holdfast.tools.shell import shell_tool
@@ -116,6 +118,37 @@ async def test_a_subagent_cannot_be_sent_past_its_own_ceiling() -> None:
             assert child.error_kind == "step_limit_exceeded"
     # Two calls and a tool between them for the task; one call for all that was sent later.
     assert model.calls == 3
+
+
+async def test_a_subagents_calls_hang_below_the_call_that_asked_for_it() -> None:
+    """From the newest call of a subagent, parents lead to the tool call of the run that spawned it."""
+    nodes: dict[str, NodeRecord] = {}
+
+    class Heard:
+        def record_call(self, node: NodeRecord) -> None:
+            nodes[node.node_id] = node
+
+    session = Session()
+    metadata = ChainMetadata(str(session.session_id), str(session.session_id))
+    run = ExecutionContext(Limits(max_steps=50), metadata=metadata, metrics=Heard())
+    model = ScriptedProvider([_boss_or_worker], repeat=True)
+    agent = Agent("boss", "You hand work on.", extensions=(with_subagents([Agent("worker", "You work.")]),))
+    loop = InnerLoop(ExecutionState(session), model, agent.prompt, containment=run)
+    async with agent.extensions[0](loop):
+        assert (await loop.run("go")).state is TurnState.COMPLETED
+    spawned = next(each for each in nodes.values() if each.operation_name == "spawn_agent")
+    below = [each for each in nodes.values() if each.chain_id != run.chain_id]
+    assert [each.parent_id for each in below] == [spawned.node_id]
+
+
+def _boss_or_worker(request: ModelRequest) -> Answer:
+    if "You work" in request.items[0].text:
+        return Answer("done")
+    script = [
+        Answer("", [("spawn_agent", {"agent": "worker", "task": "work"})]),
+        Answer("", [("wait_agent", {})]),
+    ]
+    return script[request.answers_so_far] if request.answers_so_far < 2 else Answer("done")
 
 
 class Stuck(Counted):

@@ -47,7 +47,7 @@ from holdfast.containment.breaker import (
     PolicyDecision,
 )
 from holdfast.containment.budgets import BudgetBackend
-from holdfast.containment.call import Call, current
+from holdfast.containment.call import ActiveCall, Call, current
 from holdfast.containment.cancel import CancellationToken, PartialResultBuffer, pause
 from holdfast.containment.costing import Costing
 from holdfast.containment.dispatch import STOPPED, adispatch, apause, close_token, dispatch
@@ -162,6 +162,7 @@ class ExecutionContext:
         onlooker: bool = False,
         above: Sequence[str] = (),
         _ledger: Ledger | None = None,
+        _below: Call | None = None,
     ) -> None:
         self.config = as_config(config)
         if metadata is None:
@@ -254,7 +255,7 @@ class ExecutionContext:
         self._blocked = 0
         self._llm_calls = 0
         self._events: list[SafetyEvent] = []
-        self._spawned_by = current.get() if parent is not None else None
+        self._spawned_by = _below or (current.get() if parent is not None else None)
 
         # Stops that have been told of: the final ones for good, the passing ones until a call goes through.
         self._final_stops: dict[str, str] = {}
@@ -332,6 +333,7 @@ class ExecutionContext:
         memory_governor: Policy | None = None,
         ends_parent: bool = False,
         onlooker: bool = False,
+        below: ActiveCall | None = None,
     ) -> ExecutionContext:
         """Return a context for a nested run that spends this one's money, steps, retries and time.
 
@@ -340,6 +342,8 @@ class ExecutionContext:
         An `onlooker` only looks at the work, so its failures and repetitions are its own: they take none of
         our retries, open no circuit of ours (an open one stops it all the same), are no loop of ours, and it
         is no level of depth.
+        Its nodes hang below the call that runs now, or below the one that `below` names: the call that asked
+        for the child may be over when the child begins.
         `CallRefused` if this chain, or one above it, lets no child be so deep.
         """
         if metadata is None:
@@ -365,6 +369,7 @@ class ExecutionContext:
             memory_governor=memory_governor,
             ends_parent=ends_parent,
             onlooker=onlooker,
+            _below=None if below is None else below._call,
         )
 
     @property

@@ -49,7 +49,13 @@ from anyio.abc import TaskGroup
 from holdfast import telemetry
 from holdfast.agent import Agent
 from holdfast.clock import new_id
-from holdfast.containment import CancellationToken, ChainMetadata, ExecutionContext
+from holdfast.containment import (
+    ActiveCall,
+    CancellationToken,
+    ChainMetadata,
+    ExecutionContext,
+    current_call,
+)
 from holdfast.containment.limits import UNLIMITED
 from holdfast.containment.threads import call_later, threadsafe
 from holdfast.conversation.events import SubagentEvent
@@ -141,6 +147,8 @@ class Subagent:
     _cancel_reason: str = field(default="", repr=False)
     _posture: PermissionMode = field(default=PermissionMode.AUTO, repr=False)
     """What its charter allows its tools; who goes on with it may only allow less."""
+    _asked_in: ActiveCall | None = field(default=None, repr=False)
+    """The contained call that it was asked for in, in this process: its own calls are below it."""
     _is_inherited: bool = field(default=False, repr=False)
     """Whether it belongs to the session that this one was forked from."""
     _place: object = field(default=None, repr=False)
@@ -321,6 +329,7 @@ class Subagents:
             inputs=[task],
             is_pending=True,
         )
+        child._asked_in = current_call()
         if retry_of is not None:
             child.attempt = self.get(retry_of).attempt + 1
         self._record(child, SubagentStatus.QUEUED)
@@ -702,6 +711,7 @@ class Subagents:
             containment = self._containment.spawn_child(
                 config_of(child.allowance, self.limits.budget),
                 metadata=ChainMetadata(request_id=str(child.session_id), chain_id=str(child.session_id)),
+                below=child._asked_in,
             )
         except BaseException:
             session.close()
