@@ -18,6 +18,10 @@ field that is missing takes its default (a default factory is called); a field
 that the type no longer has is left out. Anything else that does not fit is a
 `DecodeError` with its path.
 
+A dataclass marked as `sparse` leaves out of its stored form what is empty and is so
+by default: None, False, 0, and empty texts and collections. The mark is a promise: what
+was left out comes back as the default, so these defaults must never change.
+
 A type's stable name is `module:qualname` unless it was registered with another.
 Types are registered when they are used as a slice, dispatched, or named in a
 registered type's fields, and explicitly with `register_type`.
@@ -222,6 +226,33 @@ def _is_record(cls: object) -> bool:
 def _is_named_tuple(cls: type) -> bool:
     names = getattr(cls, "_fields", None)
     return issubclass(cls, tuple) and type(names) is tuple and all(type(each) is str for each in names)
+
+
+_SPARSE: set[type] = set()
+
+
+def sparse(cls: type[T]) -> type[T]:
+    """Mark a dataclass whose stored form leaves out what is empty and empty by default.
+
+    It is for types that are stored often and are mostly empty. The default of such a field must never
+    change: it is what older data mean.
+    """
+    _SPARSE.add(cls)
+    return cls
+
+
+def left_out(cls: type) -> dict[str, object]:
+    """Return the fields that a sparse type leaves out, each with the value that it then has."""
+    return {
+        each.name: each.default
+        for each in dataclasses.fields(cast(Any, cls))
+        if cls in _SPARSE and _is_empty(each.default)
+    }
+
+
+def _is_empty(value: object) -> bool:
+    # No floats: -0.0 is equal to 0.0 and is not the same.
+    return value is None or (type(value) in (bool, int, str, bytes, tuple, frozenset) and not value)
 
 
 # --- the codec -------------------------------------------------------------------------------------
@@ -952,6 +983,28 @@ def _coding(condition: str, index: int, name: str, direction: str) -> list[str]:
     return [f"if not ({condition.replace(_V, f'v{index}')}):", *_indented(1, call)]
 
 
+def _emptiness(index: int, empty: object) -> str:
+    """Return the condition that a field's value is this empty one, type and all."""
+    if empty is None:
+        return f"v{index} is None"
+    return f"type(v{index}) is {type(empty).__name__} and not v{index}"
+
+
+def _gathering(fields: Sequence[_Field], empty: Mapping[str, object]) -> list[str]:
+    """Return lines that put encoded fields into one object, in their order, the empty ones left out."""
+    lines, so_far, is_begun = [], "", False
+    for index, field in enumerate(fields):
+        if field.name in empty:
+            if not is_begun:
+                lines, is_begun = [f"out = {{{so_far}}}"], True
+            lines += [f"if not is_{index}:", f"    out[{field.name!r}] = v{index}"]
+        elif is_begun:
+            lines += [f"out[{field.name!r}] = v{index}"]
+        else:
+            so_far += f"{field.name!r}: v{index}, "
+    return [*lines, "return out"] if is_begun else [f"return {{{so_far}}}"]
+
+
 def _either(*conditions: str) -> str:
     return " or ".join(f"({each})" for each in conditions if each)
 
@@ -1078,26 +1131,38 @@ class _Record:
             "encode_rest": self._encode_rest,
             "decode_rest": self._decode_rest,
         }
+        empty = left_out(cls) if cls in _SPARSE else {}
+        namespace["nothing"] = object()
         encoding: list[str] = []
-        decoding: list[str] = []
+        decoding: list[str] = ["get = data.get"] if empty else []
         for index, (field, coder) in enumerate(zip(fields, coders, strict=True)):
             name = repr(field.name)
             reading = f"fields[{name}]" if self.is_model else _reading(field.name)
             self.codec.bind(namespace, str(index), coder)
             namespace[f"default_{index}"] = self._default(fields, index)
-            encoding += [
-                f"v{index} = {reading}",
-                *_coding(coder.as_is, index, field.name, "encode"),
-            ]
-            decoding += [
-                "try:",
-                f"    v{index} = data[{name}]",
-                "except KeyError:",
-                f"    at = {name}",
-                f"    v{index} = default_{index}(locals())",
-                "else:",
-            ]
-            decoding += _indented(1, _coding(coder.back_as_is, index, field.name, "decode"))
+            encoding += [f"v{index} = {reading}"]
+            if field.name in empty:
+                namespace[f"empty_{index}"] = empty[field.name]
+                is_empty = _emptiness(index, empty[field.name])
+                encoding += [f"is_{index} = {is_empty}", f"if not is_{index}:"]
+                encoding += _indented(1, _coding(coder.as_is, index, field.name, "encode"))
+                decoding += [
+                    f"v{index} = get({name}, nothing)",
+                    f"if v{index} is nothing:",
+                    f"    v{index} = empty_{index}",
+                    "else:",
+                ]
+            else:
+                encoding += _coding(coder.as_is, index, field.name, "encode")
+                decoding += [
+                    "try:",
+                    f"    v{index} = data[{name}]",
+                    "except KeyError:",
+                    f"    at = {name}",
+                    f"    v{index} = default_{index}(locals())",
+                    "else:",
+                ]
+            decoding += _indented(1, _coding(coder.back_as_is, index, field.name, "decode") or ["pass"])
         values = ", ".join(f"{field.name!r}: v{index}" for index, field in enumerate(fields))
         source = [
             "def encode(value):",
@@ -1113,7 +1178,7 @@ class _Record:
             "    except (AttributeError, KeyError):",
             "        raise never_set(value) from None",
             *([f"    return encode_rest(value, {{{values}}})"] if self.is_model else []),
-            f"    return {{{values}}}",
+            *_indented(1, _gathering(fields, empty)),
             "def decode(data, exactly=False):",
             "    if type(data) is not dict:",
             "        raise not_an_object(data)",

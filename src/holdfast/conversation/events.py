@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from holdfast.codec import sparse
 from holdfast.log.event import Channel, SlicePolicy
 from holdfast.state.budget import TokenUsage
 from holdfast.state.events import event
@@ -135,6 +136,7 @@ def _shortened(text: str, limit: int) -> str:
 
 
 @event(name="holdfast.ProviderUsage", policy=SlicePolicy.LOG)
+@sparse
 @dataclass(frozen=True, slots=True)
 class ProviderUsage:
     """One model call: what it used, and which input it was sent. Never replayed."""

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Literal
 from uuid import UUID, uuid4
 
+from holdfast.codec import sparse
 from holdfast.log.event import Channel, SlicePolicy
 from holdfast.state.events import event
 from holdfast.state.session import Session
@@ -72,6 +73,7 @@ def _now() -> datetime:
     policy=SlicePolicy.LOG,
     captured=True,
 )
+@sparse
 @dataclass(frozen=True, slots=True)
 class InnerMessage:
     """One message of a conversation."""

@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final, Literal, NoReturn, TypeVar
 
 from holdfast.clock import Clock, SystemClock
+from holdfast.codec import sparse
 from holdfast.errors import BudgetExceededError, DeadlineExceededError, UsageError
 from holdfast.log.event import SlicePolicy
 
@@ -39,6 +40,7 @@ Dimension = Literal["deadline", "input", "output", "total", "cost"]
 """What a budget can run out of, in the order in which `BudgetTracker.check` looks."""
 
 
+@sparse
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
     """Tokens that were used; None stands for "the provider did not say".

@@ -9,6 +9,7 @@ from typing import Literal
 from uuid import UUID
 
 from holdfast.clock import new_id
+from holdfast.codec import sparse
 from holdfast.log.event import SlicePolicy
 from holdfast.state.budget import TokenUsage
 from holdfast.state.events import event
@@ -39,6 +40,7 @@ class ToolStarted:
 
 
 @event(name="holdfast.ToolInvoked", policy=SlicePolicy.LOG)
+@sparse
 @dataclass(frozen=True, slots=True)
 class ToolInvoked:
     """A call has ended, one way or another."""

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic_core import to_jsonable_python
 
+from holdfast.codec import sparse
 from holdfast.errors import ToolDefinitionError, ToolValidationError
 
 P = TypeVar("P")
@@ -36,6 +37,7 @@ _SHOWN_INPUT = 120
 _SHOWN_ERRORS = 8
 
 
+@sparse
 @dataclass(frozen=True, slots=True)
 class ToolResult(Generic[R]):
     """What a tool call came to."""
