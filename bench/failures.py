@@ -173,7 +173,7 @@ PEERS: dict[str, tuple[str, Run]] = {
 
 
 def suffered(name: str) -> tuple[int, int, int]:
-    """Return the files that were left, the runs of the finished tool, the half-written files that were found."""
+    """Return the files that were left, the runs of the finished tool, the half-written files found."""
     with tempfile.TemporaryDirectory() as scratch:
         for plan in PLANS:
             place = Path(scratch, plan)
