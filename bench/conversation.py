@@ -25,12 +25,13 @@ from holdfast.conversation import (
     ToolCallRecord,
     enable_inner_message_recording,
     plan_session,
-    replay,
 )
 from holdfast.conversation.replay import replay_events
 from holdfast.log.base import Log
 from holdfast.log.sqlite import SqliteLog
 from holdfast.state import Session, TokenUsage
+from holdfast.turns.record import TurnRecord
+from holdfast.turns.states import TurnResumed, TurnStarted, TurnState, end_turn, ending_for, turn_state
 
 Row = tuple[str, float, float, float, float | None]
 """What was measured, our figure, the floor's, their ratio, and the ratio to stay under."""
@@ -71,6 +72,7 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from _recording(quick)
     yield from _replaying(quick)
     yield from _growing(quick)
+    yield from _ending(quick)
     yield from _resuming(quick)
 
 
@@ -186,6 +188,37 @@ def _round_at(messages: list[InnerMessage], size: int) -> float:
     return best
 
 
+# --- endings --------------------------------------------------------------------------------------------
+
+
+def _ending(quick: bool) -> Iterator[Row]:
+    """One more answer, how the turn stands then, and its end: in a turn that was followed all along."""
+    sizes = (100, 2_000 if quick else 10_000)
+    asked, ended = [], []
+    for size in sizes:
+        session = Session()
+        enable_inner_message_recording(session)
+        session.dispatch(TurnStarted("turn", "evaluation", "bench", "Repair them all.", "bench", "model"))
+        session.dispatch_all(conversation(size))
+        turn_state(session)
+        best = [float("inf"), float("inf")]
+        for place in range(size, size + 100):
+            answer = InnerMessage("assistant", TEXT, "evaluation", place, created_at=START)
+            session.dispatch_all((TurnResumed("turn"), answer))
+            for index, work in enumerate((turn_state, _end)):
+                before = time.process_time()
+                work(session)
+                best[index] = min(best[index], time.process_time() - before)
+        asked.append(best[0] * 1e6)
+        ended.append(best[1] * 1e6)
+    for name, (few, many) in (("ask how a turn stands", asked), ("end a turn", ended)):
+        yield f"{name} at {sizes[1]:,} messages beside 100, us", many, few, many / few, 1.25
+
+
+def _end(session: Session) -> object:
+    return end_turn(session, "turn", ending_for("interrupt", session_id=session.session_id))
+
+
 # --- resume ---------------------------------------------------------------------------------------------
 
 
@@ -195,6 +228,7 @@ def _resuming(quick: bool) -> Iterator[Row]:
         log = SqliteLog(Path(folder) / "runs.db")
         session = Session(log=log)
         enable_inner_message_recording(session)
+        session.dispatch(TurnStarted("turn", "evaluation", "bench", "Repair them all.", "bench", "model"))
         for place, each in enumerate(conversation(count)):
             session.dispatch(replace(each, sequence=place))
         session_id = session.session_id
@@ -202,9 +236,10 @@ def _resuming(quick: bool) -> Iterator[Row]:
 
         def resume() -> None:
             opened = Session.open(log, session_id)
-            enable_inner_message_recording(opened)
-            assert len(replay(opened).items) == count
-            assert len(opened[InnerMessage]) == count
+            record = TurnRecord(opened, "bench", "model", "", "")
+            record.go_on("bench", "")
+            assert len(record.input().items) == len(record.messages) == count
+            assert turn_state(opened) is TurnState.UNFINISHED
             opened.close()
 
         def plan() -> None:
@@ -215,16 +250,19 @@ def _resuming(quick: bool) -> Iterator[Row]:
             _read_and_decode(log, session_id)
 
         ours, least = _best_of(resume, floor, times=3 if quick else 5)
-        name = f"resume {count:,} messages (open, replay) beside reading and decoding, ms"
+        name = f"resume {count:,} messages (open, replay, state) beside reading and decoding, ms"
         yield name, ours / 1e3, least / 1e3, ours / least, 5.0
         ours, least = _best_of(plan, floor, times=2 if quick else 4)
         name = f"plan the compaction of {count:,} messages beside reading and decoding, ms"
-        yield name, ours / 1e3, least / 1e3, ours / least, 4.0
+        yield name, ours / 1e3, least / 1e3, ours / least, 4.5
         log.close()
 
 
 def _read_and_decode(log: Log, session_id: UUID) -> None:
-    kept = [codec.decode(InnerMessage, envelope.payload) for envelope in log.read(session_id)]
+    kinds: dict[str, type] = {"holdfast.InnerMessage": InnerMessage, "holdfast.TurnStarted": TurnStarted}
+    kept: list[object] = [
+        codec.decode(kinds[envelope.type], envelope.payload) for envelope in log.read(session_id)
+    ]
     assert kept
 
 

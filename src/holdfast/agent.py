@@ -36,6 +36,7 @@ from holdfast.state.slices import opened as opened_item
 from holdfast.tools.boundaries import boundaries, diff_calls, fork_at, recover
 from holdfast.tools.context import filesystem_of
 from holdfast.tools.events import SessionForked
+from holdfast.tools.gate import is_in_event_loop
 from holdfast.tools.policies import Permissions, ToolPolicy
 from holdfast.tools.tool import Tool
 from holdfast.turns.adapter import DEFAULT_RETRY, ModelAdapter
@@ -135,6 +136,7 @@ class Agent:
         With `run_id` it is the next task of an earlier run, which the model remembers. `tags` are kept
         with a new run.
         """
+        _refuse_in_event_loop("run", "arun")
         started = self._begin(
             provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id, tags=tags
         )
@@ -173,6 +175,7 @@ class Agent:
         cancellation: CancellationToken | None = None,
     ) -> Run:
         """Go on with a run. Finished tools are not run again; another provider may take over."""
+        _refuse_in_event_loop("resume", "aresume")
         started = self._begin(
             provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id
         )
@@ -234,6 +237,12 @@ class Agent:
             adapter=ModelAdapter(provider, retry=self.retry),
         )
         return _Started(loop, state, store, tuple(self.extensions))
+
+
+def _refuse_in_event_loop(face: str, other: str) -> None:
+    # Before anything is opened: a run that cannot begin must not hold a store's lease.
+    if is_in_event_loop():
+        raise UsageError(f"Agent.{face} would block the event loop that runs here; `await` {other} instead")
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,7 +500,10 @@ def open_state(
     elif isinstance(workspace, (str, Path)):
         place = Path(workspace).resolve()
         root = str(place)
-        beside = Path(store).resolve() if isinstance(store, (str, Path)) else None
+        # The files are kept beside the log's own file, however the caller named it: whoever resumes with
+        # a path must find what whoever ran with an open log has kept, and the other way round.
+        kept_in = store if isinstance(store, (str, Path)) else getattr(store, "path", None)
+        beside = Path(kept_in).resolve() if isinstance(kept_in, (str, Path)) else None
         filesystem = HostFilesystem(
             place,
             store=None if beside is None else workspace_store(beside),

@@ -45,7 +45,7 @@ def provider_of(api: str, server: WireServer, model: str) -> Provider:
 @pytest.mark.parametrize("second", APIS)
 @pytest.mark.parametrize("first", APIS)
 def test_another_provider_goes_on_with_a_run_that_failed(first: str, second: str, tmp_path: Path) -> None:
-    """It is sent the conversation in its own words, and nothing of another's thoughts; no call is run twice."""
+    """It is sent the conversation in its own words, no other's thoughts, and no call is run twice."""
     log = MemoryLog()
     steps: list[Step] = [FIRST, Fault("authentication")]
     with WireServer(steps) as server:

@@ -56,6 +56,7 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path, how: 
 
             child.kill()
             child.wait(30)
+            # The first process named the store by its path, this one has it open: the files are found.
             with HOLDER.resume(log, info.session_id, provider=provider, workspace=tmp_path / "work") as run:
                 assert (run.state, run.output) == (TurnState.COMPLETED, "Noted."), run.result.details
                 session = run.execution_state.session
