@@ -264,7 +264,8 @@ class NestedEvaluator(Generic[OutputT]):
             finally:
                 forget()
                 timer.cancel()
-        if response is None:
+        if response is None or limit.cancel_called:
+            # Also if the adapter answered after all: what comes too late does not count.
             frame.token.raise_if_cancelled()
             raise DeadlineExceededError(
                 f"the nested evaluation of {self._prompt.name!r} was stopped: its time was over"

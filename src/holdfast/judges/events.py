@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
@@ -28,6 +28,9 @@ MAX_TEXT_CHARS = 4_000
 
 MAX_ITEMS = 20
 """How many observations, suggestions or missing pieces of one judgement reach the model."""
+
+_LEFT_OUT_CHARS = 48
+"""Room for the words that say how much of a text is missing."""
 
 _CLOSING = re.compile(r"<(?=\s*/?\s*(?:feedback|completion_check)\b)", re.IGNORECASE)
 
@@ -63,6 +66,22 @@ class Feedback:
     def __post_init__(self) -> None:
         object.__setattr__(self, "observations", tuple(self.observations))
         object.__setattr__(self, "suggestions", tuple(self.suggestions))
+
+    def shortened(self) -> Feedback:
+        """Return it as the model is told it: of what is longer than that, nothing more is kept."""
+        return replace(
+            self,
+            summary=shortened(self.summary),
+            observations=tuple(
+                Observation(
+                    shortened(each.category),
+                    shortened(each.description),
+                    None if each.evidence is None else shortened(each.evidence),
+                )
+                for each in self.observations[:MAX_ITEMS]
+            ),
+            suggestions=tuple(shortened(each) for each in self.suggestions[:MAX_ITEMS]),
+        )
 
     def render(self) -> str:
         """Write it as a tagged block. Whatever the texts hold, they cannot end the block or begin another."""
@@ -154,10 +173,10 @@ class FileTriggerFired:
 
 
 def shortened(text: str, limit: int = MAX_TEXT_CHARS) -> str:
-    """Keep the beginning and the end of a text, and say how much is missing."""
+    """Keep the beginning and the end of a text, so much that it fits, and say how much is missing."""
     if len(text) <= limit:
         return text
-    half = limit // 2
+    half = max((limit - _LEFT_OUT_CHARS) // 2, 1)
     return f"{text[:half]} [... {len(text) - 2 * half} characters left out ...] {text[-half:]}"
 
 

@@ -283,7 +283,7 @@ class Judges:
             return None
         self._woken(judge)
         return replace(
-            feedback,
+            feedback.shortened(),
             provider_name=judge.name,
             prompt_name=self._prompt.name,
             call_index=len(self._calls),
@@ -591,7 +591,9 @@ class Judges:
                 finally:
                     forget()
                     timer.cancel()
-            if asked.answer is None:
+            if limit.cancel_called:
+                # Also if it answered after all: what comes too late does not count.
+                asked.answer = None
                 self._cancellation.raise_if_cancelled()
                 asked.error = DeadlineExceededError(f"{name} did not answer within {limit_s:.3g} s")
         except BaseException as error:
