@@ -202,9 +202,7 @@ def _ceiling(spec: WorkflowSpec, desk: Desk) -> Limits:
         max_steps=None if is_default("max_steps") else limits.max_steps,
         max_retries=None if is_default("max_retries") else limits.max_retries,
         timeout=None if is_default("timeout") else limits.timeout,
-        max_cost_usd=spec.max_cost_usd or limits.max_cost_usd
-        if is_default("max_cost")
-        else limits.max_cost_usd,
+        max_cost_usd=(spec.max_cost_usd or cost) if is_default("max_cost") else cost,
     )
 
 
