@@ -43,7 +43,16 @@ def newest(server: ClaudeWireServer) -> str:
 TWO_NOTES = Answer("First.", [("note", {"line": "one"}), ("note", {"line": "two"})])
 
 
-@pytest.mark.parametrize("lives_for", [2, 3], ids=["after the answer", "between two calls"])
+BOUNDARIES = {
+    1: "after the start",
+    2: "after the answer",
+    3: "between two calls",
+    4: "after the calls",
+    5: "before the ending",
+}
+
+
+@pytest.mark.parametrize("lives_for", BOUNDARIES, ids=BOUNDARIES.values())
 def test_a_killed_turn_is_resumed_and_no_finished_tool_is_run_twice(tmp_path: Path, lives_for: int) -> None:
     """SIGKILL, then another process: each note is taken once, and the model is told what really happened."""
     with ClaudeWireServer([TWO_NOTES, "Noted."]) as server:
@@ -56,7 +65,7 @@ def test_a_killed_turn_is_resumed_and_no_finished_tool_is_run_twice(tmp_path: Pa
             roles = [each.role for each in run.messages]
             assert roles == ["system", "user", "assistant", "tool", "tool", "assistant"]
             vendors = len(run.execution_state.session[VendorSession].all())
-        assert [each.violations for each in server.requests] == [(), ()]
+        assert [each.violations for each in server.requests] == [()] * len(server.requests)
         # The vendor's own conversation goes on if it has our newest answer; one that was killed too early
         # has not, and then a new one is told everything.
         assert all(text in newest(server) for text in ("First.", "noted one", "noted two"))
