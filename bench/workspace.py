@@ -83,16 +83,25 @@ def _timed(work: Callable[[], object]) -> float:
 
 def _first_capture(size: int, tree: str, store: str) -> Iterator[Row]:
     tries = 9 if size <= 1_000 else 4 if size <= 10_000 else 2
-    floors, ours, copies = [], [], []
+    floors, ours, copies, empty = [], [], [], []
     for number in range(tries):
         floors.append(_timed(lambda: _read_and_hash(tree)))
         target = store if number == 0 else f"{store}-{number}"
         with HostFilesystem(tree, store=target) as fs:
             ours.append(_timed(lambda: fs.snapshot(scan=True)))
+        with HostFilesystem(tree, store=f"{store}-empty-{number}") as fs:
+            empty.append(_timed(fs.snapshot))
         copies.append(_timed(partial(_read_hash_and_copy, tree, f"{store}-copy-{number}")))
     name = f"first snapshot of {size:,} files"
     yield f"{name} / reading and hashing each once", min(ours), min(floors), min(ours) / min(floors), 1.5
     yield f"{name} / the same, and one copy kept", min(ours), min(copies), min(ours) / min(copies), None
+    yield (
+        "  of which making the store, once for a workspace",
+        min(empty),
+        min(ours),
+        min(empty) / min(ours),
+        None,
+    )
 
 
 def _read_and_hash(path: str) -> None:

@@ -54,6 +54,18 @@ def commit_of(store: ObjectStore, files: dict[bytes, bytes]) -> bytes:
 
 
 class TestWriting:
+    @pytest.mark.parametrize("compress", [False, True])
+    def test_content_of_every_length_is_packed_as_git_does(self, store: ObjectStore, compress: bool) -> None:
+        """At each length where a pack spells sizes or blocks in another way, and on both sides of it."""
+        edges = (1, 16, 2_048, 65_536, 262_144, 300_000)
+        contents = [os.urandom(size + step) for size in edges for step in (-1, 0, 1)]
+        with store.bulk(compress=compress) as pack:
+            ids = [pack.add("blob", content) for content in contents]
+        git(store, "fsck", "--full", "--strict", "--no-dangling")
+        for oid, content in zip(ids, contents, strict=True):
+            assert git(store, "cat-file", "blob", oid.hex()) == content
+            assert store.read(oid) == ("blob", content)
+
     def test_ids_are_those_that_git_gives(self, store: ObjectStore) -> None:
         """A blob's id is what `git hash-object` says."""
         for data in (b"", b"text\n", bytes(range(256)) * 300):

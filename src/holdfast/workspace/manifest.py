@@ -28,6 +28,7 @@ import gc
 import marshal
 import os
 import stat
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -870,6 +871,8 @@ def _without_collections() -> Iterator[None]:
 def write_trees(manifest: Manifest, add: Callable[[ObjectKind, bytes], bytes]) -> bytes:
     """Store every directory of a manifest as a tree and return the root's id."""
     trees: dict[str, bytes] = {}
+    # What `os.fsencode` does, for many.
+    encoding, errors = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
     # Deepest first, so that the trees below a directory are known when it is its turn.
     for path in sorted(manifest.directories, key=lambda path: path.count("/") + bool(path), reverse=True):
         prefix = path + "/" if path else ""
@@ -877,9 +880,9 @@ def write_trees(manifest: Manifest, add: Callable[[ObjectKind, bytes], bytes]) -
         lines: list[tuple[bytes, bytes]] = []
         for name, entry in manifest.directories[path].items():
             mode, oid = entry[0], entry[7]
-            raw = os.fsencode(name)
-            kind = mode & _TYPE_MASK
-            if kind == stat.S_IFREG:
+            raw = name.encode(encoding, errors)
+            kind = mode & 0o170000
+            if kind == 0o100000:
                 lines.append((raw, b"%b %b\0%b" % (_GIT_EXECUTABLE if mode & 0o100 else _GIT_FILE, raw, oid)))
             elif kind == stat.S_IFLNK:
                 lines.append((raw, b"%o %b\0%b" % (MODE_LINK, raw, oid)))

@@ -37,9 +37,10 @@ import subprocess
 import zlib
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
+from zlib import adler32, crc32
 
 from holdfast.errors import ObjectStoreError
 from holdfast.workspace.spool import ObjectKind, Spool, sync_directory, write_all
@@ -75,17 +76,21 @@ _FAST_LEVEL = 1
 _STORED_LEVEL = 0
 _TREE_CACHE_ENTRIES = 512
 _STORED_BLOCK_BYTES = 65_535
+_SPILL_BYTES = 256 * 1024
+"""What a pack collects before it is written; memory that is used again soon costs less than new memory."""
 _LARGE_OFFSET = 0x80000000
 """Offsets from here on do not fit into an index's first table."""
 _PACK_KINDS: dict[int, ObjectKind] = {1: "commit", 2: "tree", 3: "blob", 4: "tag"}
 _PACK_NUMBERS: dict[ObjectKind, int] = {kind: number for number, kind in _PACK_KINDS.items()}
 _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC
-_KIND_BYTES: dict[ObjectKind, bytes] = {kind: kind.encode() for kind in _PACK_NUMBERS}
-_sha1 = partial(hashlib.sha1, usedforsecurity=False)
+_OBJECT_HEADS: dict[ObjectKind, bytes] = {kind: kind.encode() + b" %d\0" for kind in _PACK_NUMBERS}
+"""What an object's id is made of before its content, without its size."""
 _GIT_SUFFIXES = (".rev", ".bitmap", ".mtimes", ".keep")
 """What git may put beside a pack."""
 _SINGLE_BYTES = [bytes((value,)) for value in range(256)]
-_pack_lengths = struct.Struct("<HH").pack
+_head_of_one = struct.Struct("<4BHH").pack
+_head_of_two = struct.Struct("<5BHH").pack
+_head_of_three = struct.Struct("<6BHH").pack
 _two_counts = struct.Struct(">II").unpack_from
 _one_count = struct.Struct(">I").unpack_from
 
@@ -114,7 +119,7 @@ class _Hash:
 
 def object_id(kind: ObjectKind, data: bytes) -> bytes:
     """Return the id that git gives to this content."""
-    return _sha1(b"%b %d\0%b" % (_KIND_BYTES[kind], len(data), data)).digest()
+    return hashlib.sha1(_OBJECT_HEADS[kind] % len(data) + data, usedforsecurity=False).digest()
 
 
 def hash_descriptor(descriptor: int, size: int) -> bytes | None:
@@ -819,7 +824,6 @@ def _unlink_if_there(path: str) -> None:
         pass
 
 
-@lru_cache(maxsize=8192)
 def _entry_head(kind: ObjectKind, size: int) -> bytes:
     """Return what an object begins with in a pack: its kind and size."""
     head = bytearray()
@@ -831,10 +835,19 @@ def _entry_head(kind: ObjectKind, size: int) -> bytes:
     return bytes(head)
 
 
-@lru_cache(maxsize=8192)
-def _stored_head(kind: ObjectKind, size: int) -> bytes:
-    """Return the same, and the beginning of content that is one stored block."""
-    return b"%b\x78\x01\x01%b" % (_entry_head(kind, size), _pack_lengths(size, size ^ 0xFFFF))
+def _stored_head(number: int, size: int) -> bytes:
+    """Return the same, and the beginning of content that is one stored block, in one step.
+
+    Such content has at most `_STORED_BLOCK_BYTES`, so three bytes are enough for kind and size.
+    """
+    first = number << 4 | size & 15
+    if size >= 2_048:
+        return _head_of_three(
+            first | 0x80, size >> 4 & 0x7F | 0x80, size >> 11, 0x78, 1, 1, size, ~size & 0xFFFF
+        )
+    if size >= 16:
+        return _head_of_two(first | 0x80, size >> 4, 0x78, 1, 1, size, ~size & 0xFFFF)
+    return _head_of_one(first, 0x78, 1, 1, size, ~size & 0xFFFF)
 
 
 class PackWriter:
@@ -855,7 +868,6 @@ class PackWriter:
         self._offset = self._spilled = 12
         self._output = -1
         self._temporary = ""
-        self._known: set[bytes] | None = None
 
     def __enter__(self) -> PackWriter:
         return self
@@ -876,28 +888,49 @@ class PackWriter:
         Without an `oid`, an object that the store already has in a known pack is left out.
         """
         size = len(data)
+        if size > _STORED_BLOCK_BYTES or self._compress:
+            return self._add_deflated(kind, data, oid)
+        entries = self._entries
         if oid is None:
-            oid = _sha1(b"%b %d\0%b" % (_KIND_BYTES[kind], size, data)).digest()
-            if self._known is None:
-                self._known = self._store.packed_ids()
-            if oid in self._entries or oid in self._known:
+            sha = hashlib.sha1(_OBJECT_HEADS[kind] % size, usedforsecurity=False)
+            sha.update(data)
+            oid = sha.digest()
+            if oid in entries or oid in self._known:
                 return oid
-        elif oid in self._entries:
+        elif oid in entries:
             return oid
-        if self._compress:
-            entry = _entry_head(kind, size) + zlib.compress(data, _FAST_LEVEL)
-        elif size <= _STORED_BLOCK_BYTES:
-            # One stored deflate block, spelled out: setting up a compressor costs more than the copy.
-            entry = _stored_head(kind, size) + data + zlib.adler32(data).to_bytes(4, "big")
-        else:
-            entry = _entry_head(kind, size) + zlib.compress(data, _STORED_LEVEL)
+        # One stored deflate block, spelled out: setting up a compressor costs more than the copy. Its parts
+        # are put together when they are written, and not before.
+        head = _stored_head(_PACK_NUMBERS[kind], size)
+        tail = adler32(data).to_bytes(4, "big")
+        self._pending += (head, data, tail)
         offset = self._offset
-        self._entries[oid] = offset << 32 | zlib.crc32(entry)
-        self._pending.append(entry)
-        self._offset = offset = offset + len(entry)
-        if offset - self._spilled >= CHUNK_BYTES:
+        entries[oid] = offset << 32 | crc32(tail, crc32(data, crc32(head)))
+        self._offset = offset = offset + len(head) + size + 4
+        if offset - self._spilled >= _SPILL_BYTES:
             self._spill()
         return oid
+
+    def _add_deflated(self, kind: ObjectKind, data: bytes, oid: bytes | None) -> bytes:
+        if oid is None:
+            oid = object_id(kind, data)
+            if oid in self._known:
+                return oid
+        if oid in self._entries:
+            return oid
+        level = _FAST_LEVEL if self._compress else _STORED_LEVEL
+        entry = _entry_head(kind, len(data)) + zlib.compress(data, level)
+        self._pending.append(entry)
+        self._entries[oid] = self._offset << 32 | crc32(entry)
+        self._offset += len(entry)
+        if self._offset - self._spilled >= _SPILL_BYTES:
+            self._spill()
+        return oid
+
+    @cached_property
+    def _known(self) -> set[bytes]:
+        """What is in packs already."""
+        return self._store.packed_ids()
 
     def _spill(self) -> None:
         if self._output == -1:
@@ -926,8 +959,9 @@ class PackWriter:
                 # The count in the header is known only now, so the checksum takes a second, cached look.
                 os.pwrite(self._output, header, 0)
                 os.lseek(self._output, len(header), os.SEEK_SET)
-                while chunk := os.read(self._output, CHUNK_BYTES):
-                    sha.update(chunk)
+                buffer = memoryview(bytearray(_SPILL_BYTES))
+                while count := os.readv(self._output, [buffer]):
+                    sha.update(buffer[:count])
                 checksum = sha.digest()
                 write_all(self._output, checksum)
                 if self._store.durable:
