@@ -167,9 +167,11 @@ def test_what_a_loop_sent_is_a_prefix_of_what_it_sends_next(happenings: list) ->
     for (_, before, breaks), (_, after, later) in zip(history.sent, history.sent[1:], strict=False):
         if breaks == later:
             assert after[: len(before)] == before
-    # Here nothing but a compaction is an excuse: a fork begins anew, and the system's text is the same.
+    # Nothing but a compaction is an excuse; a fork from before the first message gets its system text late.
     made = replay(history.session, model=MODEL, dialect=DIALECT)
-    assert len(made.breaks) == len(history.session[HistoryCompacted].all())
+    excuses = [each for each in made.breaks if "another system text" not in each]
+    assert len(excuses) == len(history.session[HistoryCompacted].all())
+    assert len(made.breaks) - len(excuses) <= 1
 
 
 @settings(max_examples=60)
