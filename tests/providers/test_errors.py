@@ -16,6 +16,7 @@ from holdfast.providers.errors import (
     REDACTED,
     Facts,
     classify,
+    environment_secrets,
     error_of_stop,
     model_call_error,
     retry_after,
@@ -178,6 +179,23 @@ def test_no_secret_stands_in_an_error(text: str) -> None:
 def test_ordinary_words_are_left_alone() -> None:
     text = "The token limit is 4096 tokens; the api took 3 s, the key point is api-level."
     assert scrub(text) == text
+
+
+def test_a_key_that_is_a_short_word_is_taken_out_where_it_stands_alone() -> None:
+    """A server of one's own is given any word for a key; the rest of the text stays readable."""
+    assert scrub("check the key k: broken", ["k"]) == f"check the key {REDACTED}: broken"
+
+
+@pytest.mark.parametrize("name", ["ANTHROPIC_API_KEY", "SOME_VENDORS_AUTH_TOKEN", "OUR_PASSWORD"])
+def test_what_the_environment_calls_a_secret_is_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An SDK finds keys there by itself, so that a provider is not told of them."""
+    monkeypatch.setenv(name, "quite-ordinary-words")
+    assert "quite-ordinary-words" in environment_secrets()
+
+
+def test_short_values_of_the_environment_are_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "none")
+    assert "none" not in environment_secrets()
 
 
 @pytest.mark.parametrize(

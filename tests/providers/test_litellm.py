@@ -7,8 +7,12 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
+import pytest
+
 from holdfast.containment import CallUsage, Price, StaticPrices
 from holdfast.conversation.replay import ReplayItem
+from holdfast.errors import UsageError
 from holdfast.providers.base import ModelRequest
 from holdfast.providers.litellm import LiteLLM, _Thoughts
 from holdfast.providers.scripted import Answer
@@ -30,6 +34,17 @@ def test_importing_the_provider_needs_no_network() -> None:
         [sys.executable, "-c", OFFLINE], capture_output=True, text=True, timeout=120, check=False
     )
     assert (ran.returncode, ran.stdout) == (0, "imported\n"), ran.stderr
+
+
+def test_under_trio_it_says_what_it_needs() -> None:
+    """It is written for asyncio; a call must not look like a broken connection that is worth another try."""
+
+    async def ask() -> None:
+        provider = LiteLLM("openai/a-model", base_url="http://127.0.0.1:9/v1", api_key="k")
+        with pytest.raises(UsageError, match="asyncio"):
+            await anext(provider.stream(ModelRequest((ReplayItem("user", "hi"),))))
+
+    anyio.run(ask, backend="trio")
 
 
 def piece(**fields: Any) -> Any:

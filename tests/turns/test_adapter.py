@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import anyio
 import pytest
 
-from holdfast import Budget, Deadline, ExecutionState, Limits, ResourceRegistry, Session, tool
+from holdfast import Agent, Budget, Deadline, ExecutionState, Limits, ResourceRegistry, Session, tool
 from holdfast.containment import CancellationToken
 from holdfast.conversation import InnerMessage, enable_inner_message_recording, get_inner_messages
 from holdfast.errors import (
@@ -29,6 +30,9 @@ from holdfast.providers import RetryPolicy
 from holdfast.providers.adapter import ProviderAdapter
 from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.state import BudgetTracker, Snapshot, TokenUsage
+from holdfast.testing.provider import StepProvider
+from holdfast.testing.wire import Broken
+from holdfast.tools import ToolContext
 from holdfast.tools.events import ToolInvoked
 from holdfast.turns import ModelAdapter, TurnEnded, TurnState, turn_state
 from holdfast.workspace import Filesystem, InMemoryFilesystem
@@ -93,6 +97,73 @@ def test_evaluating_inside_an_event_loop_is_the_same() -> None:
         return (await ModelAdapter(ScriptedProvider([GOOD])).aevaluate(REVIEW, session=Session())).output
 
     assert anyio.run(main) == Review("fine", ("short",))
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_the_blocking_faces_refuse_to_block_an_event_loop(backend: str, tmp_path: Path) -> None:
+    """Before anything is begun: the error names the face to use, the session and the store stay untouched."""
+    session, store = Session(), tmp_path / "runs.db"
+    agent, provider = Agent("a"), ScriptedProvider([GOOD])
+
+    async def main() -> None:
+        with pytest.raises(UsageError, match="aevaluate"):
+            ModelAdapter(provider).evaluate(REVIEW, session=session)
+        with pytest.raises(UsageError, match="arun"):
+            agent.run("go", provider=provider, store=store)
+        with pytest.raises(UsageError, match="aresume"):
+            agent.resume(store, uuid4(), provider=provider)
+
+    anyio.run(main, backend=backend)
+    assert list(session.events()) == []
+    assert not store.exists()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_turn_runs_under_either_event_loop(backend: str, tmp_path: Path) -> None:
+    """Tools in threads and in the loop, limits, a durable store, and a resume."""
+
+    @tool
+    def write(path: str, *, context: ToolContext) -> str:
+        """Write a file."""
+        context.filesystem.write(path, "x")
+        return "written"
+
+    @tool(effects="none")
+    async def wait() -> str:
+        """Wait a moment."""
+        await anyio.lowlevel.checkpoint()
+        return "waited"
+
+    agent = Agent("a", tools=(write, wait))
+    script = [
+        Answer("", [("wait", {}), ("write", {"path": "a.txt"})]),
+        Answer("", error=RuntimeError("boom")),
+    ]
+    store, root = tmp_path / "runs.db", tmp_path / "files"
+    root.mkdir()
+
+    async def main() -> tuple[TurnState, TurnState, str]:
+        limits = Limits(max_steps=20, timeout=60.0)
+        given = {"store": store, "workspace": root, "limits": limits}
+        with await agent.arun("go", provider=ScriptedProvider(script), **given) as first:
+            pass
+        ended = ScriptedProvider([script[0], "done"])
+        with await agent.aresume(store, first.id, provider=ended, workspace=root, limits=limits) as second:
+            return first.state, second.state, second.output
+
+    assert anyio.run(main, backend=backend) == (TurnState.FAILED, TurnState.COMPLETED, "done")
+    assert (root / "a.txt").read_text() == "x"
+
+
+def test_a_deadline_cuts_an_answer_off_under_trio() -> None:
+    async def main() -> None:
+        hanging = StepProvider([Broken(Answer("one\ntwo\n"), "hang", after=1)])
+        deadline = Deadline(expires_at=datetime.now(UTC) + timedelta(seconds=0.2))
+        with pytest.raises(DeadlineExceededError):
+            await ModelAdapter(hanging).aevaluate(REVIEW, session=Session(), deadline=deadline)
+        assert hanging.was_closed
+
+    anyio.run(main, backend="trio")
 
 
 def test_a_request_is_the_persons_message() -> None:

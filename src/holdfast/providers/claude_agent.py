@@ -76,7 +76,7 @@ from holdfast.providers.base import (
     UsageReported,
 )
 from holdfast.providers.collect import Collector
-from holdfast.providers.errors import Facts, classify, model_call_error
+from holdfast.providers.errors import Facts, classify, environment_secrets, model_call_error
 from holdfast.providers.vendor import CUT_SHORT, Mender, ask_egress
 from holdfast.providers.vendor_loop import VendorSeat
 from holdfast.state.budget import TokenUsage
@@ -292,7 +292,7 @@ class ClaudeAgent:
             model=self._model,
             facts=facts,
             partial=partial,
-            secrets=self._secrets,
+            secrets=(*self._secrets, *environment_secrets({**os.environ, **self._env})),
         )
 
     def used(self, counts: Mapping[str, int], model: str) -> UsageReported:

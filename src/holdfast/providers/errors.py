@@ -19,6 +19,7 @@ become part of an error.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -220,12 +221,30 @@ _SECRETS = re.compile(
 )
 
 
+_SHORT_SECRET = 8
+"""A key of fewer characters is a word, as a server of one's own is given; within other words it is none."""
+
+
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:
     """Take keys and tokens out of a text: the given ones, and whatever looks like one."""
     for each in secrets:
-        if each:
+        if len(each) >= _SHORT_SECRET:
             text = text.replace(each, REDACTED)
+        elif each:
+            text = re.sub(rf"(?<!\w){re.escape(each)}(?!\w)", REDACTED, text)
     return _SECRETS.sub(REDACTED, text)
+
+
+_SECRET_NAME = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD)$", re.IGNORECASE)
+
+
+def environment_secrets(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return what an environment holds under a secret's name: SDKs find their keys there by themselves."""
+    return tuple(
+        value
+        for name, value in environment.items()
+        if len(value) >= _SHORT_SECRET and _SECRET_NAME.search(name)
+    )
 
 
 def model_call_error(

@@ -13,6 +13,7 @@ loops, of which one would close what another reads; there each loop has a client
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -31,6 +32,7 @@ from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
 
 from holdfast.containment.costing import default_prices
 from holdfast.containment.pricing import CallUsage, PriceTable
+from holdfast.errors import UsageError
 from holdfast.providers.base import (
     ModelEvent,
     ModelRequest,
@@ -175,6 +177,12 @@ class _LoopClients:
     """What LiteLLM calls with in one event loop: when that ends nobody can use it any more."""
 
     def __init__(self) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise UsageError(
+                "LiteLLM runs under asyncio alone; run asyncio, or use the vendor's own provider"
+            ) from None
         cache = litellm.in_memory_llm_clients_cache
         self._mark = str(cache.update_cache_key_with_event_loop(""))
         """How the names of this loop's clients end in LiteLLM's cache."""

@@ -53,7 +53,7 @@ from holdfast.providers.base import (
     TextDelta,
     UsageReported,
 )
-from holdfast.providers.errors import Facts, classify, model_call_error
+from holdfast.providers.errors import Facts, classify, environment_secrets, model_call_error
 from holdfast.providers.translate import clean
 from holdfast.state.budget import TokenUsage
 
@@ -224,7 +224,7 @@ class VendorProvider(ABC, Generic[C]):
             provider=self._name,
             model=self._model,
             facts=facts,
-            secrets=self._secrets,
+            secrets=(*self._secrets, *environment_secrets()),
         )
 
     def _endpoint(self, client: C) -> str:

@@ -24,6 +24,7 @@ from holdfast.state.resources import ResourceRegistry
 from holdfast.state.run_context import RunContext
 from holdfast.state.session import Session
 from holdfast.tools.context import Heartbeat
+from holdfast.tools.gate import is_in_event_loop
 from holdfast.tools.policies import Permissions
 from holdfast.turns.ledger import contain
 from holdfast.turns.states import TurnState
@@ -86,6 +87,8 @@ class ModelAdapter:
         cancellation: CancellationToken | None = None,
     ) -> PromptResponse[OutputT]:
         """Evaluate a prompt and return its answer. Not for use inside an event loop."""
+        if is_in_event_loop():
+            raise UsageError("evaluate would block the event loop that runs here; `await` aevaluate instead")
         go = partial(
             self.aevaluate,
             prompt,
