@@ -34,6 +34,7 @@ from holdfast.workflows import (
     WorkflowSpec,
     WorkflowState,
     record_of,
+    rerun_steps,
     with_workflows,
 )
 from holdfast.workflows.events import fold_workflow
@@ -242,3 +243,33 @@ def test_a_workflow_that_is_killed_again_and_again_ends_all_the_same(tmp_path: P
             break
     assert deaths > 4
     check(directory)
+
+
+def test_a_step_that_somebody_else_is_writing_waits_for_a_decision(tmp_path: Path) -> None:
+    """A step that cannot be taken up again is neither failed nor run twice: somebody decides."""
+    directory = prepared(tmp_path / "held")
+    with pytest.raises(ProcessKilled):
+        # In the middle of the first step's work.
+        in_child(lambda: run(directory, "engine", 10))
+    with SqliteLog(directory / "runs.db") as log:
+        (child,) = [each.session_id for each in log.sessions() if each.parent_id is not None]
+        somebody = Session.open(log, child)
+
+        def go_on(*rerun: str) -> dict[str, tuple[str, str]]:
+            state = opened(directory, SqliteLog(directory / "runs.db"))
+            if rerun:
+                rerun_steps(state.session, rerun)
+            anyio.run(engine, state)
+            steps = record_of(state.session).steps
+            return {
+                name: (each.state.value, "" if each.checkpoint is None else each.checkpoint.reason)
+                for name, each in steps.items()
+            }
+
+        assert in_child(go_on)["top"] == ("needs_orchestrator", "detached")
+        somebody.close()
+    assert in_child(lambda: go_on("top"))["bottom"] == ("checkpoint_ready", "")
+    with SqliteLog(directory / "runs.db") as log:
+        session = workflow_session(log)
+        assert session is not None
+        assert record_of(session).steps["top"].attempt == 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -173,7 +174,7 @@ def test_a_partial_outcome_says_what_is_usable_and_what_to_do(project: Project) 
     assert holdfast("workflow", "status", "--store", str(project.store), cwd=project.work).returncode == 3
     # The advice is a command that works.
     advice = next(each for each in said["safe_next_actions"] if "--rerun docs" in each)
-    again = holdfast(*advice.split()[1:], "--store", str(project.store), cwd=project.work)
+    again = holdfast(*shlex.split(advice)[1:], cwd=project.work)
     assert again.returncode == 3, "the script says the same again"
     code, said = project.resume("--rerun", "failed")
     assert (code, said["status"]) == (0, "completed")

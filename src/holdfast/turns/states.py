@@ -255,7 +255,18 @@ def pasteable(actions: Iterable[str], store: object) -> tuple[str, ...]:
 
 _STORE_COMMANDS = tuple(
     f"holdfast {each}"
-    for each in ("resume", "show", "diagnose", "replay", "diff", "export", "hold", "list", "salvage")
+    for each in (
+        "resume",
+        "show",
+        "diagnose",
+        "replay",
+        "diff",
+        "export",
+        "hold",
+        "list",
+        "salvage",
+        "workflow",
+    )
 )
 
 CAUSES: Mapping[str, CauseRule] = MappingProxyType({each.kind: each for each in _causes()})

@@ -49,7 +49,7 @@ from holdfast.tools.boundaries import boundaries
 from holdfast.tools.context import filesystem_of
 from holdfast.tools.policies import Permissions, pending_holds
 from holdfast.turns.ledger import contain
-from holdfast.turns.states import TurnStarted, TurnState, turn_state
+from holdfast.turns.states import TurnStarted, TurnState, pasteable, turn_state
 from holdfast.workflows.applying import apply_copies, files_of, is_applied, outside
 from holdfast.workflows.events import WorkflowEvent, WorkflowRecord, check_event, has_workflow, record_of
 from holdfast.workflows.globs import overlaps
@@ -666,7 +666,7 @@ def _told(record: WorkflowRecord, session: Session) -> WorkflowResult:
         state=record.state,
         steps=tuple(record.steps[each.id] for each in record.spec.steps),
         waves=waves(record.spec),
-        next_actions=record.next_actions,
+        next_actions=pasteable(record.next_actions, session.log),
         elapsed_s=record.used_s
         + max(0.0, (ended - (record.resumed_at or record.started_at)).total_seconds()),
         reason=record.interrupted,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import tempfile
@@ -118,6 +119,8 @@ def describe(log: SqliteLog, info: SessionInfo) -> Known:
         session = Session.open(log, info.session_id, read_only=True)
         try:
             enable_inner_message_recording(session)
+            if "workflow" in dict(info.tags):
+                return _workflow(info, session)
             started, ended = session[TurnStarted].latest(), session[TurnEnded].latest()
             state = turn_state(session).value
             if started is None:
@@ -131,3 +134,15 @@ def describe(log: SqliteLog, info: SessionInfo) -> Known:
             session.close()
     except LogError as error:
         return Known(info, "damaged", "", str(error))
+
+
+def _workflow(info: SessionInfo, session: Session) -> Known:
+    # Most runs are none: what reads them is loaded when there is one.
+    try:
+        result = importlib.import_module("holdfast.workflows").workflow_result(session)
+    except UsageError:
+        return Known(info, "empty", "", "")
+    state = result.state.value
+    if state == "running" and info.owner is None:
+        state = "unfinished"
+    return Known(info, state, result.name, result.reason)
