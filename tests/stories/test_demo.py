@@ -18,10 +18,11 @@ def test_the_demo_survives_a_kill_undoes_a_failure_and_holds_the_budget() -> Non
     assert "the process ended with SIGKILL" in shown.stdout
     assert "the run is completed" in shown.stdout
     assert "rolled back" in shown.stdout
+    assert "what rename_symbol left in the files when it raised: nothing" in shown.stdout
     assert "judge   sent back" in shown.stdout
     assert "judge   may stop" in shown.stdout
     assert "budget_exceeded" in shown.stdout
-    command = re.search(r"holdfast (show \S+ --store \S+)", shown.stdout)
+    command = re.search(r"holdfast (show [0-9a-f]{8} --store \S+)", shown.stdout)
     assert command is not None
     again = holdfast(*command.group(1).split())
     assert again.returncode == 0, again.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,9 +55,7 @@ def rename_symbol(old: str, new: str, *, context: ToolContext) -> str:
     for match in context.filesystem.glob("**/*.py"):
         text = context.filesystem.read(match.path, limit=-1).content
         if "legacy" in text and not context.filesystem.exists("ALLOW_LEGACY"):
-            raise RuntimeError(
-                f"{match.path} is legacy code and must not be touched (after {len(changed)} files)"
-            )
+            raise RuntimeError(f"{match.path} is legacy, and {', '.join(changed)} was changed already")
         if old in text:
             context.filesystem.write(match.path, text.replace(old, new))
             changed.append(match.path)
@@ -162,10 +161,11 @@ def demo(directory: Path | None = None, *, fast: bool = False) -> int:
     ]
     run_id = _first(store)
     stage.scene("Look at it yourself")
+    command, short = _command(), str(run_id)[:8]
     for line in (
-        f"holdfast show {run_id} --store {store}",
-        f"holdfast replay {run_id} --store {store}",
-        f"holdfast diagnose {run_id} --store {store}",
+        f"{command} show {short} --store {store}",
+        f"{command} replay {short} --store {store}",
+        f"{command} diagnose {short} --store {store}",
         f"git --git-dir={store}.files log -p --all",
     ):
         stage.say(line)
@@ -193,12 +193,15 @@ def _resumed(stage: _Stage, store: Path, run_id: UUID) -> bool:
     stage.say("done, a judge runs the tests, and sends it back.")
     with DEMO_AGENT.resume(store, run_id, provider=_SCRIPT) as run:
         stage.say(f"the run is {run.state.value}: {run.output}", "green")
+        raised = next(each for each in run.tool_calls if not each.success)
+        left = raised.diff().text
+        stage.say(f"what {raised.name} left in the files when it raised: {left or 'nothing'}")
         stage.scene("The timeline, as the log has it")
         show_timeline(stage.console, run.execution_state.session, indent="   ")
         stage.scene("What one call changed, although it was tried twice")
         renamed = [each for each in run.tool_calls if each.name == "rename_symbol" and each.success]
         stage.console.print(_indent(renamed[0].diff().text), markup=False, highlight=False)
-        return run.state is TurnState.COMPLETED and _was_sent_back(run)
+        return run.state is TurnState.COMPLETED and not left and _was_sent_back(run)
 
 
 def _was_sent_back(run: Run) -> bool:
@@ -212,6 +215,17 @@ def _runaway(stage: _Stage, project: Path, store: Path) -> bool:
     with _THINKER.run("Think.", provider=_RUNAWAY, workspace=project, store=store, limits=limits) as run:
         stage.say(f"the run {run.state.value} ({run.result.error_kind}): {run.result.details}", "yellow")
         return run.result.error_kind == "budget_exceeded"
+
+
+def _command() -> str:
+    """Return what to type for this program, here."""
+    if shutil.which("holdfast"):
+        return "holdfast"
+    beside = Path(sys.executable).with_name("holdfast")
+    if not beside.exists():
+        return f"{sys.executable} -m holdfast"
+    here = Path.cwd()
+    return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 
 
 def _newest(store: Path) -> UUID:

@@ -73,7 +73,8 @@ def _describe(value: object) -> tuple[str, str, bool] | None:
             return "tool", f"{value.tool_name} began ({value.call_id})", True
         case ToolInvoked():
             verb = "kept" if value.success else f"{value.outcome}, rolled back"
-            return "tool", f"{value.name} {verb}: {_short(value.rendered_output)}", value.success
+            said = value.rendered_output.removeprefix(f"{value.name} failed: ")
+            return "tool", f"{value.name} {verb}: {_short(said)}", value.success
         case ToolHeld():
             return "hold", f"{value.tool_name} waits for a person: {_short(value.reason)}", False
         case HoldAnswered():
