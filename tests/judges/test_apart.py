@@ -91,6 +91,20 @@ def test_a_judge_that_keeps_failing_opens_no_circuit_and_makes_no_loop_of_the_ru
     assert "loop_detected" not in told
 
 
+def test_an_evaluation_that_is_asked_for_directly_tells_the_runs_circuit_nothing() -> None:
+    """Whoever evaluates without a round of judges, as from a tool, with the run's own limits in hand."""
+    breaker = CircuitBreaker(1)
+    parent = Session()
+    failing = ScriptedProvider([Answer(error=ThrottleError("slow down", kind="rate_limit"))] * 4)
+    with contain(parent, Limits(max_depth=0), circuit_breaker=breaker) as limits:
+        context = NestedExecutionContext(parent_session=parent, containment=limits)
+        adapter = ModelAdapter(failing, retry=None)
+        result = NestedEvaluator(adapter, prompt=judge_prompt(), context=context).evaluate()
+    assert result.error is not None
+    assert result.error.kind == "throttled"
+    assert breaker.state is CircuitState.CLOSED
+
+
 def test_an_open_circuit_stops_a_judge_and_not_the_run_when_it_fails_open() -> None:
     breaker = CircuitBreaker(1)
     parent = Session()

@@ -262,6 +262,20 @@ def test_a_judge_that_blocks_the_loop_is_late_and_its_answer_does_not_count() ->
     run.close()
 
 
+def test_a_judge_that_ignores_its_cancellation_and_answers_late_is_not_heard() -> None:
+    async def stubborn(context: Any) -> Feedback:
+        try:
+            await anyio.sleep_forever()
+        except asyncio.CancelledError:
+            return Feedback(summary="late")
+        raise AssertionError("it sleeps for ever")
+
+    run = judged_by(stubborn)
+    assert outcome(run) == (TurnState.COMPLETED, [("failed", "timeout")])
+    assert run.execution_state.session[Feedback].all() == ()
+    run.close()
+
+
 # --- next to nothing -----------------------------------------------------------------------------------
 
 

@@ -295,10 +295,12 @@ class Judges:
     ) -> None:
         """Record that a provider that was due said nothing."""
         closed = self.config.on_feedback_failure == "closed" and outcome == "failed"
-        if outcome == "failed":
-            _logger.warning(
-                "the feedback provider %s failed (%s): %s",
+        if outcome != "silent":
+            _logger.log(
+                logging.WARNING if outcome == "failed" else logging.INFO,
+                "the feedback provider %s %s (%s): %s",
                 judge.name,
+                "failed" if outcome == "failed" else "was skipped",
                 reason,
                 detail,
                 extra=self._fields(judge.name, "feedback", outcome, reason, elapsed_ms),
