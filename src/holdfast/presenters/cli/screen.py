@@ -209,13 +209,14 @@ class TerminalScreen:
         self._text += text
         whole, newline, rest = self._text.rpartition("\n")
         if newline:
-            self._console.print(whole, markup=False, highlight=False)
+            # What is printed for good is no longer below, or it would flicker there.
             self._text = rest
+            self._console.print(whole, markup=False, highlight=False)
 
     def _flush(self) -> None:
         if self._text:
-            self._console.print(self._text, markup=False, highlight=False)
-            self._text = ""
+            whole, self._text = self._text, ""
+            self._console.print(whole, markup=False, highlight=False)
 
     def _bottom(self) -> Text:
         used = self._usage
