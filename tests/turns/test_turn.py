@@ -13,13 +13,17 @@ from tests.turns.turn_child import CHILD_AGENT, CHILD_SCRIPT
 
 from holdfast import Agent, Limits, TurnState, tool
 from holdfast.conversation import InnerMessage
+from holdfast.conversation.replay import WITHDRAWN_TEXT
 from holdfast.errors import ConversationNotFound, PromptEvaluationError, PromptMismatch, UsageError
+from holdfast.log.memory import MemoryLog
 from holdfast.log.sqlite import SqliteLog
+from holdfast.presenters.projection import project
 from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.state import Session
 from holdfast.tools.events import ToolInvoked
 from holdfast.tools.policies import PermissionMode, Permissions, answer_hold, pending_holds
 from holdfast.turns import PartialText, TurnEnded, TurnStarted, turn_state
+from holdfast.turns.diagnostics import diagnose
 
 
 @tool
@@ -266,3 +270,36 @@ def test_erasing_a_run_leaves_no_byte_of_it_in_the_log_or_among_the_kept_files(t
     log = SqliteLog(store)
     assert [each.session_id for each in log.sessions()] == [runs[1]]
     log.close()
+
+
+def test_another_request_withdraws_a_question_that_nobody_answered() -> None:
+    """The held call is no orphan: the model is told why it was not run, and nobody can answer any more."""
+    asking = Permissions(PermissionMode.ASK)
+    script = ScriptedProvider([Answer("", [("note", {"text": "one"})]), "as you like"])
+    log = MemoryLog()
+    with AGENT.run("go", provider=script, permissions=asking, store=log) as run:
+        assert run.state is TurnState.HELD
+    with AGENT.run("something else", provider=script, permissions=asking, store=log, run_id=run.id) as later:
+        assert later.output == "as you like"
+        session = later.execution_state.session
+        (told,) = [each for each in later.messages if each.role == "tool"]
+        assert (told.content, told.is_error) == (WITHDRAWN_TEXT, True)
+        assert pending_holds(session) == ()
+        with pytest.raises(UsageError, match="no call 'call_1_1' waits"):
+            answer_hold(session, "call_1_1", approved=True)
+        assert diagnose(session).status == "ready"
+        items = {each.kind: each.status for each in project(session).turns[0].items}
+        assert (items["tool"], items["hold"]) == ("withdrawn", "refused")
+
+
+def test_a_runs_limits_may_be_a_containment_with_guards_of_its_own() -> None:
+    """A shield, breakers, a loop policy: whatever `contain` takes reaches a run."""
+    from holdfast.containment import SafeModeHook, ShieldPipeline
+    from holdfast.turns.ledger import contain
+
+    def guarded(session: Session):
+        return contain(session, Limits(max_steps=9), pipeline=ShieldPipeline(hooks=[SafeModeHook()]))
+
+    with AGENT.run("go", provider=ScriptedProvider(["hi"]), limits=guarded) as run:
+        assert (run.state, run.result.error_kind) == (TurnState.FAILED, "halted")
+        assert "safe mode is on" in run.result.details

@@ -82,6 +82,9 @@ UNREADABLE_REASON = "part of the conversation, but it cannot be read"
 ORPHAN_TEXT = "This call was cut off and has no result; nothing that it did was kept."
 """What the model is told of a call that never came back."""
 
+WITHDRAWN_TEXT = "This call waited for a person's answer when another request came; it was not run."
+"""What the model is told of a held call that nobody answered."""
+
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 

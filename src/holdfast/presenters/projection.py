@@ -34,7 +34,7 @@ from holdfast.conversation.events import (
     SubagentEvent,
 )
 from holdfast.conversation.messages import InnerMessage
-from holdfast.conversation.replay import ORPHAN_TEXT
+from holdfast.conversation.replay import ORPHAN_TEXT, WITHDRAWN_TEXT
 from holdfast.errors import LogError
 from holdfast.judges.events import CompletionChecked, Feedback, JudgeEvent, NestedEvaluated
 from holdfast.log.base import Log
@@ -94,6 +94,7 @@ MAX_DEPTH = 8
 """How deep a tree of child sessions is shown."""
 
 _WIDTH = 100
+_UNRUN = {ORPHAN_TEXT: "cut_off", WITHDRAWN_TEXT: "withdrawn"}
 _OPEN = frozenset({"pending", "running", "answered"})
 """How a call stands that has no end in the log yet; `answered` if its result came without one."""
 
@@ -402,8 +403,8 @@ class Projection:
         place = waiting.pop(0)
         item = self._change(place, text=message.content, seq=seq)
         if item.status in _OPEN:
-            is_cut = message.content == ORPHAN_TEXT
-            self._change(place, status="cut_off" if is_cut else "answered", is_good=False)
+            status = _UNRUN.get(message.content, "answered")
+            self._change(place, status=status, is_good=False)
 
     def _take_started(self, envelope: Envelope, value: ToolStarted) -> None:
         place = self._call(value.call_id)

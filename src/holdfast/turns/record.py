@@ -22,16 +22,27 @@ from holdfast.conversation.messages import (
     get_inner_messages,
     get_latest_evaluation_id,
 )
-from holdfast.conversation.replay import ORPHAN_TEXT, REPLAYED_KINDS, Replay, Replayer, read_events
+from holdfast.conversation.replay import (
+    ORPHAN_TEXT,
+    REPLAYED_KINDS,
+    WITHDRAWN_TEXT,
+    Replay,
+    Replayer,
+    read_events,
+)
 from holdfast.errors import ConversationNotFound, PromptMismatch
 from holdfast.providers.collect import CollectedAnswer
 from holdfast.state.budget import TokenUsage
 from holdfast.state.session import Session
 from holdfast.state.slices import entries_of
+from holdfast.tools.events import HoldAnswered
+from holdfast.tools.policies import pending_holds
 from holdfast.turns.states import TURN_KINDS, TurnStarted, follower_of
 
 _READ = REPLAYED_KINDS | TURN_KINDS
 """The kinds of events that a turn has to look at."""
+
+_WITHDRAWN = "withdrawn: another request came before it was answered"
 
 
 @dataclass(slots=True)
@@ -171,19 +182,25 @@ class TurnRecord:
         return self.replayer.input()
 
     def _close_orphans(self) -> None:
-        """Answer for good the calls that an earlier turn left open: this turn does not go on with them."""
+        """Answer for good the calls that an earlier turn left open: this turn does not go on with them.
+
+        A call that waits for a person is no orphan: its question is withdrawn in the same append, so that
+        nobody answers it into the void.
+        """
         waiting = self.replayer.waiting_calls
         if not waiting:
             return
+        holds = {each.call_id: each for each in pending_holds(self.session)}
         asked = [
             each for each in self.session[InnerMessage].all() if each.role == "assistant" and each.tool_calls
         ]
         for call_id in waiting:
             owner = next(m for m in reversed(asked) if any(c.call_id == call_id for c in m.tool_calls))
             said = get_inner_messages(self.session, owner.evaluation_id)
+            held = holds.pop(call_id, None)
             closed = InnerMessage(
                 role="tool",
-                content=ORPHAN_TEXT,
+                content=ORPHAN_TEXT if held is None else WITHDRAWN_TEXT,
                 evaluation_id=owner.evaluation_id,
                 sequence=1 + max(each.sequence for each in said),
                 tool_call_id=call_id,
@@ -192,8 +209,10 @@ class TurnRecord:
                 prompt_ns=owner.prompt_ns,
                 prompt_key=owner.prompt_key,
                 created_at=self.session.clock.now(),
+                is_error=True,
             )
-            self.session.dispatch(closed)
+            withdrawn = () if held is None else (HoldAnswered(call_id, False, _WITHDRAWN, "", held.hold_id),)
+            self.session.dispatch_all((*withdrawn, closed))
 
     # .. messages ..
 
