@@ -17,7 +17,7 @@ from uuid import UUID
 
 import anyio
 
-from holdfast.containment import CancellationToken, Limits
+from holdfast.containment import CancellationToken, ExecutionConfig, ExecutionContext, Limits
 from holdfast.conversation.branches import branch_summary
 from holdfast.conversation.compaction import CompactionSettings
 from holdfast.conversation.messages import enable_inner_message_recording, get_inner_messages
@@ -47,6 +47,13 @@ from holdfast.workspace.base import Filesystem, WorkspaceDiff
 from holdfast.workspace.history import lines, sweep
 from holdfast.workspace.host import HostFilesystem
 from holdfast.workspace.memory import InMemoryFilesystem
+
+Ceilings = Limits | ExecutionConfig | Callable[[Session], ExecutionContext]
+"""What a run may use up: numbers, or a function that puts its session under a containment of its own.
+
+Such a function is where a shield, circuit breakers, a loop policy or other prices come in:
+`limits=lambda session: contain(session, Limits(...), pipeline=..., loops=...)`.
+"""
 
 Extension = Callable[[InnerLoop], AbstractAsyncContextManager[object]]
 """Is entered with a loop before its turn runs, and left when the turn has ended."""
@@ -123,7 +130,7 @@ class Agent:
         *,
         provider: Provider,
         workspace: str | Path | Filesystem | None = None,
-        limits: Limits | None = None,
+        limits: Ceilings | None = None,
         store: str | Path | Log | None = None,
         permissions: Permissions | None = None,
         watch: Watch | None = None,
@@ -148,7 +155,7 @@ class Agent:
         *,
         provider: Provider,
         workspace: str | Path | Filesystem | None = None,
-        limits: Limits | None = None,
+        limits: Ceilings | None = None,
         store: str | Path | Log | None = None,
         permissions: Permissions | None = None,
         watch: Watch | None = None,
@@ -169,7 +176,7 @@ class Agent:
         *,
         provider: Provider,
         workspace: str | Path | Filesystem | None = None,
-        limits: Limits | None = None,
+        limits: Ceilings | None = None,
         permissions: Permissions | None = None,
         watch: Watch | None = None,
         cancellation: CancellationToken | None = None,
@@ -188,7 +195,7 @@ class Agent:
         *,
         provider: Provider,
         workspace: str | Path | Filesystem | None = None,
-        limits: Limits | None = None,
+        limits: Ceilings | None = None,
         permissions: Permissions | None = None,
         watch: Watch | None = None,
         cancellation: CancellationToken | None = None,
@@ -203,7 +210,7 @@ class Agent:
         self,
         provider: Provider,
         workspace: str | Path | Filesystem | None,
-        limits: Limits | None,
+        limits: Ceilings | None,
         store: str | Path | Log | None,
         permissions: Permissions | None,
         watch: Watch | None,
@@ -226,7 +233,7 @@ class Agent:
             provider=provider,
             prompt=self.prompt,
             agent=self.name,
-            containment=None if limits is None else contain(session, limits),
+            containment=_contained(session, limits),
             permissions=permissions or Permissions(),
             max_iterations=self.max_iterations,
             retry=self.retry,
@@ -243,6 +250,12 @@ def _refuse_in_event_loop(face: str, other: str) -> None:
     # Before anything is opened: a run that cannot begin must not hold a store's lease.
     if is_in_event_loop():
         raise UsageError(f"Agent.{face} would block the event loop that runs here; `await` {other} instead")
+
+
+def _contained(session: Session, limits: Ceilings | None) -> ExecutionContext | None:
+    if limits is None:
+        return None
+    return contain(session, limits) if isinstance(limits, Limits | ExecutionConfig) else limits(session)
 
 
 @dataclass(frozen=True, slots=True)
