@@ -71,21 +71,21 @@ def check_drafts(drafts: Sequence[Draft]) -> None:
     if len(drafts) > MAX_BATCH:
         raise UsageError(f"one append takes at most {MAX_BATCH} events, not {len(drafts)}; append in parts")
     for draft in drafts:
-        check_text("an event's type", draft.type)
-        if not draft.type:
+        kind = draft.type
+        check_text("an event's type", kind)
+        if not kind:
             raise UsageError("an event's type must not be empty")
-        for what, value in (
-            ("turn_id", draft.turn_id),
-            ("run_id", draft.run_id),
-            ("trace_id", draft.trace_id),
-        ):
-            if value is not None:
-                check_text(what, value)
-        check_payload(f"the payload of {draft.type!r}", draft.payload)
+        if draft.turn_id is not None:
+            check_text("turn_id", draft.turn_id)
+        if draft.run_id is not None:
+            check_text("run_id", draft.run_id)
+        if draft.trace_id is not None:
+            check_text("trace_id", draft.trace_id)
+        payload = draft.payload
+        if type(payload) is not bytes or len(payload) > MAX_PAYLOAD_BYTES:
+            check_payload(f"the payload of {kind!r}", payload)
         if type(draft.at_us) is not int or not _EARLIEST_US <= draft.at_us <= _LATEST_US:
-            raise UsageError(
-                f"at_us of {draft.type!r} must be whole microseconds since 1970, not {draft.at_us!r}"
-            )
+            raise UsageError(f"at_us of {kind!r} must be whole microseconds since 1970, not {draft.at_us!r}")
 
 
 def check_payload(what: str, payload: bytes) -> None:

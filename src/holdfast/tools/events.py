@@ -59,6 +59,7 @@ class ToolInvoked:
     run_context: RunContext | None = None
     event_id: UUID = field(default_factory=new_id)
     attempt_id: str = ""
+    """The attempt whose `ToolStarted` this ends; empty for a call that had none."""
     outcome: Outcome = "ok"
     elapsed_ms: float = 0.0
     workspace: FilesystemSnapshot | None = None

@@ -45,6 +45,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, TypeVar, cast
+from uuid import UUID
 
 import anyio
 import anyio.from_thread
@@ -172,6 +173,11 @@ class OpenCall:
     """Whether the handler's token was set because of a cancellation or a deadline, and not the reverse."""
     is_committing: bool = False
     is_over: bool = False
+
+    @property
+    def event_id(self) -> UUID:
+        """The id of the event that ends the call."""
+        return UUID(hex=self.attempt_id)
 
 
 _inside: ContextVar[tuple[OpenCall, ...]] = ContextVar("holdfast_inside_calls", default=())
@@ -694,7 +700,7 @@ class ToolRunner:
         result: ToolResult[Any] = ToolResult.error(message)
         recorded, problem = _recorded(plan.record, result)
         invoked = self._invoked(
-            plan.call, plan.context, result, outcome, attempt_id=new_id().hex, batch_events=len(recorded)
+            plan.call, plan.context, result, outcome, event_id=new_id(), batch_events=len(recorded)
         )
         self.execution_state.session.dispatch_all([*recorded, invoked])
         if problem is not None:
@@ -896,7 +902,8 @@ class ToolRunner:
             begun.context,
             result,
             "ok",
-            attempt_id=begun.attempt_id,
+            event_id=begun.event_id,
+            attempt_id=_started_attempt(begun),
             elapsed=self._elapsed(begun),
             workspace=workspace,
             hold_id=begun.hold_id,
@@ -941,8 +948,9 @@ class ToolRunner:
             return None
 
     def _is_logged(self, begun: OpenCall) -> bool:
+        event_id = begun.event_id
         return any(
-            isinstance(value, ToolInvoked) and value.attempt_id == begun.attempt_id
+            isinstance(value, ToolInvoked) and value.event_id == event_id
             for _, value in self.execution_state.session.events(after=begun.head)
         )
 
@@ -1049,7 +1057,8 @@ class ToolRunner:
                 begun.context,
                 result,
                 outcome,
-                attempt_id=begun.attempt_id,
+                event_id=begun.event_id,
+                attempt_id=_started_attempt(begun),
                 elapsed=self._elapsed(begun),
                 conflicts=conflicts,
                 hold_id=begun.hold_id,
@@ -1088,7 +1097,8 @@ class ToolRunner:
         result: ToolResult[Any],
         outcome: Outcome,
         *,
-        attempt_id: str,
+        event_id: UUID,
+        attempt_id: str = "",
         elapsed: timedelta = timedelta(0),
         workspace: FilesystemSnapshot | None = None,
         conflicts: tuple[str, ...] = (),
@@ -1105,6 +1115,7 @@ class ToolRunner:
             created_at=self.execution_state.clock.now(),
             call_id=call.id,
             run_context=context.run_context,
+            event_id=event_id,
             attempt_id=attempt_id,
             outcome=outcome,
             elapsed_ms=round(elapsed.total_seconds() * 1000, 3),
@@ -1380,6 +1391,11 @@ def _shortened(value: object) -> object:
 def _describe(error: BaseException) -> str:
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _started_attempt(begun: OpenCall) -> str:
+    """Return which attempt a call's end belongs to; a call without effects has no start in the log."""
+    return "" if begun.tool.effects == "none" else begun.attempt_id
 
 
 def _ended_call(end: ToolInvoked) -> object:
