@@ -116,8 +116,8 @@ _REPAIR = "<invalid-answer>"
 Watch = Callable[[LiveEvent], object]
 """Sees what the model says while it says it, and what the turn does, such as `LiveFeed.publish`.
 
-It is for display only: nothing depends on it. It is called in the turn's own event loop, which it must not hold
-up: whatever may be slow or hang belongs behind a `LiveFeed`. One that raises is not called again.
+It is for display only: nothing depends on it. It is called in the turn's own event loop, which it must not
+hold up: whatever may be slow or hang belongs behind a `LiveFeed`. One that raises is not called again.
 """
 
 
