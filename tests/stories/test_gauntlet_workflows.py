@@ -359,3 +359,23 @@ def test_what_is_wrong_in_a_file_is_told_with_its_place(project: Project) -> Non
         assert done.returncode == 2, done.stdout
         assert told in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_the_other_commands_know_a_workflow_when_they_see_one(project: Project) -> None:
+    project.run(docs=[says("failed", "no")])
+    store = ("--store", str(project.store))
+    listed = holdfast("list", *store, cwd=project.work).stdout
+    assert "partial" in listed
+    assert "The release" in listed
+    shown = holdfast("show", *store, cwd=project.work).stdout
+    assert "checkpoint_decided" in shown
+    found = json.loads(holdfast("diagnose", *project.options, cwd=project.work).stdout)
+    checks = {each["id"]: each["status"] for each in found["checks"]}
+    assert checks["log"] == "passed", "every event can be read"
+    assert (checks["workflow_events"], checks["workflow_checkpoints"]) == ("passed", "warning")
+    resumed = holdfast("resume", *store, cwd=project.work)
+    assert resumed.returncode == 2
+    assert "holdfast workflow resume" in resumed.stderr
+    no_workflow = holdfast("workflow", "resume", "--ready", "nobody", *store, cwd=project.work)
+    assert no_workflow.returncode == 2
+    assert "has no step 'nobody'" in no_workflow.stderr

@@ -435,6 +435,8 @@ def _turn_of(log: _Log, envelope: Envelope) -> TurnState | None:
 
 def _check_turn_completion(log: _Log) -> Check:
     turns = log.derived
+    if not turns and log.workflows:
+        return _nothing("turn_completion", "are no turns, as it is a workflow,")
     if not turns:
         return _found("turn_completion", "warning", "no_turn", "no turn was ever started in this session")
     false = [

@@ -297,7 +297,13 @@ def run(flags: Mapping[str, object | None], task: str, *, directory: Path | None
 
 def resume(flags: Mapping[str, object | None], said: str, *, as_json: bool) -> int:
     """Go on with a run that was cut off, held or stopped by a limit."""
-    return Desk(flags, run=said, as_json=as_json).turn(None)
+    desk = Desk(flags, run=said, as_json=as_json)
+    assert desk.run_id is not None
+    with stored.opened_log(desk.store) as log:
+        if stored.is_workflow(log.info(desk.run_id)):
+            short = str(desk.run_id)[:8]
+            raise UsageError(f"{short} is a workflow; go on with `holdfast workflow resume {short}`")
+    return desk.turn(None)
 
 
 def chat(

@@ -59,6 +59,9 @@ def find(store: Path, said: str) -> UUID:
     """Return the run that a person means: an id, the beginning of one, or @last. Raises `UsageError`."""
     with opened_log(store) as log:
         runs = log.sessions()
+    if any(is_workflow(each) for each in runs):
+        # Whoever reads them must know their events; most stores have none.
+        importlib.import_module("holdfast.workflows")
     if not runs:
         raise UsageError(f'there are no runs in {store}; begin one with `holdfast run "task"`')
     if said == LAST:
@@ -73,6 +76,11 @@ def find(store: Path, said: str) -> UUID:
     raise UsageError(
         f"{what} with {said!r}{f' ({shown} ...)' if shown else ''}; see `holdfast list`, or say @last"
     )
+
+
+def is_workflow(info: SessionInfo) -> bool:
+    """Whether a session is a workflow's."""
+    return "workflow" in dict(info.tags)
 
 
 def known(store: Path) -> list[str]:
@@ -119,7 +127,7 @@ def describe(log: SqliteLog, info: SessionInfo) -> Known:
         session = Session.open(log, info.session_id, read_only=True)
         try:
             enable_inner_message_recording(session)
-            if "workflow" in dict(info.tags):
+            if is_workflow(info):
                 return _workflow(info, session)
             started, ended = session[TurnStarted].latest(), session[TurnEnded].latest()
             state = turn_state(session).value

@@ -100,6 +100,11 @@ def _describe(value: object) -> tuple[str, str, bool] | None:
             return "child", f"{value.event} {value.subagent_id}: {_short(value.summary or value.task)}", True
         case PartialText():
             return "model", f"cut off after: {_short(value.text)}", False
+        case _ if type(value).__name__ == "WorkflowEvent":
+            # It is known by its name: what it is made of is loaded only where a store has workflows.
+            told = [str(getattr(value, each, "")) for each in ("step_id", "status", "reason")]
+            good = told[1] in ("", "checkpoint_ready", "completed")
+            return "step", " ".join((str(getattr(value, "kind", "")), *filter(None, told))), good
     return None
 
 

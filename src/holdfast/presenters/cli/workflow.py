@@ -251,7 +251,7 @@ class _Screen:
         return code
 
     def _line(self, text: str, style: str) -> None:
-        self._console.print(text, style=style, markup=False, highlight=False)
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _write(self, data: Mapping[str, Any]) -> None:
         sys.stdout.write(json.dumps(data, ensure_ascii=False, default=str) + "\n")
