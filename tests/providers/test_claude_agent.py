@@ -21,7 +21,9 @@ from holdfast.containment import (
     DegradePlan,
     EgressBoundaryHook,
     ExecutionContext,
+    Price,
     ShieldPipeline,
+    StaticPrices,
 )
 from holdfast.conversation.events import HistoryCompacted, ProviderUsage
 from holdfast.conversation.messages import InnerMessage, enable_inner_message_recording
@@ -389,6 +391,20 @@ def test_money_is_counted_and_has_a_ceiling(tmp_path: Path) -> None:
     (used,) = run.execution_state.session[ProviderUsage].all()
     assert used.cost_usd is not None
     assert used.cost_usd > 1.0
+
+
+def test_usage_and_cost_are_the_vendors_numbers_by_the_table(tmp_path: Path) -> None:
+    """Cached, written and thought tokens are counted apart, as on every other provider."""
+    usage = TokenUsage(input_tokens=1000, output_tokens=100, cached_tokens=600, reasoning_tokens=40)
+    prices = StaticPrices(
+        {"claude-sonnet-4-5": Price(2.0, 10.0, cached_input_per_mtok=0.5, cache_write_per_mtok=4.0)}
+    )
+    with bench(tmp_path, [Answer("hi", usage=usage, cache_write_tokens=300)]) as b:
+        run = WRITER.run("Write", provider=b.agent(prices=prices), workspace=b.root)
+    (used,) = run.execution_state.session[ProviderUsage].all()
+    assert used.usage == usage
+    # 100 plain at 2, 600 cached at 0.5, 300 written at 4, 100 out at 10, per million.
+    assert used.cost_usd == pytest.approx((100 * 2 + 600 * 0.5 + 300 * 4 + 100 * 10) / 1e6)
 
 
 def contained(

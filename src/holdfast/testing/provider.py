@@ -393,12 +393,15 @@ class ProviderConformance:
         assert run.result.error_kind in kinds[stop]
 
     def test_an_empty_answer_is_noted(self) -> None:
-        """It is no failure, and it is no text either."""
-        with self.open([Answer("")]) as bench:
+        """It is no failure, and it is no text either; a run's log says that there was nothing."""
+        with self.open([Answer(""), Answer("")]) as bench:
             outcome = outcome_of(bench.provider)
+            run = CALCULATOR.run("?", provider=bench.provider)
         assert outcome.error is None
         assert outcome.answer.is_empty
         assert outcome.answer.notes == ("the answer is empty",)
+        assert (run.state, run.output) == (TurnState.COMPLETED, "")
+        assert run.execution_state.session[ProviderUsage].all()[-1].notes == ("the answer is empty",)
 
     # --- failures --------------------------------------------------------------------------------------
 
@@ -569,15 +572,11 @@ class ProviderConformance:
         """Each once and in order, and the other side takes a thousand results."""
         calls = [("double", {"number": each}) for each in range(1000)]
         with self.open([Answer("", calls), Answer("Done.")]) as bench:
-            first = outcome_of(bench.provider).answer
-            assert [json.loads(call.arguments_json)["number"] for call in first.calls] == list(range(1000))
-            records = [ToolCallRecord(call.id, call.name, call.arguments_json) for call in first.calls]
-            results = [said("tool", "ok", tool_call_id=call.id, tool_name=call.name) for call in first.calls]
-            asked = said("assistant", first.text, tool_calls=tuple(records))
-            request = request_of(said("user", "Go"), asked, *results, provider=bench.provider)
-            second = outcome_of(bench.provider, request)
-        assert second.error is None, second.error
-        assert second.answer.text == "Done."
+            run = CALCULATOR.run("?", provider=bench.provider)
+            assert bench.calls == 2
+        assert (run.state, run.output) == (TurnState.COMPLETED, "Done."), run.result.details
+        results = [each.content for each in run.messages if each.role == "tool"]
+        assert results == [str(2 * each) for each in range(1000)]
 
     def test_an_answer_of_ten_megabytes_is_cut_and_noted(self) -> None:
         """The run ends as truncated, and the log says what was dropped."""
