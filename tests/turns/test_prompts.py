@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Session, tool
+from holdfast import Agent, Session, tool
 from holdfast.conversation import InnerMessage
 from holdfast.errors import OutputParseError, PromptMismatch
 from holdfast.prompt import MarkdownSection, Prompt, PromptTemplate, SectionVisibility
@@ -203,3 +203,27 @@ def test_a_conversation_is_resumed_with_its_own_prompt_alone() -> None:
         adapter.evaluate(prompt("two"), session=session, resume=True)
     assert len(list(session.events())) == before
     assert adapter.evaluate(prompt("one"), session=session, resume=True).text == "ok"
+
+
+SMALL = '''
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+agent = Agent("adder", instructions="You add.", tools=[add])
+run = agent.run("What is 1 + 2?", provider=provider)
+'''
+
+
+def test_an_agent_with_a_tool_takes_five_lines() -> None:
+    """It is a prompt like any other, with a section that has the tool, and it runs."""
+    assert len(SMALL.strip().splitlines()) == 5
+    names: dict[str, Any] = {
+        "Agent": Agent,
+        "provider": ScriptedProvider([Answer("", [("add", {"a": 1, "b": 2})]), "3"]),
+    }
+    exec(SMALL, names)  # the text is what is promised, so it is the text that runs
+    run, agent = names["run"], names["agent"]
+    assert (run.output, [each.content for each in run.messages if each.role == "tool"]) == ("3", ["3"])
+    rendered = agent.prompt.render()
+    assert [each.name for each in rendered.tools] == ["add"]
+    assert "You add." in rendered.text
