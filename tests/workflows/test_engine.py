@@ -320,3 +320,14 @@ def result_id(result: WorkflowResult) -> Any:
     from uuid import UUID
 
     return UUID(result.session_id)
+
+
+def test_the_blocking_faces_are_refused_inside_an_event_loop() -> None:
+    """In words, and before anything was opened."""
+    import anyio
+
+    async def inside() -> None:
+        with pytest.raises(UsageError, match="would block the event loop"):
+            run(steps(step("a")), Model())
+
+    anyio.run(inside)

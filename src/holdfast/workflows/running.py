@@ -28,6 +28,7 @@ from holdfast.state.session import Session, nested_session
 from holdfast.subagents import ChildRunner, LoopRunner, SubagentLimits
 from holdfast.tools.boundaries import recover
 from holdfast.tools.context import ToolContext
+from holdfast.tools.gate import is_in_event_loop
 from holdfast.tools.policies import Permissions
 from holdfast.tools.tool import Tool, ToolResult
 from holdfast.turns.turn import InnerLoop
@@ -57,6 +58,7 @@ def run_workflow(
 
     `limits` hold for each step, `ceiling` for all of them together.
     """
+    _refuse_in_event_loop("run_workflow")
     check_agents(spec, agents)
     session = Session(log=open_log(store), tags={**(tags or {}), "agent": "workflow", "workflow": spec.id})
     state, root = open_state(session, workspace, store)
@@ -90,6 +92,7 @@ def resume_workflow(
     before: Callable[[Session], object] | None = None,
 ) -> WorkflowResult:
     """Go on with a stored workflow, blocking. `before` may answer steps or let them be run again first."""
+    _refuse_in_event_loop("resume_workflow")
     session = Session.open(
         open_log(store, must_exist=True), session_id if isinstance(session_id, UUID) else UUID(session_id)
     )
@@ -118,6 +121,11 @@ def resume_workflow(
         return anyio.run(workflow.resume)
     finally:
         close_state(state, store)
+
+
+def _refuse_in_event_loop(face: str) -> None:
+    if is_in_event_loop():
+        raise UsageError(f"{face} would block the event loop that runs here; `await Workflow(...)` instead")
 
 
 def workspace_of_workflow(session: Session) -> str | None:

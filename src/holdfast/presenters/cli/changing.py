@@ -15,6 +15,7 @@ from holdfast.state.execution import ExecutionState
 from holdfast.state.session import Session
 from holdfast.tools.boundaries import Boundary, boundaries, fork_at, rollback_to_call
 from holdfast.tools.policies import answer_hold, pending_holds
+from holdfast.turns.diagnostics import resolve_attention
 
 
 def _chosen(session: Session, call: str | None) -> Boundary:
@@ -136,6 +137,15 @@ def salvage(store: Path, into: Path, *, as_json: bool) -> None:
         f"copied {len(reports)} sessions into {into}, {whole} of them whole\n"
         f"see them with: holdfast list --store {into}",
     )
+
+
+def attend(store: Path, run_id: UUID, *, note: str, as_json: bool) -> None:
+    """Record that a person has put right what a run needed one for."""
+    with reopened(store, run_id) as state:
+        resolved = resolve_attention(state.session, note, by="cli")
+    if resolved is None:
+        raise UsageError("nothing in this run needs a person; see `holdfast diagnose`")
+    _say(as_json, {"run": str(run_id), "note": note}, "noted; the run can go on")
 
 
 def _say(as_json: bool, data: object, text: str) -> None:

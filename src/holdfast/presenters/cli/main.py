@@ -577,6 +577,22 @@ def prune(
 
 
 @app.command()
+def attend(
+    run: RunId,
+    note: Annotated[str, typer.Option(help="What was done about it.")],
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say that you have put right what a run needed a person for.
+
+    Example: holdfast attend 3f2a --note "restored data.txt by hand"
+    """
+    changing = _part("changing")
+
+    changing.attend(*_one(store, run), note=note, as_json=as_json)
+
+
+@app.command()
 def salvage(
     into: Annotated[Path, typer.Argument(help="A new file for what is whole.")],
     store: Store = None,
