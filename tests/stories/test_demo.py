@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
+
+from tests.stories.terminal import Terminal
 
 
 def holdfast(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -36,3 +39,14 @@ def test_a_missing_store_is_one_clear_sentence() -> None:
     assert shown.returncode != 0
     assert "/nowhere/runs.db does not exist" in shown.stderr
     assert "Traceback" not in shown.stderr
+
+
+def test_the_demo_is_told_in_a_terminal(tmp_path: Path) -> None:
+    """In a real terminal, with colours and pauses left out: the same scenes, and exit code 0."""
+    project = tmp_path / "anywhere"
+    project.mkdir()
+    with Terminal("demo", "--fast", cwd=project) as terminal:
+        assert terminal.end() == 0, terminal.text
+        for scene in ("SIGKILL", "The timeline", "sent back", "budget_exceeded", "Look at it yourself"):
+            assert scene in terminal.text
+    assert list(project.iterdir()) == [], "it works in a scratch directory"
