@@ -458,7 +458,7 @@ class ExecutionContext:
             finalizer.atexit = False
         return disarm
 
-    # --- the seed's face --------------------------------------------------------------------------
+    # --- the face that returns decisions -----------------------------------------------------------------
 
     def wrap_llm_call(self, fn: Callable[[], object], options: WrapOptions | None = None) -> Decision:
         """Make a model call and say what was decided; `call_llm` also returns what came back.

@@ -6,7 +6,7 @@ Theory of operation
 chain below the run's limits and a cancellation token below the run's, and lets the adapter evaluate the
 prompt there. Whatever happens, all four are closed again, in the opposite order.
 
-What goes wrong has two ways to go, as the seed's table says. A passed deadline and a spent budget are raised:
+What goes wrong has two ways to go. A passed deadline and a spent budget are raised:
 they are facts about the run, too. Everything else is captured in the result, down to an adapter that exits:
 a judge never takes the run with it. Two things are not the judge's and pass through: the run's own
 cancellation, and a person's interrupt.

@@ -1160,7 +1160,7 @@ class _Undoing:
             action()
 
 
-# --- the seed's context manager, and hooks ---------------------------------------------------------
+# --- the context manager, and hooks ----------------------------------------------------------------
 
 
 @contextmanager
