@@ -48,10 +48,10 @@ class Server:
         except OSError:
             return
         with connection:
-            self.opened.set()
             try:
+                # Open is what has said hello: from then on the call has its connection in hand.
                 while connection.recv(1024):
-                    pass
+                    self.opened.set()
             except OSError:
                 pass
         self.closed.set()
