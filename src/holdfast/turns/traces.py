@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from uuid import UUID
 
@@ -69,13 +69,14 @@ class _Asked:
         self.answer: CollectedAnswer | None = None
 
 
-@contextmanager
-def model_span(provider: str, model: str, clock: Clock) -> Iterator[_Asked]:
+def model_span(provider: str, model: str, clock: Clock) -> AbstractContextManager[_Asked]:
     """Watch a model call. Put its answer into what is returned."""
+    return _model_span(provider, model, clock) if telemetry.is_on() else nullcontext(_Asked())
+
+
+@contextmanager
+def _model_span(provider: str, model: str, clock: Clock) -> Iterator[_Asked]:
     asked = _Asked()
-    if not telemetry.is_on():
-        yield asked
-        return
     began = clock.monotonic()
     about = {
         "gen_ai__operation__name": "chat",
@@ -111,13 +112,13 @@ def _tell_usage(span: Span, answer: CollectedAnswer, about: dict[str, str]) -> N
         telemetry.record("holdfast.cost", answer.cost_usd, **about)
 
 
-@contextmanager
-def tool_span(call: ToolCall, clock: Clock) -> Iterator[Span]:
+def tool_span(call: ToolCall, clock: Clock) -> AbstractContextManager[Span]:
     """Watch a tool call, its commit or rollback included."""
-    if not telemetry.is_on():
-        with telemetry.span("") as nobody:
-            yield nobody
-        return
+    return _tool_span(call, clock) if telemetry.is_on() else telemetry.span("")
+
+
+@contextmanager
+def _tool_span(call: ToolCall, clock: Clock) -> Iterator[Span]:
     began = clock.monotonic()
     try:
         with telemetry.span(

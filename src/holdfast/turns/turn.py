@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
@@ -165,6 +165,8 @@ class InnerLoop:
     _compactor: Compactor = field(init=False, repr=False)
     _rendered: RenderedPrompt[Any] = field(init=False, repr=False)
     _runner: ToolRunner = field(init=False, repr=False)
+    _context: ToolContext = field(init=False, repr=False)
+    """What every tool call of the turn is given."""
     _told: int = 0
     _tool_tokens: int = 0
     _results: dict[int, InnerMessage] = field(default_factory=dict)
@@ -173,6 +175,8 @@ class InnerLoop:
     """The places of the results of the calls that are running, by call id."""
     _expansions: list[tuple[ToolCall, int, VisibilityExpansionRequired]] = field(default_factory=list)
     """The calls that want sections opened, with their places in the conversation."""
+    _under_way: list[anyio.CancelScope] = field(default_factory=list)
+    """The model calls that the turn's token cuts off."""
     _seat: Seat = field(init=False, repr=False)
     _judges: Judges = field(init=False, repr=False)
     _began: float = 0.0
@@ -263,6 +267,17 @@ class InnerLoop:
             policies=rendered.policies,
             permissions=self.permissions,
         )
+        self._context = ToolContext(
+            self.state,
+            deadline=self.deadline,
+            budget_tracker=self.budget_tracker,
+            cancellation=self.cancellation,
+            run_context=self.run_context,
+            prompt=self.prompt,
+            rendered_prompt=self._rendered,
+            adapter=self.provider.name,
+            heartbeat=self.heartbeat,
+        )
 
     def _as_rendered(self) -> PromptRendered:
         session = self.state.session
@@ -280,7 +295,7 @@ class InnerLoop:
     async def _to_its_end(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
         self._began = self.state.clock.monotonic()
         self._show_plan()
-        with noted_signals() as noted:
+        with noted_signals() as noted, self._stoppable():
             try:
                 return await self._in_seat(pending)
             except _Halted as halt:
@@ -292,6 +307,20 @@ class InnerLoop:
                 raise  # What cannot be written down cannot be given an ending either.
             except Exception as error:  # noqa: BLE001  # every stop has an ending, also one that nobody foresaw
                 return self._ended_by(error)
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Let the turn's token cut off whatever model call is under way when it is set."""
+
+        def cut_off() -> None:
+            for each in self._under_way:
+                each.cancel()
+
+        forget = self.cancellation.on_cancel(threadsafe(cut_off))
+        try:
+            yield
+        finally:
+            forget()
 
     async def _in_seat(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
         """Run the loop with the provider in its seat: one that brings a loop of its own is held there."""
@@ -451,6 +480,7 @@ class InnerLoop:
         replayed = self._record.input()
         request = self._request(replayed)
         collector = Collector()
+        answer = CollectedAnswer()
         notes: tuple[str, ...] = ()
 
         def follow(contained: ActiveCall | None) -> None:
@@ -460,6 +490,7 @@ class InnerLoop:
                 replayed, notes = as_sent(replayed, request.items) if less else replayed, (*notes, *less)
 
         async def call() -> CollectedAnswer:
+            nonlocal answer
             contained = current_call()
             follow(contained)
             model = request.model or self.provider.model
@@ -469,14 +500,15 @@ class InnerLoop:
                     async with aclosing(self._seat.provider.stream(request)) as events:
                         async for each in events:
                             collector.add(each)
-                            self._show_model(each)
+                            if self.watch is not None:
+                                self._show_model(each)
                 finally:
-                    asked.answer = collector.answer()
+                    answer = asked.answer = collector.answer()
                     # An attempt that was made again may have been made with less than the first one.
                     follow(contained)
                     if contained is not None:
                         report_usage(contained, collector.usage)
-            return asked.answer
+            return answer
 
         try:
             await self._in_time(call, request, replayed)
@@ -491,7 +523,6 @@ class InnerLoop:
             if not collector.text and await self._is_shortened(error):
                 return await self._ask()
             return self._provider_failed(collector.text, error)
-        answer = collector.answer()
         self._compactor.settled()
         usage = self._record.usage_of(answer, replayed, notes=notes, pressure=self._compactor.pressure)
         # An answer that was cut off, filtered or refused is no answer: what was said is evidence.
@@ -569,10 +600,14 @@ class InnerLoop:
         self, call: Callable[[], Awaitable[CollectedAnswer]], request: ModelRequest, replayed: Replay
     ) -> None:
         """Make a model call inside the containment; the turn's token and its deadline cut it off."""
-        seconds = None if self.deadline is None else max(self.deadline.remaining().total_seconds(), 0)
         outcome: CallOutcome[CollectedAnswer] | None = None
-        with anyio.move_on_after(seconds) as scope:
-            forget = self.cancellation.on_cancel(threadsafe(scope.cancel))
+        with anyio.CancelScope() as scope:
+            if self.deadline is not None:
+                scope.deadline = anyio.current_time() + max(self.deadline.remaining().total_seconds(), 0)
+            self._under_way.append(scope)
+            # One that was set before there was a scope has cut off nothing.
+            if self.cancellation.is_cancelled:
+                scope.cancel()
             try:
                 if self.containment is None:
                     await call()
@@ -580,7 +615,7 @@ class InnerLoop:
                     options = self._options(request, replayed)
                     outcome = await self.containment.acall_llm(call, options)
             finally:
-                forget()
+                self._under_way.remove(scope)
         if scope.cancelled_caught:
             self.cancellation.raise_if_cancelled()
             raise DeadlineExceededError("the deadline passed while the model was answering")
@@ -620,10 +655,11 @@ class InnerLoop:
 
     def _status(self, status: Status, *, ahead: int = 0, detail: str = "") -> None:
         """Say what the turn does now; `ahead` is 1 while the next answer is being made."""
-        last = self._record.last
-        step = ahead + (0 if last is None else last.turn)
         self._is_waiting = status == "waiting"
-        self._show(StatusChanged(status, self._record.turn_id, step, detail))
+        if self.watch is not None:
+            last = self._record.last
+            step = ahead + (0 if last is None else last.turn)
+            self._show(StatusChanged(status, self._record.turn_id, step, detail))
 
     def _show_wait(self, retried: Retried) -> None:
         """Say that the model is asked again in a while, and why."""
@@ -637,12 +673,16 @@ class InnerLoop:
 
     def _show_plan(self) -> None:
         """Show the agent's plan, if it is another one than was shown last."""
+        if self.watch is None:
+            return
         plan = self.state.session[Plan].latest()
         if plan is not None and plan != self._shown_plan:
             self._shown_plan = plan
             self._show(PlanChanged(tuple(PlanEntry(each.title, each.status) for each in plan.steps)))
 
     def _show_usage(self) -> None:
+        if self.watch is None:
+            return
         used, last = self._record.usage, self._record.last
         elapsed_s = self.state.clock.monotonic() - self._began
         steps = 0 if last is None else last.turn
@@ -653,18 +693,7 @@ class InnerLoop:
         self._show(TurnFinished(ended.turn_id, ended.state, ended.error_kind, ended.next_actions))
 
     async def _run_tools(self, calls: Sequence[ToolCall], *, resumed: bool = False) -> None:
-        context = ToolContext(
-            self.state,
-            deadline=self.deadline,
-            budget_tracker=self.budget_tracker,
-            cancellation=self.cancellation,
-            run_context=self.run_context,
-            is_resume=resumed,
-            prompt=self.prompt,
-            rendered_prompt=self._rendered,
-            adapter=self.provider.name,
-            heartbeat=self.heartbeat,
-        )
+        context = replace(self._context, is_resume=True) if resumed else self._context
         self._expansions.clear()
         self._status("running_tools")
         await self._runner.aexecute_all(calls, context=context, record=self._recorder, around=self._one_call)
@@ -689,11 +718,16 @@ class InnerLoop:
                     tool_failed(span, call)
                 return result
 
+        working = run() if self.containment is None else self._contained(call, run)
+        return await (working if self.watch is None else self._shown(call, working))
+
+    async def _shown(self, call: ToolCall, working: Awaitable[ToolResult[Any]]) -> ToolResult[Any]:
+        """Let whoever watches see a call begin and end."""
         self._show(ToolCallBegan(call.id, call.name, call.arguments_json))
         began = self.state.clock.monotonic()
         success, summary = False, ""
         try:
-            result = await (run() if self.containment is None else self._contained(call, run))
+            result = await working
             success, summary = result.success, result.message
         finally:
             # Also for one that was refused, held or cut off: a screen must not show it as running.
