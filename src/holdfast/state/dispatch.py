@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from holdfast.records import quick
+
 T = TypeVar("T")
 
 _logger = logging.getLogger("holdfast.state")
@@ -21,6 +23,7 @@ class HandlerFailure:
     error: Exception
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class DispatchResult:
     """What became of one dispatched event."""

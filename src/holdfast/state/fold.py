@@ -30,9 +30,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from holdfast.clock import Clock
@@ -90,8 +89,7 @@ MAX_RECENT_BYTES = 1024 * 1024
 Observer = Callable[[Sequence[Any], Sequence[Any]], object]
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """What is written beside each event: which turn, run and trace it belongs to."""
 
     turn_id: str | None = None
@@ -132,7 +130,7 @@ class Registration:
 
     slice_type: type
     reducer: Callable[..., Any]
-    call: Callable[[Slice[Any], Any, Any], Any]
+    takes_context: bool
 
 
 @dataclass(slots=True)
@@ -140,30 +138,13 @@ class Staged:
     """An event on its way: encoded already, so that it is known to be storable."""
 
     event: object
-    type_name: str
-    payload: bytes
-    at_us: int
-    stamp: Stamp
+    draft: Draft
+    """What is handed to the log."""
     immutable: bool
-    rolled_back: bool = False
-    """Whether it reaches LOG slices only, because the call that it belonged to was rolled back."""
     is_live: bool = False
     """Whether it is only published: it is not encoded, not logged, and reaches no slice."""
     predicate: Callable[[Any], bool] | None = None
     """For `ClearSlice`: chooses the items again on the state in which it is logged."""
-
-    def draft(self) -> Draft:
-        """Return what is handed to the log."""
-        stamp = self.stamp
-        return Draft(
-            self.type_name,
-            self.payload,
-            self.at_us,
-            stamp.turn_id,
-            stamp.run_id,
-            stamp.trace_id,
-            self.rolled_back,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +159,18 @@ class Change:
 class Context:
     """What reducers see besides their slice and event."""
 
-    __slots__ = ("session",)
+    __slots__ = ("_read", "_session")
 
-    def __init__(self, session: SessionView) -> None:
-        self.session = session
+    def __init__(self, read: Callable[[type], Slice[Any]]) -> None:
+        self._read = read
+        self._session: SessionView | None = None
+
+    @property
+    def session(self) -> SessionView:
+        """The session as it will be, to be read. Few reducers look: it is made for those that do."""
+        if self._session is None:
+            self._session = SessionView(self._read)
+        return self._session
 
 
 class Working:
@@ -223,7 +212,7 @@ class Working:
     def context(self) -> Context:
         """What reducers are given as `context`."""
         if self._context is None:
-            self._context = Context(SessionView(lambda slice_type: self.get(slice_type)))
+            self._context = Context(lambda slice_type: self.get(slice_type))
         return self._context
 
 
@@ -247,13 +236,13 @@ class _Recent:
         self._bytes = 0
         self._events: deque[tuple[Envelope, object | None]] = deque()
 
-    def add(self, written: Sequence[Envelope], values: Sequence[object | None]) -> None:
-        """Take a batch that is in the log, with those of its values that cannot change."""
+    def add(self, written: Sequence[Envelope], values: Sequence[object | None], size: int) -> None:
+        """Take a batch that is in the log: its values that cannot change, and how large its payloads are."""
         events = self._events
-        if events and written and events[-1][0].seq + 1 != written[0].seq:
+        if events and events[-1][0].seq + 1 != written[0].seq:
             self.clear()
         events.extend(zip(written, values, strict=True))
-        self._bytes += sum(len(each.payload) for each in written)
+        self._bytes += size
         while events and (len(events) > MAX_RECENT_EVENTS or self._bytes > MAX_RECENT_BYTES):
             self._bytes -= len(events.popleft()[0].payload)
 
@@ -264,10 +253,13 @@ class _Recent:
 
     def since(self, after: int, head: int) -> list[tuple[Envelope, object | None]] | None:
         """Return everything behind `after` and up to the head, or None if that is not all at hand."""
+        if after == head:
+            return []
         events = self._events
         if not events or events[-1][0].seq != head or events[0][0].seq > after + 1:
             return None
-        return list(islice(events, max(after + 1 - events[0][0].seq, 0), None))
+        # From its end, which is where the new ones are.
+        return [events[place] for place in range(max(after - head, -len(events)), 0)]
 
 
 MAX_CLOSED_CHILDREN = 32
@@ -307,6 +299,8 @@ class Core:
         # The fold.
         self.head = 0
         self.recent = _Recent()
+        self.names: dict[type, str] = {}
+        """The names of the types that were dispatched here."""
         self.loaded = True
         self.generation = 0
         """Grows with every fold of the whole log."""
@@ -388,7 +382,7 @@ class Core:
                 each.slice_type is slice_type and each.reducer == reducer for each in registrations
             )
             if is_new:
-                registrations.append(Registration(slice_type, reducer, _calling(reducer)))
+                registrations.append(Registration(slice_type, reducer, _takes_context(reducer)))
             is_other = policy is not None and policy is not self.policy_of(slice_type)
             if policy is not None:
                 self.policies[slice_type] = policy
@@ -529,51 +523,57 @@ class Core:
         immutable: bool,
         logs_only: bool = False,
         notes: _Notes | None = None,
-    ) -> tuple[list[Callable[..., object]], list[HandlerFailure]]:
+    ) -> DispatchResult:
         """Run an event's reducers. Raises `EncodeError` if one of them makes what cannot be stored."""
         kind = type(event)
-        if kind in SYSTEM_EVENTS:
-            self._fold_system(working, event, seq, logs_only=logs_only, notes=notes)
-            return [], []
         registrations = self.reducers.get(kind)
-        if not registrations:
-            if not logs_only or self.policy_of(kind) is SlicePolicy.LOG:
+        if not registrations or kind in SYSTEM_EVENTS:
+            if kind in SYSTEM_EVENTS:
+                self._fold_system(working, event, seq, logs_only=logs_only, notes=notes)
+            elif not logs_only or self.policy_of(kind) is SlicePolicy.LOG:
                 self.known.setdefault(kind, None)
                 kept = event if immutable else Kept(self.codec, kind, payload)
-                working.put(kind, working.get(kind).append(kept, seq))
-            return [], []
+                working.put(kind, working.look(kind).append(kept, seq))
+            return DispatchResult(event)
         ran: list[Callable[..., object]] = []
         failures: list[HandlerFailure] = []
         for registration in registrations:
-            slice_type = registration.slice_type
+            slice_type, reducer = registration.slice_type, registration.reducer
             if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
                 continue
             before = working.get(slice_type)
-            ran.append(registration.reducer)
+            ran.append(reducer)
             given = event if immutable else self.codec.decode(kind, payload)
             self.reducing = threading.get_ident()
             try:
-                outcome = registration.call(before, given, working.context)
-                made = _Made(self, slice_type, given, payload, seq, immutable=immutable)
-                after = made.of(before, outcome)
+                outcome = (
+                    reducer(before, given, context=working.context)
+                    if registration.takes_context
+                    else reducer(before, given)
+                )
+                if immutable and type(outcome) is Append and outcome.item is given and kind is slice_type:
+                    after = before.append(given, seq)  # What nearly every reducer does.
+                else:
+                    made = _Made(self, slice_type, given, payload, seq, immutable=immutable)
+                    after = made.of(before, outcome)
             except _Unstorable as refused:
                 raise EncodeError(
-                    f"{refused.error.reason} (made by the reducer {_reducer_name(registration.reducer)} "
+                    f"{refused.error.reason} (made by the reducer {_reducer_name(reducer)} "
                     f"of {kind.__qualname__}; nothing was changed)",
                     path=refused.error.path,
                 ) from refused.error
             except Exception as error:  # a reducer is foreign code: one that fails harms no other
-                name = _reducer_name(registration.reducer)
+                name = _reducer_name(reducer)
                 _logger.warning(
                     "the reducer %s failed on %s: %s", name, kind.__qualname__, error, exc_info=error
                 )
-                failures.append(HandlerFailure(registration.reducer, error))
+                failures.append(HandlerFailure(reducer, error))
                 continue
             finally:
                 self.reducing = None
             if after is not before:
                 working.put(slice_type, after)
-        return ran, failures
+        return DispatchResult(event, tuple(ran), tuple(failures))
 
     def _fold_system(
         self, working: Working, event: object, seq: int, *, logs_only: bool, notes: _Notes | None
@@ -652,7 +652,8 @@ class Core:
             raise ReadOnlyError(
                 f"session {self.session_id} was opened for reading; open it without read_only to change it"
             )
-        self.check_not_reducing()
+        if self.reducing is not None:
+            self.check_not_reducing()
 
     def check_not_reducing(self) -> None:
         """Raise `UsageError` inside a reducer.
@@ -674,7 +675,7 @@ class Core:
         items = working.get(self.codec.registry.resolve(event.slice_type)).all()
         removed = tuple(index for index, item in enumerate(items) if predicate(item))
         chosen = replace(event, removed=removed)
-        return replace(staged, event=chosen, payload=self.codec.encode(chosen))
+        return replace(staged, event=chosen, draft=staged.draft._replace(payload=self.codec.encode(chosen)))
 
     def append(
         self, staged: Sequence[Staged], *, written: Callable[[], None] | None = None
@@ -695,6 +696,7 @@ class Core:
             drafts: list[Draft] = []
             values: list[object | None] = []
             seq = self.head
+            size = 0
             for each in staged:
                 if each.is_live:
                     results.append(DispatchResult(each.event))
@@ -702,19 +704,16 @@ class Core:
                 if each.predicate is not None:
                     each = self.choose(working, each)  # noqa: PLW2901  # the chosen one takes its place
                 seq += 1
-                ran, failures = self.fold(
-                    working,
-                    each.event,
-                    each.payload,
-                    seq,
-                    immutable=each.immutable,
-                    logs_only=each.rolled_back,
+                event, draft, immutable = each.event, each.draft, each.immutable
+                payload = draft.payload
+                results.append(
+                    self.fold(working, event, payload, seq, immutable=immutable, logs_only=draft.rolled_back)
                 )
-                results.append(DispatchResult(each.event, tuple(ran), tuple(failures)))
-                drafts.append(each.draft())
-                values.append(each.event if each.immutable else None)
+                drafts.append(draft)
+                values.append(event if immutable else None)
+                size += len(payload)
             try:
-                interrupted = self._write(drafts, values) if drafts else None
+                interrupted = self._write(drafts, values, size) if drafts else None
                 self.head = seq
                 changes = self._install(working.changes)
                 if written is not None:
@@ -725,15 +724,16 @@ class Core:
                 raise
             if interrupted is not None:
                 raise interrupted
-            if seq - self.stored_seq >= max(SNAPSHOT_EVERY, seq // 2):
+            since = seq - self.stored_seq
+            if since >= SNAPSHOT_EVERY and since >= seq // 2:
                 self.try_to_store()
             return changes, results
 
-    def _write(self, drafts: list[Draft], values: list[object | None]) -> BaseException | None:
+    def _write(self, drafts: list[Draft], values: list[object | None], size: int) -> BaseException | None:
         """Append to the log. Returns an interrupt that came when the batch was in the log already."""
         assert self.lease is not None
         try:
-            self.recent.add(self.log.append(self.lease, drafts, expected_seq=self.head), values)
+            self.recent.add(self.log.append(self.lease, drafts, expected_seq=self.head), values, size)
         except (StaleWriterError, UsageError):
             raise  # Refused before anything was written.
         except BaseException as error:
@@ -991,10 +991,3 @@ def _takes_context(function: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return True
     return any(each.name == "context" or each.kind is each.VAR_KEYWORD for each in parameters)
-
-
-def _calling(reducer: Callable[..., Any]) -> Callable[[Slice[Any], Any, Any], Any]:
-    """Wrap a reducer so that it is called alike whether it takes `context` or not."""
-    if _takes_context(reducer):
-        return lambda slice_, event, context: reducer(slice_, event, context=context)
-    return lambda slice_, event, context: reducer(slice_, event)

@@ -20,8 +20,8 @@ staged, and a rollback logs it marked, so that it reaches only the LOG slices.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar, Token
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
@@ -452,30 +452,15 @@ class Session:
 
     def dispatch_all(self, events: Iterable[object]) -> Sequence[DispatchResult]:
         """Record several events in one batch: all of them, or none."""
-        return self._dispatch([self._stage(each) for each in events])
-
-    def _stage(self, event: object, predicate: Callable[[Any], bool] | None = None) -> Staged:
-        core = self._core
-        kind = type(event)
-        if spec_of(kind).channel is Channel.LIVE:
-            return Staged(event, "", b"", 0, _NO_STAMP, immutable=False, is_live=True)
-        payload = core.codec.encode(event)
-        return Staged(
-            event,
-            core.name_of(kind),
-            payload,
-            to_microseconds(core.clock.now()),
-            _stamp.get(),
-            core.codec.is_immutable(event, payload),
-            predicate=predicate,
-        )
+        return self._dispatch(_staged(self._core, events))
 
     def _dispatch(self, staged: list[Staged]) -> Sequence[DispatchResult]:
         transaction = self._current()
         if transaction is not None:
             return transaction._take(staged)
-        changes, results = self._core.append(staged)
-        return self._core.notify(changes, results)
+        core = self._core
+        changes, results = core.append(staged)
+        return core.notify(changes, results)
 
     def _seed(self, slice_type: type, items: tuple[Any, ...]) -> DispatchResult:
         for item in items:
@@ -489,8 +474,9 @@ class Session:
 
     def _clear(self, slice_type: type, predicate: Callable[[Any], bool] | None) -> DispatchResult:
         name = self._core.codec.registry.name_of(slice_type)
-        removed = None if predicate is None else ()
-        return self._dispatch([self._stage(ClearSlice(name, removed), predicate)])[0]
+        staged = _staged(self._core, (ClearSlice(name, None if predicate is None else ()),))
+        staged[0].predicate = predicate
+        return self._dispatch(staged)[0]
 
     def install(self, slice_type: type[T], *, initial: Callable[[], T] | None = None) -> None:
         """Register every method of a class that is marked with `@reducer(on=...)`.
@@ -602,7 +588,7 @@ class Session:
                     restored.append(self._describe(slice_type, now, target, own))
             if not restored:
                 return
-            staged = [self._stage(StateRestored(tuple(restored), reason))]
+            staged = _staged(core, (StateRestored(tuple(restored), reason),))
             if transaction is not None:
                 transaction._take(staged)
                 return
@@ -786,7 +772,8 @@ class Session:
         core = self._core
         with core.lock:
             core.check_writable()
-            core.ensure_loaded()
+            if not core.loaded or core.unknown:
+                core.ensure_loaded()
         return Transaction(self)
 
     @contextmanager
@@ -879,21 +866,17 @@ class Transaction:
         self._open = True
         self._committed = False
         self._staged: list[Staged] = []
-        self._working = Working(_LiveSlices(self._core))
-        self._generation = self._core.generation
+        self._working: Working | None = None
+        """The slices as this call sees them, when somebody has looked."""
+        self._generation = 0
         self._under: dict[type, Slice[Any]] = {}
         """What the slices that the view depends on were when it was made."""
         self.session = _handle(self._core, self)
         """A handle of the session that stages what is dispatched through it."""
 
-    @contextmanager
-    def active(self) -> Iterator[Session]:
+    def active(self) -> AbstractContextManager[Session]:
         """Let everything that this call dispatches to the session be staged here."""
-        token = _transactions.set((self, *_transactions.get()))
-        try:
-            yield self.session
-        finally:
-            _transactions.reset(token)
+        return _Active(self)
 
     def enter(self) -> None:
         """Let everything that the present context dispatches from now on be staged here.
@@ -926,14 +909,17 @@ class Transaction:
     def _view(self) -> Working:
         """Return the slices as this call sees them. The lock is held."""
         core = self._core
-        if self._generation != core.generation or any(
-            core.slices.get(each, EMPTY) is not under for each, under in self._under.items()
+        seen = self._working
+        if (
+            seen is None
+            or self._generation != core.generation
+            or any(core.slices.get(each, EMPTY) is not under for each, under in self._under.items())
         ):
-            working = Working(_LiveSlices(core))
+            seen = Working(_LiveSlices(core))
             for each in self._staged:
-                self._fold(working, each)
-            self._show(working)
-        return self._working
+                self._fold(seen, each)
+            self._show(seen)
+        return seen
 
     def _show(self, working: Working) -> None:
         """Let this be what the call sees, until somebody changes one of the slices below it."""
@@ -945,8 +931,7 @@ class Transaction:
     def _fold(self, working: Working, staged: Staged) -> DispatchResult:
         core = self._core
         chosen = core.choose(working, staged)
-        ran, failures = core.fold(working, chosen.event, chosen.payload, 0, immutable=chosen.immutable)
-        return DispatchResult(chosen.event, tuple(ran), tuple(failures))
+        return core.fold(working, chosen.event, chosen.draft.payload, 0, immutable=chosen.immutable)
 
     def _take(self, staged: list[Staged]) -> Sequence[DispatchResult]:
         """Stage events, all or none. History among them does not wait: it is logged at once."""
@@ -966,7 +951,7 @@ class Transaction:
                 mine = each
                 if not each.immutable:
                     # The caller may change its object before the commit.
-                    mine = replace(each, event=core.codec.decode(type(each.event), each.payload))
+                    mine = replace(each, event=core.codec.decode(type(each.event), each.draft.payload))
                 results[index] = self._fold(ahead, mine)
                 waiting.append(mine)
             self._show(ahead)
@@ -985,9 +970,12 @@ class Transaction:
 
     def _notify(self, changes: Sequence[Change], results: list[DispatchResult]) -> list[DispatchResult]:
         """Tell the others. They stand outside this call, wherever it is that they are called from."""
+        core = self._core
+        if not changes and core.dispatcher is None:
+            return results
         token = _transactions.set(tuple(each for each in _transactions.get() if each is not self))
         try:
-            return self._core.notify(changes, results)
+            return core.notify(changes, results)
         finally:
             _transactions.reset(token)
 
@@ -999,7 +987,7 @@ class Transaction:
         core = self._core
         with core.lock:
             self._check_open()
-            batch = [*self._staged, *(self.session._stage(each) for each in extra)]
+            batch = [*self._staged, *_staged(core, extra)]
             if batch:
                 changes, results = core.append(batch, written=self._end)
             else:
@@ -1024,22 +1012,66 @@ class Transaction:
                 return ()
             added: list[Staged] = []
             try:
-                added.extend(self.session._stage(each) for each in extra)
+                for each in extra:
+                    added += _staged(core, (each,))
             except CodecError as error:
                 refused = error
             history = [
-                replace(each, rolled_back=True)
-                for each in self._staged
-                if any(core.policy_of(target) is SlicePolicy.LOG for target in core.targets(each.event))
+                replace(waiting, draft=waiting.draft._replace(rolled_back=True))
+                for waiting in self._staged
+                if any(core.policy_of(target) is SlicePolicy.LOG for target in core.targets(waiting.event))
             ]
             self._open = False
             self._staged = []
-            self._working = Working(_LiveSlices(core))
+            self._working = None
             changes, results = core.append([*history, *added])
         told = self._notify(changes, results)
         if refused is not None:
             raise refused
         return told
+
+
+class _Active:
+    """A block in which every handle of a session stages in one transaction."""
+
+    __slots__ = ("_token", "_transaction")
+
+    _token: Token[tuple[Transaction, ...]]
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+
+    def __enter__(self) -> Session:
+        self._token = _transactions.set((self._transaction, *_transactions.get()))
+        return self._transaction.session
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _transactions.reset(self._token)
+
+
+_NO_DRAFT = Draft("", b"", 0)
+
+
+def _staged(core: Core, events: Iterable[object]) -> list[Staged]:
+    """Encode events that are recorded together. Raises `EncodeError` for one that cannot be stored."""
+    codec, names = core.codec, core.names
+    at_us = to_microseconds(core.clock.now())
+    turn_id, run_id, trace_id = _stamp.get()
+    staged = []
+    for event in events:
+        kind = type(event)
+        name = names.get(kind)
+        if name is None and spec_of(kind).channel is Channel.LIVE:
+            staged.append(Staged(event, _NO_DRAFT, immutable=False, is_live=True))
+            continue
+        payload = codec.encode(event)
+        if name is None:
+            name = names[kind] = core.name_of(kind)
+        draft = Draft(name, payload, at_us, turn_id, run_id, trace_id)
+        staged.append(Staged(event, draft, codec.is_immutable(event, payload)))
+    return staged
 
 
 def _handle(core: Core, transaction: Transaction | None = None) -> Session:
