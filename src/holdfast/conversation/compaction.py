@@ -631,8 +631,10 @@ class Compactor:
         replayer.catch_up(session)
         self.pressure = None
         settings = self._settings
+        if not settings.enabled:
+            return None
         tokens = replayer.input().token_estimate(beside)
-        if not settings.enabled or tokens < settings.least_tokens:
+        if tokens < settings.least_tokens:
             return None
         window = settings.window_tokens or self._windows(model)
         if window is None:

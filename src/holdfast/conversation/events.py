@@ -8,6 +8,7 @@ from typing import Literal
 
 from holdfast.codec import sparse
 from holdfast.log.event import Channel, SlicePolicy
+from holdfast.records import quick
 from holdfast.state.budget import TokenUsage
 from holdfast.state.events import event
 
@@ -137,6 +138,7 @@ def _shortened(text: str, limit: int) -> str:
 
 @event(name="holdfast.ProviderUsage", policy=SlicePolicy.LOG)
 @sparse
+@quick
 @dataclass(frozen=True, slots=True)
 class ProviderUsage:
     """One model call: what it used, and which input it was sent. Never replayed."""
@@ -167,6 +169,7 @@ PressureTier = Literal["none", "advisory", "warning", "critical"]
 
 
 @event(name="holdfast.ContextPressure", channel=Channel.LIVE)
+@quick
 @dataclass(frozen=True, slots=True)
 class ContextPressure:
     """How full the model's context is. Published while a turn runs, never logged."""

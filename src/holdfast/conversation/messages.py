@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
-from uuid import UUID, uuid4
+from uuid import UUID
 
+from holdfast.clock import new_id
 from holdfast.codec import sparse
 from holdfast.log.event import Channel, SlicePolicy
+from holdfast.records import quick
 from holdfast.state.events import event
 from holdfast.state.session import Session
 from holdfast.state.slices import Append, ReducerContext, Replace, Slice, SliceOp
@@ -24,6 +26,7 @@ from holdfast.state.views import SessionProtocol
 Role = Literal["system", "assistant", "user", "tool"]
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ToolCallRecord:
     """A tool call that the assistant made."""
@@ -74,6 +77,7 @@ def _now() -> datetime:
     captured=True,
 )
 @sparse
+@quick
 @dataclass(frozen=True, slots=True)
 class InnerMessage:
     """One message of a conversation."""
@@ -94,7 +98,7 @@ class InnerMessage:
     prompt_ns: str = ""
     prompt_key: str = ""
     created_at: datetime = field(default_factory=_now)
-    message_id: UUID = field(default_factory=uuid4)
+    message_id: UUID = field(default_factory=new_id)
     parts: tuple[ContentPart, ...] = ()
     """Pictures and blocks of thought, carried and not flattened into text."""
     is_error: bool = False

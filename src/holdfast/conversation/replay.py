@@ -40,6 +40,7 @@ from itertools import chain, islice
 from typing import Generic, Literal, TypeVar, overload
 from uuid import UUID
 
+from holdfast.codec import Codec
 from holdfast.conversation.events import (
     BranchSummary,
     HistoryCompacted,
@@ -56,6 +57,7 @@ from holdfast.conversation.messages import (
 )
 from holdfast.errors import CodecError
 from holdfast.log.event import Envelope
+from holdfast.records import quick
 from holdfast.state.events import ClearSlice, InitializeSlice, RestoredItem, StateRestored, spec_of
 from holdfast.state.session import Session
 
@@ -84,9 +86,6 @@ ORPHAN_TEXT = "This call was cut off and has no result; nothing that it did was 
 
 WITHDRAWN_TEXT = "This call waited for a person's answer when another request came; it was not run."
 """What the model is told of a held call that nobody answered."""
-
-
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class Growing(Sequence[T], Generic[T]):
@@ -132,6 +131,7 @@ class Growing(Sequence[T], Generic[T]):
         return repr(tuple(self))
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ReplayCall:
     """A tool call as it is sent: its id is unique in the input."""
@@ -141,6 +141,7 @@ class ReplayCall:
     arguments: str
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ReplayItem:
     """One message of the input, provider-neutral."""
@@ -158,18 +159,24 @@ class ReplayItem:
 
     def canonical(self) -> bytes:
         """Return the item's content as bytes that are equal if and only if what is sent is."""
-        data = [
-            self.role,
-            self.text,
-            [[each.call_id, each.name, each.arguments] for each in self.calls],
-            self.call_id,
-            self.name,
-            [_part_key(each) for each in self.parts],
-            self.is_error,
-        ]
-        return _ENCODER.encode(data).encode("utf-8", "surrogatepass")
+        # Every text stands behind its length, so that no two items are written alike.
+        text, call_id, name = self.text, self.call_id, self.name
+        said = (
+            f"{self.role}{'!' if self.is_error else ''}"
+            f" {len(text)}:{text}"
+            f"{'' if call_id is None else f' id {len(call_id)}:{call_id}'}"
+            f"{'' if name is None else f' name {len(name)}:{name}'}"
+        )
+        for each in self.calls:
+            call = f"{each.call_id}{each.name}{each.arguments}"
+            said += f" call {len(each.call_id)},{len(each.name)},{len(each.arguments)}:{call}"
+        for part in self.parts:
+            key = json.dumps(_part_key(part))
+            said += f" part {len(key)}:{key}"
+        return said.encode("utf-8", "surrogatepass")
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class LeftOut:
     """An event that the model does not see, and why."""
@@ -179,6 +186,7 @@ class LeftOut:
     reason: str
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Replay:
     """What a provider is sent, and what was left out of it."""
@@ -266,6 +274,8 @@ class Replayer:
     _bytes: int = 0
     _reported: tuple[int, int] | None = None
     """The provider's own count of tokens, and the size of what it counted."""
+    _input: Replay | None = None
+    """What `input()` returned, until another event is taken."""
 
     # .. feeding ..
 
@@ -274,18 +284,15 @@ class Replayer:
 
         This way whoever wrote them does not matter: what is sent is made of the log.
         """
-        for seq, event, type_name in conversation_events(session, after=self._seq, upto=upto):
-            self.add(seq, event, type_name)
+        for envelope, value in read_events(session, REPLAYED_KINDS, after=self._seq, upto=upto):
+            self.add(envelope.seq, value, envelope.type)
 
     def add(self, seq: int, event: object, type_name: str = "") -> None:
         """Take the next event of the log."""
+        self._input = None
         self._seq = max(self._seq, seq)
         if isinstance(event, InnerMessage):
-            place = self._places.get(event.message_id)
-            if place is None:
-                self._take(seq, event)
-            else:
-                self._renew(seq, place, event)
+            self._take_message(seq, event)
         elif isinstance(event, _SAID):
             self._take(seq, event)
         elif not (isinstance(event, _REWRITING) and self._rewrite(seq, event)):
@@ -297,14 +304,24 @@ class Replayer:
 
     def input(self) -> Replay:
         """Return the input as it would be sent now; open calls are closed in it, not in here."""
+        if self._input is None:
+            self._input = self._made()
+        return self._input
+
+    def _made(self) -> Replay:
         self._hash_new_items()
-        digest, size = self._hash.copy(), self._bytes
-        waiting = self._waiting()
-        behind = (*map(_orphan, waiting), *self._later)
-        if self._is_without_request and self._items and not behind:
+        digest, size = self._hash, self._bytes
+        waiting: Sequence[str] = ()
+        behind: tuple[ReplayItem, ...] = ()
+        if self._open or self._later:
+            waiting = self._waiting()
+            behind = (*map(_orphan, waiting), *self._later)
+        elif self._is_without_request and self._items:
             behind = (ReplayItem("user", BEGIN_TEXT),)
-        for each in behind:
-            size += _digest_item(digest, each)
+        if behind:
+            digest = digest.copy()
+            for each in behind:
+                size += _digest_item(digest, each)
         tokens, counted = self._reported or (None, 0)
         return Replay(
             Growing(self._items, behind),
@@ -335,10 +352,17 @@ class Replayer:
     # .. what the conversation is made of ..
 
     def _take(self, seq: int, event: Said) -> None:
-        if isinstance(event, InnerMessage):
-            self._places[event.message_id] = len(self._said)
         self._said.append((seq, event))
         self._fold(seq, event)
+
+    def _take_message(self, seq: int, message: InnerMessage) -> None:
+        end = len(self._said)
+        place = self._places.setdefault(message.message_id, end)
+        if place == end:
+            self._said.append((seq, message))
+            self._add_message(seq, message)
+        else:
+            self._renew(seq, place, message)
 
     def _renew(self, seq: int, place: int, event: InnerMessage) -> None:
         """Take a message that is there already: the same, with another status at most, or a newer version."""
@@ -416,7 +440,7 @@ class Replayer:
         for at, each in wanted:
             place = self._places.get(each.message_id)
             if place is None:
-                self._take(at, each)
+                self._take_message(at, each)
             elif _as_sent(self._said[place][1]) != _as_sent(each):
                 self._renew(seq, place, each)
 
@@ -484,7 +508,8 @@ class Replayer:
         if message.role == "system":
             self._add_system(seq, message)
             return
-        self._close_open()
+        if self._open or self._later:
+            self._close_open()
         if message.role == "user":
             parts = self._parts(seq, message.parts)
             self._items.append(ReplayItem("user", message.content or EMPTY_TEXT, parts=parts, seq=seq))
@@ -495,8 +520,8 @@ class Replayer:
         if self._is_without_request:
             self._items.append(ReplayItem("user", BEGIN_TEXT))
         parts = self._parts(seq, message.parts)
-        calls = tuple(self._call(each) for each in message.tool_calls)
-        self._items.append(ReplayItem("assistant", message.content, calls=calls, parts=parts, seq=seq))
+        calls = tuple([self._call(each) for each in message.tool_calls])
+        self._items.append(ReplayItem("assistant", message.content, calls, None, None, parts, seq))
 
     def _add_system(self, seq: int, message: InnerMessage) -> None:
         if message.content == self._system:
@@ -510,25 +535,19 @@ class Replayer:
         self._system = message.content
 
     def _add_result(self, seq: int, message: InnerMessage) -> None:
-        waiting = self._open.get(message.tool_call_id or "")
+        call_id = message.tool_call_id or ""
+        waiting = self._open.get(call_id)
         if not waiting:
             self._leave_out(seq, "InnerMessage", "a result that no open call asked for")
             return
         wire_id = waiting.pop(0)
         if not waiting:
-            del self._open[message.tool_call_id or ""]
+            del self._open[call_id]
+        text, parts = message.content or EMPTY_TEXT, self._parts(seq, message.parts)
         self._items.append(
-            ReplayItem(
-                "tool",
-                message.content or EMPTY_TEXT,
-                call_id=wire_id,
-                name=message.tool_name,
-                parts=self._parts(seq, message.parts),
-                seq=seq,
-                is_error=message.is_error,
-            )
+            ReplayItem("tool", text, (), wire_id, message.tool_name, parts, seq, message.is_error)
         )
-        if not self._open:
+        if self._later and not self._open:
             self._add_later()
 
     def _call(self, record: ToolCallRecord) -> ReplayCall:
@@ -543,6 +562,8 @@ class Replayer:
         return ReplayCall(wire_id, record.name, _arguments(record.arguments))
 
     def _parts(self, seq: int, parts: tuple[ContentPart, ...]) -> tuple[ContentPart, ...]:
+        if not parts:
+            return ()
         kept = []
         for each in parts:
             if isinstance(each, ReasoningPart) and (each.model, each.dialect) != (self.model, self.dialect):
@@ -595,9 +616,10 @@ class Replayer:
             self._reported = (event.usage.input_tokens, self._bytes)
 
     def _hash_new_items(self) -> None:
-        for place in range(self._hashed, len(self._items)):
-            self._bytes += _digest_item(self._hash, self._items[place])
-        self._hashed = len(self._items)
+        items, digest = self._items, self._hash
+        for place in range(self._hashed, len(items)):
+            self._bytes += _digest_item(digest, items[place])
+        self._hashed = len(items)
 
     def _begin_hash_anew(self) -> None:
         """Forget the hash, and the provider's count: something else than the end was changed."""
@@ -616,34 +638,37 @@ def read_events(
     upto: int | None = None,
     known: Mapping[int, object] | None = None,
 ) -> Iterator[tuple[Envelope, object | None]]:
-    """Yield a session's events, with the values of some kinds; what nobody asked for is not decoded.
+    """Yield a session's events, with the values of some kinds at least; no others are decoded for it.
 
     `known` are values by their places, of whoever has decoded them before.
     """
+    events: Iterable[tuple[Envelope, object | None]] | None = None
+    if upto is None:
+        events = session.just_written(after=after)
+    if events is None:
+        had = known or {}
+        logged = session.log.read(session.session_id, after=after, upto=upto)
+        events = ((envelope, had.get(envelope.seq)) for envelope in logged)
     codec = session.codec
-    read: dict[str, type | None] = {}
-    had = known or {}
-    recent = session.just_written(after=after) if upto is None else None
-    if recent is not None:
-        had = {envelope.seq: value for envelope, value in recent}
-        envelopes: Iterable[Envelope] = [envelope for envelope, _ in recent]
-    else:
-        envelopes = session.log.read(session.session_id, after=after, upto=upto)
-    for envelope in envelopes:
+    asked: dict[str, type | None] = {}
+    for each in events:
+        envelope, value = each
+        if value is not None:
+            yield each
+            continue
         name = envelope.type
-        if name not in read:
+        if name not in asked:
             kind = codec.registry.resolve(name) if codec.registry.knows(name) else None
-            read[name] = kind if kind in kinds else None
-        wanted = read[name]
-        value: object | None = None
-        if wanted is not None:
-            value = had.get(envelope.seq)
-            if value is None:
-                try:
-                    value = codec.decode(wanted, envelope.payload)
-                except CodecError:
-                    value = None
-        yield envelope, value
+            asked[name] = kind if kind in kinds else None
+        wanted = asked[name]
+        yield envelope, None if wanted is None else _decoded(codec, wanted, envelope.payload)
+
+
+def _decoded(codec: Codec, kind: type, payload: bytes) -> object | None:
+    try:
+        return codec.decode(kind, payload)
+    except CodecError:
+        return None
 
 
 def conversation_events(
@@ -693,8 +718,9 @@ def _as_sent(event: object) -> object:
 def _digest_item(digest: hashlib._Hash, item: ReplayItem) -> int:
     """Add an item to a hash; return how large it is, an image counted as what models make of one."""
     content = item.canonical()
-    digest.update(len(content).to_bytes(8, "big"))
-    digest.update(content)
+    digest.update(b"%d:%b" % (len(content), content))
+    if not item.parts:
+        return len(content)
     return len(content) + IMAGE_BYTES * sum(not isinstance(each, ReasoningPart) for each in item.parts)
 
 

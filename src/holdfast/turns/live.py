@@ -33,6 +33,7 @@ from holdfast.conversation.events import ContextPressure
 from holdfast.errors import UsageError
 from holdfast.log.event import Channel
 from holdfast.providers.base import ModelEvent, ReasoningDelta, TextDelta
+from holdfast.records import quick
 from holdfast.state.dispatch import Dispatcher
 from holdfast.state.events import event
 from holdfast.turns.states import TurnState
@@ -57,6 +58,7 @@ Status = Literal[
 
 
 @event(name="holdfast.live.StatusChanged", channel=Channel.LIVE)
+@quick
 @dataclass(frozen=True, slots=True)
 class StatusChanged:
     """The turn does something else now. What follows in the feed belongs to this turn and step."""
@@ -69,6 +71,7 @@ class StatusChanged:
 
 
 @event(name="holdfast.live.ToolCallBegan", channel=Channel.LIVE)
+@quick
 @dataclass(frozen=True, slots=True)
 class ToolCallBegan:
     """A tool is being run."""
@@ -80,6 +83,7 @@ class ToolCallBegan:
 
 
 @event(name="holdfast.live.ToolCallFinished", channel=Channel.LIVE)
+@quick
 @dataclass(frozen=True, slots=True)
 class ToolCallFinished:
     """A tool has ended, and what it changed was kept or undone. The log has it already."""
@@ -109,6 +113,7 @@ class PlanChanged:
 
 
 @event(name="holdfast.live.UsageChanged", channel=Channel.LIVE)
+@quick
 @dataclass(frozen=True, slots=True)
 class UsageChanged:
     """What the turn has used so far."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from holdfast.clock import new_id
 from holdfast.conversation.events import ContextPressure, ProviderUsage
 from holdfast.conversation.messages import (
+    ContentPart,
     InnerMessage,
     Role,
     ToolCallRecord,
@@ -37,7 +37,7 @@ from holdfast.state.session import Session
 from holdfast.state.slices import entries_of
 from holdfast.tools.events import HoldAnswered
 from holdfast.tools.policies import pending_holds
-from holdfast.turns.states import TURN_KINDS, TurnStarted, follower_of
+from holdfast.turns.states import TURN_KINDS, TurnFollower, TurnStarted, follower_of
 
 _READ = REPLAYED_KINDS | TURN_KINDS
 """The kinds of events that a turn has to look at."""
@@ -68,6 +68,8 @@ class TurnRecord:
     _sequence: int = 0
     _turn: int = 0
     _breaks_seen: int = 0
+    _follower: TurnFollower = field(default_factory=TurnFollower)
+    """Who says how the turn stands."""
 
     # .. the two ways to begin ..
 
@@ -87,7 +89,7 @@ class TurnRecord:
         self._close_orphans()
         started = self._started(agent, task, workspace)
         self._open(started, system, task, beside)
-        follower_of(self.session).aim(self.session, started)
+        self._follower.aim(self.session, started)
 
     def go_on(self, agent: str, system: str, workspace: str | None = None) -> TurnStarted:
         """Go on with the session's newest turn. Raises `ConversationNotFound` or `PromptMismatch`."""
@@ -113,7 +115,7 @@ class TurnRecord:
         task = next((each.content for each in self.messages if each.role == "user"), "")
         started = self._started(agent, task, workspace)
         self.session.dispatch(started)
-        follower_of(self.session).aim(self.session, started)
+        self._follower.aim(self.session, started)
         return started
 
     def _started(self, agent: str, task: str, workspace: str | None) -> TurnStarted:
@@ -153,7 +155,7 @@ class TurnRecord:
         # An item that is its own event has a place; one that could change in place is made anew anyway.
         known = {at: kept for kept, at in entries_of(messages) if at > 0 and isinstance(kept, InnerMessage)}
         evaluation_id = ""
-        follower = follower_of(self.session)
+        follower = self._follower = follower_of(self.session)
         with follower.lock:
             if started is not None:
                 follower.aim(self.session, started)
@@ -169,10 +171,11 @@ class TurnRecord:
 
     def catch_up(self) -> None:
         """Fold what was logged since, whoever wrote it: the conversation, and how the turn stands."""
-        follower, replayer = follower_of(self.session), self.replayer
+        follower, replayer = self._follower, self.replayer
         with follower.lock:
-            for envelope, value in read_events(self.session, _READ, after=min(replayer.seq, follower.seq)):
-                if envelope.seq > replayer.seq:
+            taken = replayer.seq
+            for envelope, value in read_events(self.session, _READ, after=min(taken, follower.seq)):
+                if envelope.seq > taken:
                     replayer.add(envelope.seq, value, envelope.type)
                 follower.add(envelope, value)
 
@@ -226,34 +229,52 @@ class TurnRecord:
         self._sequence += 1
         return self._sequence - 1
 
-    def message(self, role: Role, content: str, sequence: int, **fields: Any) -> InnerMessage:
+    def message(
+        self,
+        role: Role,
+        content: str,
+        sequence: int,
+        *,
+        tool_calls: tuple[ToolCallRecord, ...] = (),
+        tool_call_id: str | None = None,
+        tool_name: str | None = None,
+        parts: tuple[ContentPart, ...] = (),
+        is_error: bool = False,
+    ) -> InnerMessage:
         """Make a message for a place that was reserved."""
         return InnerMessage(
-            role=role,
-            content=content,
-            evaluation_id=self.evaluation_id,
-            sequence=sequence,
-            turn=self._turn,
-            prompt_ns=self.prompt_ns,
-            prompt_key=self.prompt_key,
-            created_at=self.session.clock.now(),
-            **fields,
+            role,
+            content,
+            self.evaluation_id,
+            sequence,
+            tool_calls,
+            tool_call_id,
+            tool_name,
+            self._turn,
+            self.prompt_ns,
+            self.prompt_key,
+            self.session.clock.now(),
+            parts=parts,
+            is_error=is_error,
         )
 
-    def add(self, role: Role, content: str, *before: object, **fields: Any) -> InnerMessage:
-        """Record a message at the end, in one append with the events before it."""
-        if role == "assistant":
-            self._turn += 1
-            self.answers_so_far += 1
-        message = self.message(role, content, self.reserve(), **fields)
-        self.session.dispatch_all((*before, message))
-        self.keep(message)
-        return message
+    def add(self, role: Role, content: str) -> InnerMessage:
+        """Record a message at the end."""
+        return self._add(self.message(role, content, self.reserve()))
 
     def add_answer(self, answer: CollectedAnswer, usage: ProviderUsage) -> InnerMessage:
         """Record a model's answer together with what it used."""
-        calls = tuple(ToolCallRecord(each.id, each.name, each.arguments_json) for each in answer.calls)
-        return self.add("assistant", answer.text, usage, tool_calls=calls, parts=answer.parts)
+        self._turn += 1
+        self.answers_so_far += 1
+        calls = tuple([ToolCallRecord(each.id, each.name, each.arguments_json) for each in answer.calls])
+        message = self.message("assistant", answer.text, self.reserve(), tool_calls=calls, parts=answer.parts)
+        return self._add(message, usage)
+
+    def _add(self, message: InnerMessage, *before: object) -> InnerMessage:
+        """Record a message in one append with the events before it."""
+        self.session.dispatch_all((*before, message))
+        self.messages.append(message)
+        return message
 
     def keep(self, message: InnerMessage) -> None:
         """Take in a message that was logged elsewhere: a tool's, in the append that ended its call."""

@@ -53,6 +53,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.log.event import Envelope, SlicePolicy
+from holdfast.records import quick
 from holdfast.state.events import InitializeSlice, StateRestored, event
 from holdfast.state.session import Session, stamped
 from holdfast.state.slices import entry_at, opened
@@ -506,6 +507,15 @@ class TurnFold:
         """Fold one event: its place, the turn id beside it, and its value."""
         turn_id = self.turn_id
         match value:
+            case InnerMessage():
+                if self._is_ours(value, stamp):
+                    self.take_message(seq, value)
+            case ToolInvoked():
+                self.attempts.pop(value.attempt_id, None)
+            case ToolStarted():
+                self.attempts[value.attempt_id] = (seq, value)
+                if stamp == turn_id:
+                    self.ended = None
             case TurnStarted():
                 self.begin(seq, value)
             case TurnResumed(turn_id=of) if of == turn_id:
@@ -514,16 +524,8 @@ class TurnFold:
                 self.ended = (seq, value)
             case PartialText(turn_id=of) if of == turn_id:
                 self.partial.append(seq)
-            case InnerMessage() if self._is_ours(value, stamp):
-                self.take_message(seq, value)
             case ToolHeld():
                 self.holds.append(seq)
-            case ToolStarted():
-                self.attempts[value.attempt_id] = (seq, value)
-                if stamp == turn_id:
-                    self.ended = None
-            case ToolInvoked():
-                self.attempts.pop(value.attempt_id, None)
 
     def take_told(self, seq: int, told: Telling) -> None:
         """Fold what an event tells."""
@@ -562,7 +564,7 @@ class TurnFold:
         self.last = (seq, message)
         if message.role == "assistant":
             self.answer = seq
-            self.open_calls.extend((seq, each.call_id) for each in message.tool_calls)
+            self.open_calls += [(seq, each.call_id) for each in message.tool_calls]
         elif message.role == "tool":
             # A provider may use a call id again in a later answer: a result settles one call.
             for index, (_, call_id) in enumerate(self.open_calls):
@@ -694,6 +696,7 @@ def derive_turn(events: Iterable[Event], turn_id: str) -> TurnDerivation:
     return follower.fold.derive()
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Telling:
     """One thing that an event of a log tells."""
@@ -716,13 +719,11 @@ class Teller:
 
     _known: set[object] = field(default_factory=set)
 
-    def tellings(self, envelope: Envelope, value: object | None) -> Iterator[Telling]:
-        """Yield what an event tells."""
+    def tellings(self, envelope: Envelope, value: object | None) -> Sequence[Telling]:
+        """Return what an event tells, in its order."""
         match value:
             case InnerMessage():
-                if self._is_new(value):
-                    yield Telling(value, envelope.turn_id)
-                return
+                return (Telling(value, envelope.turn_id),) if self._is_new(value) else ()
             case StateRestored():
                 brought = [
                     item.item
@@ -733,18 +734,18 @@ class Teller:
             case InitializeSlice():
                 brought = list(value.items)
             case _:
-                yield Telling(value, envelope.turn_id)
-                return
-        yield Telling(value, envelope.turn_id)
-        for each in _as_it_happened([each for each in brought if self._is_new(each)]):
-            yield Telling(each, None, is_brought=True)
+                return (Telling(value, envelope.turn_id),)
+        new = [each for each in brought if self._is_new(each)]
+        return (
+            Telling(value, envelope.turn_id),
+            *(Telling(each, None, is_brought=True) for each in _as_it_happened(new)),
+        )
 
     def _is_new(self, value: object) -> bool:
         key = value.message_id if isinstance(value, InnerMessage) else (type(value), repr(value))
-        if key in self._known:
-            return False
+        before = len(self._known)
         self._known.add(key)
-        return True
+        return len(self._known) > before
 
 
 def _as_it_happened(values: Sequence[object]) -> Iterator[object]:
@@ -819,6 +820,8 @@ class TurnFollower:
         if envelope.seq <= self.seq:
             return
         self.seq = envelope.seq
+        if type(value) not in TURN_KINDS:
+            return  # It tells nothing of turns.
         for told in self._teller.tellings(envelope, value):
             if isinstance(told.value, TurnStarted):
                 self._is_inside = told.value.turn_id == self.turn_id
@@ -853,7 +856,9 @@ _followers: WeakKeyDictionary[Session, TurnFollower] = WeakKeyDictionary()
 
 def follower_of(session: Session) -> TurnFollower:
     """Return who follows the newest turn of a session in this process: whoever asks later reads on there."""
-    return _followers.setdefault(session, TurnFollower())
+    found = _followers.get(session)
+    # Of two threads that ask for the first time, both get the same one.
+    return _followers.setdefault(session, TurnFollower()) if found is None else found
 
 
 def newest_turn(session: Session) -> TurnDerivation | None:
