@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from holdfast.conversation.messages import ReasoningPart
 from holdfast.conversation.replay import ReplayItem
+from holdfast.records import quick
 from holdfast.state.budget import TokenUsage
 from holdfast.tools.tool import Tool, ToolCall
 
@@ -19,6 +20,7 @@ StopReason = Literal["end", "tools", "length", "filtered", "refused"]
 """Why a model stopped: it was done, it wants tools, it ran out of room, or it would not."""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """What one model call is given."""
@@ -35,6 +37,7 @@ class ModelRequest:
     """The most to ask for, if that is less than what the provider asks for by itself."""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class TextDelta:
     """A piece of the answer's text."""
@@ -42,6 +45,7 @@ class TextDelta:
     text: str
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
     """A piece of what the model thought."""
@@ -49,6 +53,7 @@ class ReasoningDelta:
     text: str
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ReasoningBlock:
     """A whole block of thought, which the provider wants back unchanged with the next request."""
@@ -56,6 +61,7 @@ class ReasoningBlock:
     part: ReasoningPart
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ToolCallRequested:
     """The model wants a tool to be run."""
@@ -63,6 +69,7 @@ class ToolCallRequested:
     call: ToolCall
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class UsageReported:
     """What the call has used so far, in the provider's own numbers. The last one of a call counts."""
@@ -78,6 +85,7 @@ class UsageReported:
     """What of it the newest attempt has used, if those before it are counted in: they are booked already."""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """The answer is complete."""

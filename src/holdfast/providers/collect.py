@@ -19,6 +19,7 @@ from holdfast.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
+from holdfast.records import quick
 from holdfast.state.budget import TokenUsage
 from holdfast.tools.tool import ToolCall
 
@@ -41,6 +42,7 @@ MAX_NOTES = 16
 """How many notes an answer carries; the rest is counted."""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class CollectedAnswer:
     """A whole answer of a model."""
@@ -67,6 +69,9 @@ class CollectedAnswer:
         return not self.text and not self.calls
 
 
+_NOTHING_USED = UsageReported(TokenUsage())
+
+
 @dataclass(slots=True)
 class Collector:
     """Takes the events of one answer, in order."""
@@ -80,7 +85,7 @@ class Collector:
     _dropped_calls: int = 0
     _parts: list[ReasoningPart] = field(default_factory=list)
     _dropped_parts: int = 0
-    _usage: UsageReported = field(default_factory=lambda: UsageReported(TokenUsage()))
+    _usage: UsageReported = _NOTHING_USED
     _stop: StopReason = "end"
     _is_complete: bool = False
     _notes: list[str] = field(default_factory=list)

@@ -27,10 +27,12 @@ from holdfast.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
+from holdfast.records import quick
 from holdfast.state.budget import TokenUsage
 from holdfast.tools.tool import ToolCall
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One scripted answer of the model."""
