@@ -45,6 +45,7 @@ PAYLOAD_BYTES = len(ARGUMENT) + len(RESULT)
 
 CAP_S = 120.0
 QUICK_CAP_S = 20.0
+SHORT_S = 2.0
 
 Work = Callable[[int, Path | None], "Measured"]
 """Make so many tool calls, durably if there is a directory for it."""
@@ -304,13 +305,19 @@ class Contest:
             # Between a cost per call that stays the same and one that grows as the calls do.
             if seconds * (calls / before) ** 1.5 > self._cap_s:
                 return None
-        if self._scratch is None:
-            measured = work(calls, None)
-        else:
-            with tempfile.TemporaryDirectory(dir=self._scratch) as place:
-                measured = work(calls, Path(place))
+        measured = self._once(work, calls)
+        # What is over quickly is easily disturbed: everybody has three tries, and the best one counts.
+        if measured.seconds < SHORT_S:
+            again = (self._once(work, calls), self._once(work, calls))
+            measured = min(measured, *again, key=lambda each: each.seconds)
         self._last[name] = (calls, measured.seconds)
         return measured
+
+    def _once(self, work: Work, calls: int) -> Measured:
+        if self._scratch is None:
+            return work(calls, None)
+        with tempfile.TemporaryDirectory(dir=self._scratch) as place:
+            return work(calls, Path(place))
 
 
 def find_peers() -> None:
