@@ -81,6 +81,8 @@ Json = Any
 """What `json.loads` returns. JSON is where static types end; `Any` says so once."""
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 MAX_DEPTH: Final = 255
 """How deep arrays and objects may nest in the stored form of a value."""
@@ -129,6 +131,31 @@ class _Coder:
     records: tuple[_Record, ...] = ()
     # Set if `encode` and `decode` are this record's own functions, which it gets when it is compiled.
     stands_for: _Record | None = None
+
+
+# --- a mapping that cannot change ------------------------------------------------------------------
+
+
+class FrozenDict(dict[K, V]):
+    """A dict that refuses to be changed: for the fields of records that are kept as they are.
+
+    A record whose mappings are such, and hold nothing that can change, need not be decoded anew for
+    everybody who looks at it. It equals the dict with the same items; `dict(it)` is one to change.
+    """
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a FrozenDict cannot be changed; change a copy of it, which dict() makes")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type, tuple[dict[K, V]]]:
+        return type(self), (dict(self),)
+
+    def __repr__(self) -> str:
+        return f"FrozenDict({dict(self)!r})"
 
 
 # --- the registry ----------------------------------------------------------------------------------
@@ -278,6 +305,7 @@ class Codec:
             set: self._encode_set,
             frozenset: self._encode_set,
             types.MappingProxyType: self._encode_proxy,
+            FrozenDict: self._encode_frozen,
         }
         # By tag: how an object that says itself what it is gets decoded.
         self._by_tag: dict[str, Callable[[dict[str, Json]], Any]] = {
@@ -288,6 +316,7 @@ class Codec:
             "frozenset": lambda data: _as_set(frozenset, self._decode_tagged_list(data)),
             "dict": self._decode_tagged_dict,
             "mappingproxy": lambda data: types.MappingProxyType(self._decode_tagged_dict(data)),
+            "frozendict": lambda data: FrozenDict(self._decode_tagged_dict(data)),
             "class": self._decode_class,
             "enum": self._decode_enum,
             "namedtuple": self._decode_named_tuple,
@@ -344,11 +373,15 @@ class Codec:
 
     def is_immutable(self, value: object, payload: bytes) -> bool:
         """Say whether a value that encoded to `payload` can never change in place."""
+        cls = type(value)
+        doubtful = (self._records.get(cls) or self.record(cls)).doubtful
+        if doubtful is None or b'{"$":' in payload:
+            return _deeply_immutable(value)
         # Without a tag in it, everything is of the declared types: only some fields need a look.
-        doubtful = self.record(type(value)).doubtful
-        if doubtful is not None and b'{"$":' not in payload:
-            return all(_deeply_immutable(getattr(value, each)) for each in doubtful) if doubtful else True
-        return _deeply_immutable(value)
+        for name in doubtful:  # noqa: SIM110  # a generator takes longer than the look
+            if not _deeply_immutable(getattr(value, name)):
+                return False
+        return True
 
     def _to_json(self, encode: Encode, value: object) -> bytes:
         try:
@@ -489,6 +522,9 @@ class Codec:
 
     def _encode_proxy(self, mapping: Mapping[object, object]) -> Json:
         return {_TAG: "mappingproxy", "v": self._encode_pairs(mapping)}
+
+    def _encode_frozen(self, mapping: Mapping[object, object]) -> Json:
+        return {_TAG: "frozendict", "v": self._encode_pairs(mapping)}
 
     def _encode_enum(self, value: Enum) -> Json:
         return {_TAG: "enum", "t": self.registry.name_of(type(value)), "v": _encode_member(value)}
@@ -639,8 +675,8 @@ class Codec:
             return self._fixed_tuple_coder(arguments)
         if plain in _COLLECTION_TARGETS:
             return self._collection_coder(_COLLECTION_TARGETS[plain], arguments)
-        if plain in (dict, Mapping) and len(arguments) == 2:
-            return self._mapping_coder(*arguments)
+        if plain in (dict, Mapping, FrozenDict) and len(arguments) == 2:
+            return self._mapping_coder(*arguments, target=FrozenDict if plain is FrozenDict else dict)
         if isinstance(plain, type):
             if issubclass(plain, Enum):
                 return self._enum_coder(plain)
@@ -853,15 +889,16 @@ class Codec:
             records=tuple(record for each in coders for record in each.records),
         )
 
-    def _mapping_coder(self, key_type: Any, item_type: Any) -> _Coder:
+    def _mapping_coder(self, key_type: Any, item_type: Any, target: type) -> _Coder:
         item = self.coder(item_type)
         if _bare(key_type) is not str:
-            return self._pairs_coder(self.coder(key_type), item)
+            return self._pairs_coder(self.coder(key_type), item, target)
+        itself = "value" if target is dict else "dict(value)"
         source = [
             "def encode(value):",
-            "    if type(value) is not dict or '$' in value:",
+            "    if type(value) is not target or '$' in value:",
             "        return encode_tagged(value)",
-            *_indented(1, _whole("key, item in value.items()", item.as_is, "value", "type(key) is str")),
+            *_indented(1, _whole("key, item in value.items()", item.as_is, itself, "type(key) is str")),
             "    out = {}",
             "    try:",
             "        for key, item in value.items():",
@@ -878,7 +915,7 @@ class Codec:
             "def decode(data):",
             "    if type(data) is not dict or '$' in data:",
             "        return decode_other(data)",
-            *_indented(1, _whole("item in data.values()", item.back_as_is, "dict(data)")),
+            *_indented(1, _whole("item in data.values()", item.back_as_is, "target(data)")),
             "    out = {}",
             "    try:",
             "        for key, item in data.items():",
@@ -887,17 +924,17 @@ class Codec:
             "    except Refused as refused:",
             "        refused.parts.append(step(key))",
             "        raise",
-            "    return out",
+            f"    return {'out' if target is dict else 'target(out)'}",
         ]
-        namespace = self._namespace("an object", step=_step)
+        namespace = self._namespace("an object", step=_step, target=target)
         self.bind(namespace, "item", item)
         _define(source, namespace, "dict with text keys")
         return _Coder(namespace["encode"], namespace["decode"], records=item.records)
 
-    def _pairs_coder(self, key: _Coder, item: _Coder) -> _Coder:
+    def _pairs_coder(self, key: _Coder, item: _Coder, target: type) -> _Coder:
         source = [
             "def encode(value):",
-            "    if type(value) is not dict:",
+            "    if type(value) is not target:",
             "        return encode_tagged(value)",
             "    out = []",
             "    try:",
@@ -919,9 +956,11 @@ class Codec:
             "def decode(data):",
             "    if type(data) is not list:",
             "        return decode_other(data)",
-            "    return decode_pairs(data, key_back, item_back)",
+            "    return target(decode_pairs(data, key_back, item_back))",
         ]
-        namespace = self._namespace("an array of pairs", step=_step, decode_pairs=_decode_pairs)
+        namespace = self._namespace(
+            "an array of pairs", step=_step, decode_pairs=_decode_pairs, target=target
+        )
         self.bind(namespace, "key", key)
         self.bind(namespace, "item", item)
         _define(source, namespace, "dict")
@@ -983,26 +1022,11 @@ def _coding(condition: str, index: int, name: str, direction: str) -> list[str]:
     return [f"if not ({condition.replace(_V, f'v{index}')}):", *_indented(1, call)]
 
 
-def _emptiness(index: int, empty: object) -> str:
-    """Return the condition that a field's value is this empty one, type and all."""
+def _differs(index: int, empty: object) -> str:
+    """Return the condition that a field's value is another one than this empty one, type and all."""
     if empty is None:
-        return f"v{index} is None"
-    return f"type(v{index}) is {type(empty).__name__} and not v{index}"
-
-
-def _gathering(fields: Sequence[_Field], empty: Mapping[str, object]) -> list[str]:
-    """Return lines that put encoded fields into one object, in their order, the empty ones left out."""
-    lines, so_far, is_begun = [], "", False
-    for index, field in enumerate(fields):
-        if field.name in empty:
-            if not is_begun:
-                lines, is_begun = [f"out = {{{so_far}}}"], True
-            lines += [f"if not is_{index}:", f"    out[{field.name!r}] = v{index}"]
-        elif is_begun:
-            lines += [f"out[{field.name!r}] = v{index}"]
-        else:
-            so_far += f"{field.name!r}: v{index}, "
-    return [*lines, "return out"] if is_begun else [f"return {{{so_far}}}"]
+        return f"v{index} is not None"
+    return f"type(v{index}) is not {type(empty).__name__} or v{index}"
 
 
 def _either(*conditions: str) -> str:
@@ -1134,6 +1158,9 @@ class _Record:
         empty = left_out(cls) if cls in _SPARSE else {}
         namespace["nothing"] = object()
         encoding: list[str] = []
+        # The fields up to the first that may be left out are put into the object when it is made.
+        first_empty = next((index for index, each in enumerate(fields) if each.name in empty), len(fields))
+        at_once = ", ".join(f"{each.name!r}: v{index}" for index, each in enumerate(fields[:first_empty]))
         decoding: list[str] = ["get = data.get"] if empty else []
         for index, (field, coder) in enumerate(zip(fields, coders, strict=True)):
             name = repr(field.name)
@@ -1141,11 +1168,14 @@ class _Record:
             self.codec.bind(namespace, str(index), coder)
             namespace[f"default_{index}"] = self._default(fields, index)
             encoding += [f"v{index} = {reading}"]
+            coding = _coding(coder.as_is, index, field.name, "encode")
+            if index == first_empty:
+                encoding += [f"out = {{{at_once}}}"]
+            if index >= first_empty:
+                coding += [f"out[{name}] = v{index}"]
             if field.name in empty:
                 namespace[f"empty_{index}"] = empty[field.name]
-                is_empty = _emptiness(index, empty[field.name])
-                encoding += [f"is_{index} = {is_empty}", f"if not is_{index}:"]
-                encoding += _indented(1, _coding(coder.as_is, index, field.name, "encode"))
+                encoding += [f"if {_differs(index, empty[field.name])}:", *_indented(1, coding)]
                 decoding += [
                     f"v{index} = get({name}, nothing)",
                     f"if v{index} is nothing:",
@@ -1153,7 +1183,7 @@ class _Record:
                     "else:",
                 ]
             else:
-                encoding += _coding(coder.as_is, index, field.name, "encode")
+                encoding += coding
                 decoding += [
                     "try:",
                     f"    v{index} = data[{name}]",
@@ -1178,7 +1208,7 @@ class _Record:
             "    except (AttributeError, KeyError):",
             "        raise never_set(value) from None",
             *([f"    return encode_rest(value, {{{values}}})"] if self.is_model else []),
-            *_indented(1, _gathering(fields, empty)),
+            f"    return {'out' if empty else f'{{{values}}}'}",
             "def decode(data, exactly=False):",
             "    if type(data) is not dict:",
             "        raise not_an_object(data)",
@@ -1836,24 +1866,32 @@ def _is_frozen(cls: Any) -> bool:
 
 def _deeply_immutable(value: object) -> bool:
     kind = type(value)
-    if kind in _IMMUTABLE_LEAVES or isinstance(value, (Enum, type)):
+    if kind in _IMMUTABLE_LEAVES:
         return True
-    if kind is tuple or kind is frozenset or _is_named_tuple(kind):
-        return all(_deeply_immutable(each) for each in cast("Iterable[object]", value))
-    names = _frozen_fields(cast(Any, kind))
-    if names is None:
+    parts_of = _parts_of(cast(Any, kind))
+    if parts_of is None:
         return False
-    if _is_model(kind):
-        return all(_deeply_immutable(each) for each in vars(value).values())
-    return all(_deeply_immutable(getattr(value, each, None)) for each in names)
+    for each in parts_of(value):  # noqa: SIM110  # a generator takes longer than the look
+        if not _deeply_immutable(each):
+            return False
+    return True
 
 
 @functools.lru_cache(maxsize=1024)
-def _frozen_fields(kind: type) -> tuple[str, ...] | None:
-    """Return the names of a frozen record's fields, or None if the class is something else."""
+def _parts_of(kind: Any) -> Callable[[Any], Iterable[object]] | None:
+    """Return what gives the parts of a value that cannot itself change, or None for a kind that can."""
+    if issubclass(kind, (Enum, type)):
+        return lambda value: ()
+    if kind is tuple or kind is frozenset or _is_named_tuple(kind):
+        return iter
+    if kind is FrozenDict:
+        return lambda value: (*value, *value.values())
     if not _is_record(kind) or not _is_frozen(kind):
         return None
-    return () if _is_model(kind) else tuple(each.name for each in dataclasses.fields(cast(Any, kind)))
+    if _is_model(kind):
+        return lambda value: vars(value).values()
+    names = tuple(each.name for each in dataclasses.fields(kind))
+    return lambda value: [getattr(value, name, None) for name in names]
 
 
 # --- JSON text -------------------------------------------------------------------------------------
