@@ -22,6 +22,7 @@ from conversation_kit import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.codec import FrozenDict
 from holdfast.conversation import (
     BranchSummary,
     CompactionSettings,
@@ -176,7 +177,7 @@ def test_changed_files_come_first_and_a_failed_change_is_none() -> None:
             events.append(ToolStarted(call_id, call_id, "tool", effects))
         if call_id == "f":
             failed = ToolResult.error("no")
-            events.append(ToolInvoked("p", "a", "tool", {}, failed, uuid4(), NOW, call_id=call_id))
+            events.append(ToolInvoked("p", "a", "tool", FrozenDict(), failed, uuid4(), NOW, call_id=call_id))
         events.append(said("tool", "ok", result_of=call_id))
     events.append(said("assistant", "done"))
     plan = plan_compaction(numbered(events), keep_tail=0)
@@ -453,6 +454,7 @@ def compactor(window: int | None = 10_000, **settings) -> Compactor:
 
 def before_call(compactor: Compactor, session: Session, replayer: Replayer | None = None):
     taken = replayer or Replayer()
+    taken.catch_up(session)
 
     async def main() -> HistoryCompacted | None:
         return await compactor.before_call(session, taken, model="m")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.clock import Clock
+from holdfast.codec import FrozenDict
 from holdfast.containment import CancellationToken, ExecutionContext
 from holdfast.conversation.events import ProviderUsage
 from holdfast.prompt import MarkdownSection, Prompt, PromptResponse
@@ -145,7 +146,7 @@ def called(session: Session, count: int = 1, *, prompt: str = "work", name: str 
                 prompt_name=prompt,
                 adapter="scripted",
                 name=name,
-                params={"path": f"file-{number}.py"},
+                params=FrozenDict({"path": f"file-{number}.py"}),
                 result=ToolResult.ok(message=f"edited {number}"),
                 session_id=session.session_id,
                 created_at=clock.now(),

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judges_kit import ScriptedAdapter, Seen, answering, called, work_prompt
 
+from holdfast.codec import FrozenDict
 from holdfast.judges import (
     AssessedPoint,
     CompletionVerdict,
@@ -46,7 +47,7 @@ def attacked(session: Session) -> None:
             prompt_name="work",
             adapter="scripted",
             name="fetch",
-            params={"url": "http://example.test"},
+            params=FrozenDict({"url": "http://example.test"}),
             result=ToolResult.ok(message=ATTACK),
             session_id=session.session_id,
             created_at=session.clock.now(),
@@ -150,7 +151,7 @@ def test_evidence_is_limited() -> None:
                 prompt_name="work",
                 adapter="a",
                 name="write",
-                params={"text": "x" * 5_000},
+                params=FrozenDict({"text": "x" * 5_000}),
                 result=ToolResult.ok(message="y" * 900),
                 session_id=session.session_id,
                 created_at=session.clock.now(),

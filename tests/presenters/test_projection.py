@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import Agent, tool
+from holdfast.codec import FrozenDict
 from holdfast.containment import Limits
 from holdfast.conversation.events import ContextPressure, HistoryCompacted, ProviderUsage, SubagentEvent
 from holdfast.conversation.messages import InnerMessage, ToolCallRecord
@@ -82,7 +83,8 @@ def invoked(session: Session, call: str, *, ok: bool = True) -> ToolInvoked:
     result: ToolResult[object] = ToolResult.ok(None, "fine") if ok else ToolResult.error("bad")
     outcome = "ok" if ok else "failed"
     return ToolInvoked(
-        "", "", "look", {}, result, session.session_id, NOW, None, call, attempt_id=call, outcome=outcome  # type: ignore[arg-type]
+        "", "", "look", FrozenDict(), result,
+        session.session_id, NOW, None, call, attempt_id=call, outcome=outcome  # type: ignore[arg-type]
     )  # fmt: skip
 
 

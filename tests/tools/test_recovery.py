@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pytest
 from tools_kit import Note, World, looks, mutate, succeeds
 
+from holdfast.codec import FrozenDict
 from holdfast.errors import HoldRequired, UsageError
 from holdfast.log.event import SlicePolicy
 from holdfast.state import ExecutionState, ResourceRegistry, Session, event
@@ -93,7 +94,7 @@ def test_a_call_that_was_committed_is_kept(world: World) -> None:
             prompt_name="",
             adapter="",
             name="succeeds",
-            params={},
+            params=FrozenDict(),
             result=ToolResult.ok(message="done"),
             session_id=world.session.session_id,
             created_at=world.session.clock.now(),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from holdfast import Agent, tool
 from holdfast.clock import FixedClock
+from holdfast.codec import FrozenDict
 from holdfast.conversation.events import ProviderUsage, SubagentEvent
 from holdfast.conversation.messages import InnerMessage, ToolCallRecord
 from holdfast.errors import ModelCallError, UsageError
@@ -109,7 +110,7 @@ def used(**fields: object) -> ProviderUsage:
 
 def invoked(outcome: str, *conflicts: str) -> ToolInvoked:
     return ToolInvoked(
-        "", "", "look", {}, ToolResult.error("x"), Session().session_id, NOW, None, "c",
+        "", "", "look", FrozenDict(), ToolResult.error("x"), Session().session_id, NOW, None, "c",
         attempt_id="a", outcome=outcome, conflicts=conflicts,  # type: ignore[arg-type]  # the tests name outcomes
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import Agent, tool
+from holdfast.codec import FrozenDict
 from holdfast.containment import StopReason
 from holdfast.conversation.messages import (
     InnerMessage,
@@ -99,7 +100,7 @@ def over(session: Session, call: str) -> ToolInvoked:
         "",
         "",
         "look",
-        {},
+        FrozenDict(),
         ToolResult.ok(None),
         session.session_id,
         NOW,

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 from uuid import UUID
 
 from holdfast.clock import new_id
+from holdfast.codec import FrozenDict
 from holdfast.errors import UsageError
 from holdfast.log.event import SlicePolicy
 from holdfast.state.execution import ExecutionState
@@ -114,7 +115,7 @@ def _ended_by_crash(
         prompt_name="",
         adapter="",
         name=attempt.tool_name,
-        params={},
+        params=FrozenDict(),
         result=ToolResult.error(message),
         session_id=state.session.session_id,
         created_at=state.clock.now(),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
 from holdfast.clock import new_id
-from holdfast.codec import sparse
+from holdfast.codec import FrozenDict, sparse
 from holdfast.log.event import SlicePolicy
 from holdfast.state.budget import TokenUsage
 from holdfast.state.events import event
@@ -48,7 +47,7 @@ class ToolInvoked:
     prompt_name: str
     adapter: str
     name: str
-    params: Mapping[str, object]
+    params: FrozenDict[str, object]
     """The arguments as the model sent them, long texts shortened; empty if they could not be read."""
     result: ToolResult[object]
     """Message and success. The value is not repeated here: a kept one stands in its own slice."""

@@ -51,6 +51,7 @@ import anyio
 import anyio.from_thread
 
 from holdfast.clock import new_id
+from holdfast.codec import FrozenDict
 from holdfast.containment.cancel import CancellationToken
 from holdfast.containment.limits import StopReason
 from holdfast.containment.threads import Handover, threadsafe
@@ -1363,19 +1364,17 @@ def _is_record(value: object) -> bool:
     return hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__pydantic_fields__")
 
 
-def _kept_arguments(call: ToolCall) -> Mapping[str, object]:
+def _kept_arguments(call: ToolCall) -> FrozenDict[str, object]:
     text = call.arguments_json
     if text in ("", "{}"):
-        return {}
+        return FrozenDict()
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        return {}
+        return FrozenDict()
     if not isinstance(data, dict):
-        return {}
-    if len(text) > _KEPT_ARGUMENT:
-        return cast("Mapping[str, object]", _shortened(data))
-    return data
+        return FrozenDict()
+    return FrozenDict(cast("dict[str, object]", _shortened(data)) if len(text) > _KEPT_ARGUMENT else data)
 
 
 def _shortened(value: object) -> object:
