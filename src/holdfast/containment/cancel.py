@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from holdfast.clock import Clock
 from holdfast.containment.limits import StopReason, integer
@@ -23,20 +24,18 @@ class CancellationToken:
     people.
     """
 
-    __slots__ = ("_callbacks", "_event", "_lock", "_unlink", "detail", "reason")
+    __slots__ = ("_callbacks", "_event", "_lock", "_parent", "detail", "reason")
 
     def __init__(self, parent: CancellationToken | None = None) -> None:
         # Reentrant, because a signal handler may cancel while its own thread registers.
         self._lock = threading.RLock()
         self._callbacks: dict[object, Callable[[], object]] | None = None
         self._event: threading.Event | None = None
-        self._unlink: Callable[[], None] | None = None
+        self._parent = parent
         self.reason: str | None = None
         self.detail = ""
-        if parent is not None:
-            self._unlink = parent.on_cancel(
-                lambda: self.cancel(parent.reason or StopReason.ABORTED, detail=parent.detail)
-            )
+        if parent is not None and not parent._register(self, self._follow):
+            self._follow()
 
     @property
     def is_cancelled(self) -> bool:
@@ -70,14 +69,26 @@ class CancellationToken:
         Return how to unregister.
         """
         key = object()
-        with self._lock:
-            if self.reason is None:
-                if self._callbacks is None:
-                    self._callbacks = {}
-                self._callbacks[key] = callback
-                return lambda: self._forget(key)
+        if self._register(key, callback):
+            return partial(self._forget, key)
         callback()
         return _nothing
+
+    def _register(self, key: object, callback: Callable[[], object]) -> bool:
+        """Keep a callback for the cancellation; False if that has come already."""
+        with self._lock:
+            if self.reason is not None:
+                return False
+            if self._callbacks is None:
+                self._callbacks = {}
+            self._callbacks[key] = callback
+            return True
+
+    def _follow(self) -> None:
+        """Do as the parent did."""
+        parent = self._parent
+        if parent is not None:
+            self.cancel(parent.reason or StopReason.ABORTED, detail=parent.detail)
 
     def _forget(self, key: object) -> None:
         with self._lock:
@@ -86,9 +97,9 @@ class CancellationToken:
 
     def unlink(self) -> None:
         """Stop following the parent; a finished call does this, so that a long chain's token stays small."""
-        unlink, self._unlink = self._unlink, None
-        if unlink is not None:
-            unlink()
+        parent, self._parent = self._parent, None
+        if parent is not None:
+            parent._forget(self)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until the token is cancelled or the time is over; say whether it is cancelled."""

@@ -6,7 +6,8 @@ an aborting thread can cancel a scope that lives in it.
 *Workers.* A synchronous function cannot be interrupted, but whoever waits for it can be released. So a call
 that must be stoppable runs on a worker thread while its caller waits for "done or cancelled". Workers are
 daemons and are reused; one that is stuck in an abandoned handler is simply not idle, and does not keep the
-process alive.
+process alive. An event loop can wait for a job in two steps, `is_finished_within` a moment and then
+`wait_finished`: many jobs take less time than it takes to put a loop to sleep and to wake it again.
 
 *Timers.* One daemon thread with a heap serves every timeout on the system clock, and has workers call those
 that are due, so that none waits for another's listeners. A clock may bring its own
@@ -25,6 +26,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+import anyio
 import anyio.lowlevel
 
 from holdfast.clock import Clock, SystemClock
@@ -160,23 +162,27 @@ workers = Workers()
 class Handover:
     """A job between its worker and its waiter, who may leave first and hear of its end later."""
 
-    __slots__ = ("_job", "_listener", "_lock", "_wake")
+    __slots__ = ("_at_work", "_job", "_listener", "_lock", "_wake")
 
-    def __init__(self, wake: Callable[[], object]) -> None:
+    def __init__(self, wake: Callable[[], object] | None = None) -> None:
         self._lock = threading.Lock()
+        self._at_work = threading.Lock()
+        self._at_work.acquire()
         self._wake = wake
         self._job: Job | None = None
         self._listener: Callable[[Job], None] | None = None
 
     def submit(self, fn: Callable[[], object]) -> None:
-        """Give `fn` to a worker; `wake` is called when it has ended."""
+        """Give `fn` to a worker; `wake`, if there is one, is called when it has ended."""
         workers.submit(fn, self._finish)
 
     def _finish(self, job: Job) -> None:
         with self._lock:
             self._job = job
             listener = self._listener
-        self._wake()
+        self._at_work.release()
+        if self._wake is not None:
+            self._wake()
         if listener is not None:
             listener(job)
 
@@ -197,6 +203,20 @@ class Handover:
         """Whether the job has ended."""
         with self._lock:
             return self._job is not None
+
+    def is_finished_within(self, seconds: float) -> bool:
+        """Block this thread for at most that long, and say whether the job has ended."""
+        if not self._at_work.acquire(timeout=seconds):
+            return False
+        self._at_work.release()
+        return True
+
+    async def wait_finished(self) -> None:
+        """Wait until the job has ended, letting other tasks run. One that was listening hears nothing."""
+        done = anyio.Event()
+        wake = threadsafe(done.set)
+        self.listen(lambda _: wake())
+        await done.wait()
 
     def result(self) -> object:
         """Return or raise what the job did; only once it is finished."""

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Protocol, TypeVar, cast, overload
 from holdfast.containment.cancel import CancellationToken
 from holdfast.errors import UnboundResourceError, UsageError
 from holdfast.log.event import SlicePolicy
+from holdfast.records import quick
 from holdfast.state.budget import BudgetTracker, Deadline
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import ResourceContext, ResourceRegistry, Snapshotable, ToolScope
@@ -78,6 +79,7 @@ class CallOutbox:
             return tuple(self._messages)
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ToolContext:
     """Everything a handler may use.
@@ -105,10 +107,11 @@ class ToolContext:
     """The filesystem as this call may use it; see `filesystem`."""
 
     def __post_init__(self) -> None:
+        if not _is_missing(self.outbox):
+            return  # Made by the runner, for one call: it has everything that the caller's has.
         if _is_missing(self.session):
             object.__setattr__(self, "session", self.state.session)
-        if _is_missing(self.outbox):
-            object.__setattr__(self, "outbox", CallOutbox(self.session.session_id, self.call_id))
+        object.__setattr__(self, "outbox", CallOutbox(self.session.session_id, self.call_id))
         if self.budget_tracker is None:
             object.__setattr__(self, "budget_tracker", self.state.resources.get(BudgetTracker, None))
 

@@ -10,6 +10,7 @@ from uuid import UUID
 from holdfast.clock import new_id
 from holdfast.codec import FrozenDict, sparse
 from holdfast.log.event import SlicePolicy
+from holdfast.records import quick
 from holdfast.state.budget import TokenUsage
 from holdfast.state.events import event
 from holdfast.state.run_context import RunContext
@@ -22,6 +23,7 @@ cut off by a cancellation or a crash and rolled back; cut off outside, so that n
 
 
 @event(name="holdfast.ToolStarted", policy=SlicePolicy.LOG)
+@quick
 @dataclass(frozen=True, slots=True)
 class ToolStarted:
     """A call with effects is about to run. From here on a crash can be undone."""
@@ -40,6 +42,7 @@ class ToolStarted:
 
 @event(name="holdfast.ToolInvoked", policy=SlicePolicy.LOG)
 @sparse
+@quick
 @dataclass(frozen=True, slots=True)
 class ToolInvoked:
     """A call has ended, one way or another."""

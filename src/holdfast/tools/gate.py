@@ -39,13 +39,15 @@ class Gate:
         self._waiting: deque[Turn] = deque()
 
     def _inside(self) -> Turn | None:
-        return None if self._holder is None else self._holder()
+        holder = self._holder  # Forgetting a turn, which may happen at any moment, sets it.
+        return None if holder is None else holder()
 
     def _enter(self, turn: Turn, *, queue: bool) -> bool:
         """Let a turn in if the gate is free; else, if it wants to, let it queue up."""
         with self._lock:
             # Whoever is inside cannot be forgotten while this variable holds it.
-            inside = self._inside()
+            holder = self._holder
+            inside = None if holder is None else holder()
             if inside is None:
                 self._holder = weakref.ref(turn, self._forget)
                 return True
@@ -63,19 +65,20 @@ class Gate:
     def _leave(self, turn: Turn) -> None:
         """Let a turn go, from inside or from the queue. Calling it again does nothing."""
         with self._lock:
-            if self._inside() is turn:
+            holder = self._holder
+            if holder is not None and holder() is turn:
                 self._pass_on()
             elif turn in self._waiting:
                 self._waiting.remove(turn)
         self._wake()
 
     def _pass_on(self) -> None:
-        following = self._waiting.popleft() if self._waiting else None
-        self._holder = None if following is None else weakref.ref(following, self._forget)
+        self._holder = weakref.ref(self._waiting.popleft(), self._forget) if self._waiting else None
 
     def _wake(self) -> None:
         # Whoever is inside is woken each time: the one that let it in may have been interrupted right here.
-        inside = self._inside()
+        holder = self._holder
+        inside = None if holder is None else holder()
         if inside is not None:
             inside.wake()
 
@@ -172,12 +175,14 @@ class Turns:
     def take(self, token: CancellationToken, deadline: Deadline | None) -> None:
         """Go through all gates, blocking the thread."""
         for each in self._turns:
-            each.take(token, deadline)
+            if not each.take_nowait():
+                each.take(token, deadline)
 
     async def take_async(self, token: CancellationToken, deadline: Deadline | None) -> None:
         """Go through all gates, letting other tasks run."""
         for each in self._turns:
-            await each.take_async(token, deadline)
+            if not each.take_nowait():
+                await each.take_async(token, deadline)
 
     def give_back(self) -> None:
         """Leave all gates. Calling it again does nothing."""

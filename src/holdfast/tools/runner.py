@@ -44,7 +44,7 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 import anyio
@@ -72,6 +72,7 @@ from holdfast.log.event import SlicePolicy
 from holdfast.state.events import AttentionNeeded
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import ResourceContext, ResourceRegistry, Snapshotable, ToolScope
+from holdfast.state.run_context import RunContext
 from holdfast.state.session import Session, Transaction
 from holdfast.state.snapshot import CompositeSnapshot, SnapshotMetadata
 from holdfast.tools.boundaries import recover, workspace_call_id
@@ -93,6 +94,7 @@ from holdfast.workspace.base import Filesystem, FilesystemSnapshot, WorkspaceCal
 
 _logger = logging.getLogger("holdfast.tools")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _KEPT_MESSAGE = 1_000
@@ -100,6 +102,10 @@ _KEPT_MESSAGE = 1_000
 
 _KEPT_ARGUMENT = 2_000
 """How much of a text in the arguments `ToolInvoked` keeps; the model's own message has it whole."""
+
+_AT_ONCE_S = 0.0002
+"""How long an event loop stands still for a sync handler: less than putting the loop to sleep and waking it
+again takes on many machines, and more than most handlers take. From then on others are served."""
 
 MAX_PARALLEL = 16
 """How many calls without effects run at once."""
@@ -118,9 +124,6 @@ def _no_record(result: ToolResult[Any]) -> Sequence[object]:
     return ()
 
 
-_FREE = Turns(())
-
-
 @dataclass(slots=True)
 class _Plan:
     """A call that can be tried: the tool is known and the arguments fit, or it is known why not."""
@@ -131,43 +134,42 @@ class _Plan:
     refusal: tuple[Outcome, str] | None
     context: ToolContext
     record: Record
-    turns: Turns = _FREE
-    gate: Gate | None = None
-    """The workspace's gate."""
+    turns: Turns | None = None
+    """The ways through the gates; None for a call that passes none."""
     hold_id: str = ""
     begun: OpenCall | None = None
-
-    @property
-    def effects(self) -> Effects:
-        return "none" if self.tool is None or self.refusal is not None else self.tool.effects
 
 
 @dataclass(slots=True, eq=False)
 class OpenCall:
     """A call that has begun and not ended."""
 
+    runner: ToolRunner = field(repr=False)
     call: ToolCall
     tool: Tool[Any, Any]
     params: Any
-    context: ToolContext
-    attempt_id: str
+    given: ToolContext
+    """The caller's context, with what all calls share."""
+    event_id: UUID
+    """The id of the event that ends the call."""
     started_at: float
     transaction: Transaction
     record: Record
-    turns: Turns = _FREE
+    turns: Turns | None = None
     hold_id: str = ""
-    gate: Gate | None = None
-    """The workspace's gate."""
     head: int = 0
     """The session's newest event when the call began."""
     base: Filesystem | None = None
     """The workspace itself, which the handler does not get to see."""
     workspace: WorkspaceCall | None = None
+    made: ToolContext | None = None
+    """The handler's context, if anybody has asked for it, and what ends with it:"""
     filesystem: CallFilesystem | None = None
     outbox: CallOutbox | None = None
     token: CancellationToken | None = None
     scope: AbstractContextManager[ToolScope] | None = None
-    saved: Mapping[type, tuple[Snapshotable[object], object]] = field(default_factory=dict)
+    saved: Sequence[tuple[type, Snapshotable[object], object]] = ()
+    """What the other resources were when the call began."""
     pre: CompositeSnapshot | None = None
     messages: tuple[OutboxPut, ...] = ()
     is_cut_off: bool = False
@@ -176,9 +178,32 @@ class OpenCall:
     is_over: bool = False
 
     @property
-    def event_id(self) -> UUID:
-        """The id of the event that ends the call."""
-        return UUID(hex=self.attempt_id)
+    def attempt_id(self) -> str:
+        """Which attempt at the call this is."""
+        return self.event_id.hex
+
+    @property
+    def context(self) -> ToolContext:
+        """What the handler is given; made when it is asked for, because many handlers want none."""
+        return self.made or self.runner._make_context(self)
+
+    @property
+    def cancellation(self) -> CancellationToken:
+        """What stops the handler: the call's own token, or the caller's if nobody was given one."""
+        return self.token or self.given.cancellation
+
+    def enter(self) -> None:
+        """Let what the present context does from now on be part of the call.
+
+        For a context that is thrown away (`copy_context().run(...)`), so that an interrupt leaves none of it.
+        """
+        _inside.set((*_inside.get(), self))
+        self.transaction.enter()
+
+    def call_handler(self) -> Any:
+        """Call the handler as part of the call, in a context that is thrown away."""
+        self.enter()
+        return self.tool.call(self.params, self.made)
 
 
 _inside: ContextVar[tuple[OpenCall, ...]] = ContextVar("holdfast_inside_calls", default=())
@@ -199,17 +224,6 @@ def _running(begun: OpenCall) -> Iterator[None]:
             yield
     finally:
         _inside.reset(token)
-
-
-def _within(begun: OpenCall, work: Callable[[], T]) -> T:
-    """Do something as part of the call, in a context that is thrown away: an interrupt leaves none of it."""
-
-    def run() -> T:
-        _inside.set((*_inside.get(), begun))
-        begun.transaction.enter()
-        return work()
-
-    return copy_context().run(run)
 
 
 @dataclass(slots=True)
@@ -235,15 +249,21 @@ class ToolRunner:
     permissions: Permissions = field(default_factory=Permissions)
     outbox: Outbox = field(default_factory=Outbox)
     _gates: tuple[Gate, ...] = field(default=(), init=False, repr=False)
+    """The session's gate, and the workspace's if there is one that can be changed."""
+    _filesystem: Filesystem | None = field(default=None, init=False, repr=False)
+    _read_only: Filesystem | None = field(default=None, init=False, repr=False)
+    """The workspace as a call without effects sees it."""
     _rolled_back: Mapping[type, Snapshotable[object]] | None = field(default=None, init=False, repr=False)
     """The resources of a registry, which is frozen, that a failed call must not change."""
 
     def __post_init__(self) -> None:
         state, session = self.execution_state, self.execution_state.session
-        filesystem = filesystem_of(state)
+        filesystem = self._filesystem = filesystem_of(state)
         gates = [gate_of(session.session_id, "the session")]
-        if filesystem is not None and not filesystem.read_only:
-            gates.append(gate_of(("workspace", id(filesystem)), "the workspace"))
+        if filesystem is not None:
+            self._read_only = filesystem.read_only_view()
+            if not filesystem.read_only:
+                gates.append(gate_of(("workspace", id(filesystem)), "the workspace"))
         self._gates = tuple(gates)
         if isinstance(state.resources, ResourceRegistry):
             self._rolled_back = _rolled_back(state.resources, filesystem)
@@ -277,27 +297,25 @@ class ToolRunner:
             if isinstance(begun, ToolResult):
                 return begun
             try:
-                outcome = _within(begun, partial(self._call_handler, begun))
+                outcome = copy_context().run(self._call_handler, begun)
             except BaseException as error:  # noqa: BLE001  # classified, and raised again where it must be
                 return self._fail(begun, error)
             result = self._end(begun, outcome)
-            self._deliver(begun)
+            if begun.messages:
+                self._deliver(begun)
             return result
         except BaseException:
             self._leave_nothing(plan)
             raise
         finally:
-            try:
-                plan.turns.give_back()
-            except BaseException:
-                plan.turns.give_back()
-                raise
+            _give_back(plan.turns)
 
     def _call_handler(self, begun: OpenCall) -> Any:
         """Run the handler in this thread; one that is async, in an event loop."""
         if begun.tool.is_async:
+            begun.enter()
             return _drive(partial(self._await_handler, begun))
-        outcome = begun.tool.call(begun.params, begun.context)
+        outcome = begun.call_handler()
         if inspect.isawaitable(outcome):
             return _drive(partial(_awaited, outcome))
         return outcome
@@ -308,29 +326,32 @@ class ToolRunner:
         """Run a call to its end. A sync handler runs in a worker thread; a deadline really cancels."""
         plan = self._plan(tool_call, context, record)
         try:
-            await self._take_turns_async(plan)
-            slow = plan.tool is not None and (plan.tool.foreign or self.permissions.approver is not None)
-            begun = await _off_loop(slow, partial(self._begin, plan))
+            if plan.turns is not None:
+                await self._take_turns_async(plan)
+            if plan.tool is not None and (plan.tool.foreign or self.permissions.approver is not None):
+                begun = await _off_loop(self._begin, plan)
+            else:
+                begun = self._begin(plan)
             if isinstance(begun, ToolResult):
                 return begun
             slow = begun.tool.foreign
             try:
-                with _running(begun):
-                    outcome = await self._await_handler(begun)
+                if begun.tool.is_async:
+                    with _running(begun):
+                        outcome = await self._await_handler(begun)
+                else:
+                    outcome = await self._in_worker(begun)
             except BaseException as error:  # noqa: BLE001  # classified, and raised again where it must be
-                return await _off_loop(slow, partial(self._fail, begun, error))
-            result = await _off_loop(slow, partial(self._end, begun, outcome))
-            await _off_loop(bool(begun.messages), partial(self._deliver, begun))
+                return await _off_loop(self._fail, begun, error) if slow else self._fail(begun, error)
+            result = await _off_loop(self._end, begun, outcome) if slow else self._end(begun, outcome)
+            if begun.messages:
+                await _off_loop(self._deliver, begun)
             return result
         except BaseException:
             self._leave_nothing(plan)
             raise
         finally:
-            try:
-                plan.turns.give_back()
-            except BaseException:
-                plan.turns.give_back()
-                raise
+            _give_back(plan.turns)
 
     async def aexecute_all(
         self,
@@ -345,39 +366,55 @@ class ToolRunner:
         `around` is put around each call, such as a containment that must allow it first. If a call
         raises, those beside it still come to their end, and those after it are not run.
         """
+        results: list[ToolResult[Any]] = []
+        while len(results) < len(tool_calls):
+            first = len(results)
+            end = first + 1
+            if self._is_free(tool_calls[first]):
+                while end < len(tool_calls) and self._is_free(tool_calls[end]):
+                    end += 1
+            if end == first + 1:
+                results.append(await self._one(tool_calls[first], context, record, around))
+            else:
+                results += await self._side_by_side(tool_calls[first:end], context, record, around)
+        return results
+
+    def _one(
+        self,
+        call: ToolCall,
+        context: ToolContext | None,
+        record: Callable[[ToolCall], Record],
+        around: Around | None,
+    ) -> Awaitable[ToolResult[Any]]:
+        if around is None:
+            return self.aexecute(call, context=context, record=record(call))
+        return around(call, lambda: self.aexecute(call, context=context, record=record(call)))
+
+    async def _side_by_side(
+        self,
+        calls: Sequence[ToolCall],
+        context: ToolContext | None,
+        record: Callable[[ToolCall], Record],
+        around: Around | None,
+    ) -> Sequence[ToolResult[Any]]:
+        """Run calls without effects at the same time. The first one's error is raised when all are done."""
         results: dict[int, ToolResult[Any]] = {}
         errors: dict[int, Exception] = {}
+        limit = anyio.CapacityLimiter(MAX_PARALLEL)
 
         async def one(index: int, call: ToolCall) -> None:
-            async def execute() -> ToolResult[Any]:
-                return await self.aexecute(call, context=context, record=record(call))
-
-            try:
-                results[index] = await (execute() if around is None else around(call, execute))
-            except Exception as error:  # noqa: BLE001  # raised when those beside it are done
-                errors[index] = error
-
-        async def one_of_many(index: int, limit: anyio.CapacityLimiter) -> None:
             async with limit:
-                await one(index, tool_calls[index])
+                try:
+                    results[index] = await self._one(call, context, record, around)
+                except Exception as error:  # noqa: BLE001  # raised when those beside it are done
+                    errors[index] = error
 
-        index = 0
-        while index < len(tool_calls) and not errors:
-            run = index + 1
-            if self._is_free(tool_calls[index]):
-                while run < len(tool_calls) and self._is_free(tool_calls[run]):
-                    run += 1
-            if run == index + 1:
-                await one(index, tool_calls[index])
-            else:
-                limit = anyio.CapacityLimiter(MAX_PARALLEL)
-                async with anyio.create_task_group() as group:
-                    for position in range(index, run):
-                        group.start_soon(one_of_many, position, limit)
-            index = run
+        async with anyio.create_task_group() as group:
+            for index, call in enumerate(calls):
+                group.start_soon(one, index, call)
         if errors:
             raise errors[min(errors)]
-        return [results[position] for position in range(len(tool_calls))]
+        return [results[index] for index in range(len(calls))]
 
     def execute_all(
         self,
@@ -394,25 +431,22 @@ class ToolRunner:
         return tool is None or tool.effects == "none"
 
     async def _await_handler(self, begun: OpenCall) -> Any:
-        """Run the handler; the deadline and the token cut it off."""
-        token, deadline = begun.context.cancellation, begun.context.deadline
+        """Run an async handler; the deadline and the token cut it off."""
+        return await self._cut_short(begun, begun.tool.call(begun.params, begun.made))
+
+    async def _cut_short(self, begun: OpenCall, work: Awaitable[T]) -> T:
+        """Wait for something until it is done, the deadline passes or the token is set."""
+        token, deadline = begun.cancellation, begun.given.deadline
         seconds = None if deadline is None else max(deadline.remaining().total_seconds(), 0)
         with anyio.move_on_after(seconds) as scope:
             forget = token.on_cancel(threadsafe(scope.cancel))
             try:
-                if begun.tool.is_async:
-                    outcome = await begun.tool.call(begun.params, begun.context)
-                else:
-                    outcome = await self._in_worker(begun)
-                    if inspect.isawaitable(outcome):
-                        outcome = await outcome
+                return await work
             finally:
                 forget()
-        if scope.cancelled_caught:
-            if not begun.is_cut_off:
-                token.raise_if_cancelled()
-            raise DeadlineExceededError(f"the deadline passed while {begun.tool.name} was running")
-        return outcome
+        if not begun.is_cut_off:
+            token.raise_if_cancelled()
+        raise DeadlineExceededError(f"the deadline passed while {begun.tool.name} was running")
 
     async def _in_worker(self, begun: OpenCall) -> Any:
         """Run a sync handler on a worker thread.
@@ -421,20 +455,37 @@ class ToolRunner:
         handles refuse once the call is over. One that works on the tree past them (`foreign`) is
         waited for, because the tree cannot be put back while it does.
         """
-        done = anyio.Event()
-        handover = Handover(threadsafe(done.set))
-        handover.submit(partial(begun.tool.call, begun.params, begun.context))
+        handover = Handover()
+        handover.submit(begun.call_handler)
         try:
-            await done.wait()
+            is_finished = handover.is_finished_within(_AT_ONCE_S)
         except BaseException:
-            begun.is_cut_off = begun.context.cancellation.cancel(
-                StopReason.ABORTED, detail="the call was cut off"
-            )
-            if begun.tool.foreign:
-                with anyio.CancelScope(shield=True):
-                    await done.wait()
+            await self._stop(begun, handover)
             raise
-        return handover.result()
+        if not is_finished:
+            await self._cut_short(begun, self._finished(begun, handover))
+        outcome = handover.result()
+        if inspect.isawaitable(outcome):
+            with _running(begun):
+                return await self._cut_short(begun, outcome)
+        return outcome
+
+    async def _finished(self, begun: OpenCall, handover: Handover) -> None:
+        try:
+            await handover.wait_finished()
+        except BaseException:
+            await self._stop(begun, handover)
+            raise
+
+    async def _stop(self, begun: OpenCall, handover: Handover) -> None:
+        """Tell a handler on its worker thread that nobody waits for it any more."""
+        if begun.token is None:
+            begun.is_cut_off = not begun.cancellation.is_cancelled
+        else:
+            begun.is_cut_off = begun.token.cancel(StopReason.ABORTED, detail="the call was cut off")
+        if begun.tool.foreign:
+            with anyio.CancelScope(shield=True):
+                await handover.wait_finished()
 
     # .. native tools: the body runs elsewhere, between two hooks ..
 
@@ -456,11 +507,11 @@ class ToolRunner:
             self._take_turns(plan)
             begun = self._begin(plan)
             if isinstance(begun, ToolResult):
-                plan.turns.give_back()
+                _give_back(plan.turns)
             return begun
         except BaseException:
             self._leave_nothing(plan)
-            plan.turns.give_back()
+            _give_back(plan.turns)
             raise
 
     async def abegin(
@@ -475,13 +526,16 @@ class ToolRunner:
         plan = self._plan(tool_call, context, record, native=tool)
         try:
             await self._take_turns_async(plan)
-            begun = await _off_loop(plan.tool is not None and plan.tool.foreign, partial(self._begin, plan))
+            if plan.tool is not None and plan.tool.foreign:
+                begun = await _off_loop(self._begin, plan)
+            else:
+                begun = self._begin(plan)
             if isinstance(begun, ToolResult):
-                plan.turns.give_back()
+                _give_back(plan.turns)
             return begun
         except BaseException:
             self._leave_nothing(plan)
-            plan.turns.give_back()
+            _give_back(plan.turns)
             raise
 
     def end(self, begun: OpenCall, outcome: Any) -> ToolResult[Any]:
@@ -492,11 +546,7 @@ class ToolRunner:
             self._deliver(begun)
             return result
         finally:
-            try:
-                begun.turns.give_back()
-            except BaseException:
-                begun.turns.give_back()
-                raise
+            _give_back(begun.turns)
 
     def abort(self, begun: OpenCall, error: BaseException) -> ToolResult[Any]:
         """Undo a call that was begun with `begin`. Raises what `execute` would raise."""
@@ -504,11 +554,7 @@ class ToolRunner:
         try:
             return self._fail(begun, error)
         finally:
-            try:
-                begun.turns.give_back()
-            except BaseException:
-                begun.turns.give_back()
-                raise
+            _give_back(begun.turns)
 
     # .. plan ..
 
@@ -521,7 +567,10 @@ class ToolRunner:
     ) -> _Plan:
         if context is None:
             context = ToolContext(self.execution_state)
-        elif context.state.session != self.execution_state.session:
+        elif (
+            context.state is not self.execution_state
+            and context.state.session != self.execution_state.session
+        ):
             raise UsageError(
                 f"the context of the call {call.id} belongs to another session than this runner; "
                 "make it of the runner's own state: ToolContext(runner.execution_state)"
@@ -538,40 +587,44 @@ class ToolRunner:
                 plan = _Plan(call, tool, tool.parse(call.arguments), None, context, record)
             except ToolValidationError as error:
                 plan = _Plan(call, tool, None, ("invalid", str(error)), context, record)
-        self._set_gates(plan)
+        with_effects = plan.refusal is None and tool is not None and tool.effects != "none"
+        enclosing = _inside.get()
+        if enclosing:
+            self._refuse_inside(call, enclosing, with_effects=with_effects)
+        if with_effects:
+            plan.turns = Turns(self._gates)
         return plan
 
-    def _set_gates(self, plan: _Plan) -> None:
-        """Say which gates the call goes through. Raises `UsageError` if it would wait for itself."""
+    def _refuse_inside(self, call: ToolCall, enclosing: Sequence[OpenCall], *, with_effects: bool) -> None:
+        """Raise `UsageError` if the call would wait for one that it is part of."""
         session = self.execution_state.session
-        filesystem = filesystem_of(self.execution_state)
-        with_effects = plan.effects != "none"
-        for outer in _inside.get():
+        for outer in enclosing:
             if outer.is_over:
                 continue
             if outer.transaction.session == session:
                 raise UsageError(
-                    f"{plan.call.name} was called from inside the call {outer.call.id} of {outer.tool.name}: "
+                    f"{call.name} was called from inside the call {outer.call.id} of {outer.tool.name}: "
                     "one call is one transaction. Call the tool's function directly, and let the model make "
                     "the other call"
                 )
-            if with_effects and outer.workspace is not None and outer.base is filesystem:
+            if with_effects and outer.workspace is not None and outer.base is self._filesystem:
                 raise UsageError(
-                    f"{plan.call.name} would wait for the workspace that the call {outer.call.id} of "
+                    f"{call.name} would wait for the workspace that the call {outer.call.id} of "
                     f"{outer.tool.name} holds while it runs; give the inner session a workspace of its own, "
                     'or let the outer tool have effects="none"'
                 )
-        plan.gate = self._gates[1] if len(self._gates) > 1 else None
-        if with_effects:
-            plan.turns = Turns(self._gates)
 
     def _take_turns(self, plan: _Plan) -> None:
+        if plan.turns is None:
+            return
         try:
             plan.turns.take(plan.context.cancellation, plan.context.deadline)
         except DeadlineExceededError as error:
             raise self._too_late(plan, str(error)) from error
 
     async def _take_turns_async(self, plan: _Plan) -> None:
+        if plan.turns is None:
+            return
         try:
             await plan.turns.take_async(plan.context.cancellation, plan.context.deadline)
         except DeadlineExceededError as error:
@@ -586,13 +639,14 @@ class ToolRunner:
         if deadline is not None and deadline.passed():
             raise self._too_late(plan, f"the deadline had passed before {plan.tool.name} began")
         plan.context.cancellation.raise_if_cancelled()
-        denial = (
-            self._unknown(plan, plan.tool)
-            or self._denied(plan, plan.tool)
-            or self._forbidden(plan, plan.tool)
-        )
-        if denial is not None:
-            return self._refuse(plan, *denial)
+        if self.policies or plan.tool.effects != "none":
+            denial = (
+                self._unknown(plan, plan.tool)
+                or self._denied(plan, plan.tool)
+                or self._forbidden(plan, plan.tool)
+            )
+            if denial is not None:
+                return self._refuse(plan, *denial)
         return self._open(plan, plan.tool)
 
     def _too_late(self, plan: _Plan, message: str) -> PromptEvaluationError:
@@ -603,12 +657,11 @@ class ToolRunner:
         policies = self._policies_for(tool.name)
         if not policies:
             return None
-        filesystem = filesystem_of(self.execution_state)
         context = replace(
             plan.context,
             session=self.execution_state.session,
             call_id=plan.call.id,
-            held_filesystem=None if filesystem is None else filesystem.read_only_view(),
+            held_filesystem=self._read_only,
         )
         for policy in policies:
             try:
@@ -631,8 +684,10 @@ class ToolRunner:
 
     def _forbidden(self, plan: _Plan, tool: Tool[Any, Any]) -> tuple[Outcome, str] | None:
         """Ask the permissions. Raises `HoldRequired` if a person has to answer first."""
+        if tool.effects == "none":
+            return None
         mode = self.permissions.mode_for(tool)
-        if tool.effects == "none" or mode is PermissionMode.AUTO:
+        if mode is PermissionMode.AUTO:
             return None
         if mode is PermissionMode.READ_ONLY:
             return "denied", f"This run is read-only: {tool.name} would change something. Go on without it."
@@ -701,7 +756,7 @@ class ToolRunner:
         result: ToolResult[Any] = ToolResult.error(message)
         recorded, problem = _recorded(plan.record, result)
         invoked = self._invoked(
-            plan.call, plan.context, result, outcome, event_id=new_id(), batch_events=len(recorded)
+            plan.call, plan.context.run_context, result, outcome, new_id(), batch_events=len(recorded)
         )
         self.execution_state.session.dispatch_all([*recorded, invoked])
         if problem is not None:
@@ -711,33 +766,33 @@ class ToolRunner:
     def _open(self, plan: _Plan, tool: Tool[Any, Any]) -> OpenCall | ToolResult[Any]:
         state, session = self.execution_state, self.execution_state.session
         begun = OpenCall(
-            call=plan.call,
-            tool=tool,
-            params=plan.params,
-            context=plan.context,
-            attempt_id=new_id().hex,
-            started_at=state.clock.monotonic(),
-            transaction=session.begin(),
-            record=plan.record,
-            turns=plan.turns,
-            hold_id=plan.hold_id,
-            gate=plan.gate,
-            head=session.head,
-            base=filesystem_of(state),
+            self,
+            plan.call,
+            tool,
+            plan.params,
+            plan.context,
+            new_id(),
+            state.clock.monotonic(),
+            session.begin(),
+            plan.record,
+            plan.turns,
+            plan.hold_id,
+            session.head,
+            self._filesystem,
         )
         plan.begun = begun
         try:
             # Every participant is captured before the first change: whoever cannot be captured fails here.
-            filesystem = begun.base
-            if filesystem is not None:
-                self._hold(begun, filesystem)
             if tool.effects != "none":
-                begun.saved = self._save_others(filesystem)
+                if self._filesystem is not None and not self._filesystem.read_only:
+                    self._hold(begun, self._filesystem)
+                begun.saved = self._save_others(self._filesystem)
             if state.checkpoints is not None:
                 begun.pre = self._boundary(
                     begun, "pre_tool", None if begun.workspace is None else begun.workspace.base
                 )
-            begun.context = self._context_for(begun)
+            if tool.takes_context or tool.handler is None:
+                self._make_context(begun)
         except Exception as error:  # noqa: BLE001  # whatever it is, the call cannot begin
             message = f"{tool.name} could not begin: {_describe(error)}"
             return self._roll_back(begun, ToolResult.error(message), "failed")
@@ -764,9 +819,6 @@ class ToolRunner:
         return begun
 
     def _hold(self, begun: OpenCall, filesystem: Filesystem) -> None:
-        if begun.tool.effects == "none" or filesystem.read_only:
-            begun.filesystem = CallFilesystem(filesystem.read_only_view(), begun.call.id)
-            return
         name = workspace_call_id(self.execution_state.session.session_id, begun.call.id)
         hold = partial(filesystem.begin, name, tool_name=begun.tool.name, foreign=begun.tool.foreign)
         try:
@@ -777,52 +829,55 @@ class ToolRunner:
             if not recover(self.execution_state):
                 raise
             begun.workspace = hold()
-        if begun.gate is not None:
-            begun.gate.boundary = begun.workspace.base
-        begun.filesystem = CallFilesystem(filesystem, begun.call.id)
+        self._gates[-1].boundary = begun.workspace.base
 
-    def _save_others(self, filesystem: Filesystem | None) -> dict[type, tuple[Snapshotable[object], object]]:
+    def _save_others(
+        self, filesystem: Filesystem | None
+    ) -> Sequence[tuple[type, Snapshotable[object], object]]:
         """Capture the resources that are not the workspace and that a failed call must not change."""
         chosen = self._rolled_back
         if chosen is None:
             chosen = _rolled_back(self.execution_state.resources, filesystem)
-        return {each: (resource, resource.snapshot(tag="pre")) for each, resource in chosen.items()}
+        return [(each, resource, resource.snapshot(tag="pre")) for each, resource in chosen.items()]
 
-    def _context_for(self, begun: OpenCall) -> ToolContext:
+    def _make_context(self, begun: OpenCall) -> ToolContext:
         """Make the handler's context: everything in it ends with the call."""
-        state, call, context = self.execution_state, begun.call, begun.context
+        _check_open(begun)
+        state, call, given = self.execution_state, begun.call, begun.given
         scope: ToolScope | None = None
         if isinstance(state.resources, ResourceContext):
             begun.scope = state.resources.tool_scope()
             scope = begun.scope.__enter__()
+        seen = self._read_only if begun.workspace is None else begun.base
+        if seen is not None:
+            begun.filesystem = CallFilesystem(seen, call.id)
         handle = cast("Filesystem | None", begun.filesystem)
         session = begun.transaction.session
-        begun.token = CancellationToken(context.cancellation)
+        begun.token = CancellationToken(given.cancellation)
         begun.outbox = CallOutbox(
-            session.session_id,
-            call.id,
-            earlier=partial(_times_sent, state.session, call.id),
+            session.session_id, call.id, earlier=partial(_times_sent, state.session, call.id)
         )
         resources = CallResources(state.resources, scope, begun.base, handle)
-        return ToolContext(
+        begun.made = ToolContext(
             # The whole state as this call may use it: through its own session handle and its own filesystem.
             state=ExecutionState(
                 session, cast(ResourceContext, resources), state.clock, state.rng, state.checkpoints
             ),
             session=session,
             call_id=call.id,
-            is_resume=context.is_resume,
-            deadline=context.deadline,
-            budget_tracker=context.budget_tracker,
+            is_resume=given.is_resume,
+            deadline=given.deadline,
+            budget_tracker=given.budget_tracker,
             cancellation=begun.token,
-            run_context=context.run_context,
+            run_context=given.run_context,
             outbox=begun.outbox,
-            prompt=context.prompt,
-            rendered_prompt=context.rendered_prompt,
-            adapter=context.adapter,
-            heartbeat=context.heartbeat,
+            prompt=given.prompt,
+            rendered_prompt=given.rendered_prompt,
+            adapter=given.adapter,
+            heartbeat=given.heartbeat,
             held_filesystem=handle,
         )
+        return begun.made
 
     def _boundary(
         self, begun: OpenCall, phase: Literal["pre_tool", "post_tool"], workspace: FilesystemSnapshot | None
@@ -853,11 +908,12 @@ class ToolRunner:
         If another call is at work on it, that is where it was before: what the other one does is not a
         fact yet.
         """
-        if begun.base is None or begun.gate is None:
+        if begun.base is None or len(self._gates) == 1:
             return None
-        turn = Turn(begun.gate)
+        gate = self._gates[-1]
+        turn = Turn(gate)
         try:
-            return begun.base.snapshot(tag=tag) if turn.take_nowait() else begun.gate.boundary
+            return begun.base.snapshot(tag=tag) if turn.take_nowait() else gate.boundary
         finally:
             turn.give_back()
 
@@ -867,11 +923,11 @@ class ToolRunner:
         """Commit a call that succeeded; roll back one that did not."""
         try:
             result = as_result(outcome)
-            begun.context.cancellation.raise_if_cancelled()
-            if begun.context.deadline is not None:
-                begun.context.deadline.raise_if_passed(f"the tool call {begun.call.id}")
+            begun.cancellation.raise_if_cancelled()
+            if begun.given.deadline is not None:
+                begun.given.deadline.raise_if_passed(f"the tool call {begun.call.id}")
             if result.success and (result.value is not None or begun.scope is not None or self.policies):
-                _within(begun, partial(self._learn, begun, result))
+                copy_context().run(self._learn, begun, result)
         except BaseException as error:  # noqa: BLE001  # classified and raised again where it must be
             return self._fail(begun, error)
         if not result.success:
@@ -881,11 +937,13 @@ class ToolRunner:
         except BaseException as error:  # noqa: BLE001  # classified and raised again where it must be
             return self._after_commit_failed(begun, result, error)
         self._finish(begun)
-        self._note_checkpoint(begun, result, workspace)
+        if begun.pre is not None:
+            self._note_checkpoint(begun, result, workspace)
         return result
 
     def _learn(self, begun: OpenCall, result: ToolResult[Any]) -> None:
         """Stage what follows from a success: what policies remember, the typed result, what resources say."""
+        begun.enter()
         for policy in self._policies_for(begun.tool.name):
             policy.on_result(begun.tool, begun.params, result, context=begun.context)
         for value in _typed_values(result):
@@ -898,18 +956,8 @@ class ToolRunner:
         workspace = None if begun.workspace is None else begun.workspace.prepare()
         messages = () if begun.outbox is None else begun.outbox.close()
         recorded = tuple(begun.record(result))
-        invoked = self._invoked(
-            begun.call,
-            begun.context,
-            result,
-            "ok",
-            event_id=begun.event_id,
-            attempt_id=_started_attempt(begun),
-            elapsed=self._elapsed(begun),
-            workspace=workspace,
-            hold_id=begun.hold_id,
-            batch_events=len(begun.transaction.staged) + len(messages) + len(recorded),
-        )
+        before = len(begun.transaction.staged) + len(messages) + len(recorded)
+        invoked = self._ended(begun, result, "ok", before, workspace=workspace)
         begun.is_committing = True
         begun.transaction.commit(*messages, *recorded, invoked)
         begun.messages = messages
@@ -975,9 +1023,8 @@ class ToolRunner:
             return
         try:
             post = self._boundary(begun, "post_tool", workspace) if result.success else None
-            checkpoints.record(
-                begun.call.id, pre=begun.pre, post=post, result=result, elapsed=self._elapsed(begun)
-            )
+            elapsed = timedelta(milliseconds=self._elapsed_ms(begun))
+            checkpoints.record(begun.call.id, pre=begun.pre, post=post, result=result, elapsed=elapsed)
         except Exception as error:  # a convenience: the call has ended whatever becomes of it
             _logger.warning("no checkpoint was recorded for %s: %s", begun.call.id, error, exc_info=error)
 
@@ -1030,7 +1077,7 @@ class ToolRunner:
         if begun.filesystem is not None:
             undo.part("the workspace handle", begun.filesystem.end)
         undo.part("the resources of the call", partial(_close_scope, begun))
-        for each, (resource, saved) in reversed(tuple(begun.saved.items())):
+        for each, resource, saved in reversed(begun.saved):
             undo.part(each.__qualname__, partial(resource.restore, saved))
         conflicts: tuple[str, ...] = ()
         if begun.workspace is not None:
@@ -1052,20 +1099,7 @@ class ToolRunner:
                     next_actions=("compare the workspace with its last boundary", "roll back by hand"),
                 )
             )
-        events.append(
-            self._invoked(
-                begun.call,
-                begun.context,
-                result,
-                outcome,
-                event_id=begun.event_id,
-                attempt_id=_started_attempt(begun),
-                elapsed=self._elapsed(begun),
-                conflicts=conflicts,
-                hold_id=begun.hold_id,
-                batch_events=len(events),
-            )
-        )
+        events.append(self._ended(begun, result, outcome, len(events), conflicts=conflicts))
         begun.is_over = True
         undo.log(partial(self._log_rollback, begun, events))
         self._note_checkpoint(begun, result)
@@ -1088,42 +1122,57 @@ class ToolRunner:
         elif not self._is_logged(begun):
             self.execution_state.session.dispatch_all(events)
 
-    def _elapsed(self, begun: OpenCall) -> timedelta:
-        return timedelta(seconds=max(0.0, self.execution_state.clock.monotonic() - begun.started_at))
+    def _elapsed_ms(self, begun: OpenCall) -> float:
+        return round(max(0.0, self.execution_state.clock.monotonic() - begun.started_at) * 1000, 3)
+
+    def _ended(
+        self,
+        begun: OpenCall,
+        result: ToolResult[Any],
+        outcome: Outcome,
+        batch_events: int,
+        *,
+        workspace: FilesystemSnapshot | None = None,
+        conflicts: tuple[str, ...] = (),
+    ) -> ToolInvoked:
+        """Make the event that ends a call that had begun."""
+        return self._invoked(
+            begun.call,
+            begun.given.run_context,
+            result,
+            outcome,
+            begun.event_id,
+            # A call without effects has no start in the log.
+            attempt_id="" if begun.tool.effects == "none" else begun.attempt_id,
+            elapsed_ms=self._elapsed_ms(begun),
+            workspace=workspace,
+            conflicts=conflicts,
+            hold_id=begun.hold_id,
+            batch_events=batch_events,
+        )
 
     def _invoked(
         self,
         call: ToolCall,
-        context: ToolContext,
+        run_context: RunContext | None,
         result: ToolResult[Any],
         outcome: Outcome,
-        *,
         event_id: UUID,
-        attempt_id: str = "",
-        elapsed: timedelta = timedelta(0),
-        workspace: FilesystemSnapshot | None = None,
-        conflicts: tuple[str, ...] = (),
-        hold_id: str = "",
-        batch_events: int = 0,
+        **facts: Any,
     ) -> ToolInvoked:
         return ToolInvoked(
-            prompt_name=self.prompt_name,
-            adapter=self.adapter,
-            name=call.name,
-            params=_kept_arguments(call),
-            result=ToolResult(result.render()[:_KEPT_MESSAGE], success=result.success),
-            session_id=self.execution_state.session.session_id,
-            created_at=self.execution_state.clock.now(),
+            self.prompt_name,
+            self.adapter,
+            call.name,
+            _kept_arguments(call),
+            _kept_result(result),
+            self.execution_state.session.session_id,
+            self.execution_state.clock.now(),
             call_id=call.id,
-            run_context=context.run_context,
+            run_context=run_context,
             event_id=event_id,
-            attempt_id=attempt_id,
             outcome=outcome,
-            elapsed_ms=round(elapsed.total_seconds() * 1000, 3),
-            workspace=workspace,
-            conflicts=conflicts,
-            hold_id=hold_id,
-            batch_events=batch_events,
+            **facts,
         )
 
 
@@ -1302,6 +1351,16 @@ def _close_scope(begun: OpenCall) -> None:
         scope.__exit__(None, None, None)
 
 
+def _give_back(turns: Turns | None) -> None:
+    """Let the next call in. An interrupt in the middle of that is raised when it is done."""
+    if turns is not None:
+        try:
+            turns.give_back()
+        except BaseException:
+            turns.give_back()
+            raise
+
+
 def _interrupted(name: str) -> ToolResult[Any]:
     return ToolResult.error(f"{name} was interrupted; everything it had changed was rolled back")
 
@@ -1314,15 +1373,12 @@ def _recorded(record: Record, result: ToolResult[Any]) -> tuple[tuple[object, ..
         return (), error
 
 
-async def _off_loop(slow: bool, work: Callable[[], T]) -> T:
+async def _off_loop(work: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
     """Do something that may take long without stopping the event loop. It is not cut off."""
-    if not slow:
-        return work()
-    done = anyio.Event()
-    handover = Handover(threadsafe(done.set))
-    handover.submit(work)
+    handover = Handover()
+    handover.submit(partial(work, *arguments, **keywords))
     with anyio.CancelScope(shield=True):
-        await done.wait()
+        await handover.wait_finished()
     return cast(T, handover.result())
 
 
@@ -1364,6 +1420,17 @@ def _is_record(value: object) -> bool:
     return hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__pydantic_fields__")
 
 
+def _kept_result(result: ToolResult[Any]) -> ToolResult[Any]:
+    """Return what `ToolInvoked` keeps of a result; most are short, and kept as they are."""
+    if (
+        result.value is None
+        and not result.exclude_value_from_context
+        and len(result.message) <= _KEPT_MESSAGE
+    ):
+        return result
+    return ToolResult(result.render()[:_KEPT_MESSAGE], success=result.success)
+
+
 def _kept_arguments(call: ToolCall) -> FrozenDict[str, object]:
     text = call.arguments_json
     if text in ("", "{}"):
@@ -1390,11 +1457,6 @@ def _shortened(value: object) -> object:
 def _describe(error: BaseException) -> str:
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _started_attempt(begun: OpenCall) -> str:
-    """Return which attempt a call's end belongs to; a call without effects has no start in the log."""
-    return "" if begun.tool.effects == "none" else begun.attempt_id
 
 
 def _ended_call(end: ToolInvoked) -> object:

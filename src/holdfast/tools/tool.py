@@ -24,6 +24,7 @@ from pydantic_core import to_jsonable_python
 
 from holdfast.codec import sparse
 from holdfast.errors import ToolDefinitionError, ToolValidationError
+from holdfast.records import quick
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -82,6 +83,7 @@ class ToolExample(Generic[P, R]):
     output: R
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A model's request to run a tool. `arguments` is what it wrote: JSON text, or an object."""
@@ -270,7 +272,7 @@ class Tool(Generic[P, R]):
             return None
         try:
             # JSON mode: ISO dates, UUIDs, enum values and arrays are written as text and lists there.
-            return self._adapter.validate_json(text if text.strip() else "{}", strict=True, extra="forbid")
+            return self._adapter.validator.validate_json(text.strip() or "{}", strict=True, extra="forbid")
         except ValidationError as error:
             _parse_object(self.name, text)  # What is no JSON object at all has an explanation of its own.
             raise ToolValidationError(_explain(self.name, error)) from None
@@ -279,15 +281,20 @@ class Tool(Generic[P, R]):
         """Call the handler; the outcome of an async one is an awaitable."""
         if self.handler is None:
             raise ToolDefinitionError(f"the tool {self.name!r} has no handler: it runs elsewhere")
-        keywords: dict[str, Any] = {}
-        if self.spread and params is not None:
-            keywords.update({each: getattr(params, each) for each in type(params).model_fields})
-        if self._takes_context:
+        if not self.spread:
+            return self.handler(params, context=context) if self.takes_context else self.handler(params)
+        keywords = {} if params is None else {each: getattr(params, each) for each in self._spread_names}
+        if self.takes_context:
             keywords["context"] = context
-        return self.handler(**keywords) if self.spread else self.handler(params, **keywords)
+        return self.handler(**keywords)
 
     @functools.cached_property
-    def _takes_context(self) -> bool:
+    def _spread_names(self) -> tuple[str, ...]:
+        return tuple(self.params_type.model_fields)
+
+    @functools.cached_property
+    def takes_context(self) -> bool:
+        """Whether the handler wants the call's context; for one that does not, none is made."""
         return self.handler is not None and "context" in inspect.signature(self.handler).parameters
 
     @functools.cached_property
