@@ -39,6 +39,7 @@ from holdfast.conversation.replay import (
     BEGIN_TEXT,
     ORPHAN_TEXT,
     Replay,
+    ReplayCall,
     Replayer,
     ReplayItem,
     replay,
@@ -415,6 +416,45 @@ def test_the_hash_of_an_input_is_that_of_its_items_however_it_came_about(
     assert now.prefix_hash() == Replay(now.items).prefix_hash()
     assert now.prefix_hash(len(now.items)) == now.prefix_hash()
     assert now.size_bytes == sum(len(each.canonical()) for each in now.items)
+
+
+# Texts that look like the signs between two texts, so that one item could pass for another.
+_tricky = st.text(alphabet="a1 :!,\ud800\n", max_size=4)
+_maybe = st.none() | _tricky
+_items = st.builds(
+    ReplayItem,
+    st.sampled_from(["assistant", "tool"]),
+    _tricky,
+    calls=st.lists(st.builds(ReplayCall, _tricky, _tricky, _tricky), max_size=2).map(tuple),
+    call_id=_maybe,
+    name=_maybe,
+    parts=st.lists(
+        st.builds(ImagePart, _tricky, url=_maybe)
+        | st.builds(ReasoningPart, _tricky, _tricky, st.dictionaries(_tricky, _tricky, max_size=1)),
+        max_size=1,
+    ).map(tuple),
+    is_error=st.booleans(),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(_items, min_size=2, max_size=6), st.integers(0, 9))
+def test_two_items_are_written_alike_only_if_the_same_is_sent(items: list[ReplayItem], seq: int) -> None:
+    for one in items:
+        assert replace(one, seq=seq).canonical() == one.canonical(), "where it stands is not sent"
+        for other in items:
+            assert (one.canonical() == other.canonical()) == (replace(one, seq=0) == replace(other, seq=0))
+
+
+def test_an_input_is_made_once_until_something_is_added() -> None:
+    """Whoever looks at how large it is, and whoever sends it, are given one and the same."""
+    replayer = Replayer()
+    replayer.add(1, said("user", "one"))
+    first = replayer.input()
+    assert replayer.input() is first
+    replayer.add(2, AUDIT[0])
+    assert [each.seq for each in replayer.input().left_out] == [2]
+    assert list(first.left_out) == []
 
 
 def test_asking_after_every_message_hashes_every_message_once(monkeypatch: pytest.MonkeyPatch) -> None:

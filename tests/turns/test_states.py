@@ -493,6 +493,7 @@ def histories(draw: st.DrawFn) -> list[tuple[str | None, object]]:
             st.just(PartialText(turn, "hal")),
             st.just(TurnResumed(turn)),
             st.just(begun("c")),
+            st.just(over(Session(), "c")),
             st.just(ToolHeld("c", "look", "{}", "may it?", NOW)),
             st.builds(
                 TurnEnded,

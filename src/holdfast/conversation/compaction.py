@@ -625,10 +625,9 @@ class Compactor:
     ) -> HistoryCompacted | None:
         """Look at how full the context is, tell whoever listens, and compact if it is nearly full.
 
-        `beside` is how many tokens go along with every request. Returns what was recorded, if anything; the
-        replayer has taken it.
+        The replayer has caught up with the session. `beside` is how many tokens go along with every request.
+        Returns what was recorded, if anything; the replayer has taken that, too.
         """
-        replayer.catch_up(session)
         self.pressure = None
         settings = self._settings
         if not settings.enabled:

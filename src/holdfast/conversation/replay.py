@@ -326,7 +326,7 @@ class Replayer:
         return Replay(
             Growing(self._items, behind),
             Growing(self._left_out),
-            Growing(self._synthetic, tuple(waiting)),
+            Growing(self._synthetic, tuple(waiting)) if waiting or self._synthetic else (),
             tuple(self._breaks),
             size,
             digest.hexdigest(),
@@ -661,10 +661,11 @@ def read_events(
             kind = codec.registry.resolve(name) if codec.registry.knows(name) else None
             asked[name] = kind if kind in kinds else None
         wanted = asked[name]
-        yield envelope, None if wanted is None else _decoded(codec, wanted, envelope.payload)
+        yield envelope, None if wanted is None else decoded(codec, wanted, envelope.payload)
 
 
-def _decoded(codec: Codec, kind: type, payload: bytes) -> object | None:
+def decoded(codec: Codec, kind: type, payload: bytes) -> object | None:
+    """Return a stored value, or None if it cannot be read."""
     try:
         return codec.decode(kind, payload)
     except CodecError:
@@ -718,7 +719,8 @@ def _as_sent(event: object) -> object:
 def _digest_item(digest: hashlib._Hash, item: ReplayItem) -> int:
     """Add an item to a hash; return how large it is, an image counted as what models make of one."""
     content = item.canonical()
-    digest.update(b"%d:%b" % (len(content), content))
+    digest.update(len(content).to_bytes(8, "big"))
+    digest.update(content)
     if not item.parts:
         return len(content)
     return len(content) + IMAGE_BYTES * sum(not isinstance(each, ReasoningPart) for each in item.parts)

@@ -37,9 +37,9 @@ from holdfast.state.session import Session
 from holdfast.state.slices import entries_of
 from holdfast.tools.events import HoldAnswered
 from holdfast.tools.policies import pending_holds
-from holdfast.turns.states import TURN_KINDS, TurnFollower, TurnStarted, follower_of
+from holdfast.turns.states import FOLLOWED_KINDS, TurnFollower, TurnStarted, follower_of
 
-_READ = REPLAYED_KINDS | TURN_KINDS
+_READ = REPLAYED_KINDS | FOLLOWED_KINDS
 """The kinds of events that a turn has to look at."""
 
 _WITHDRAWN = "withdrawn: another request came before it was answered"
@@ -161,7 +161,7 @@ class TurnRecord:
                 follower.aim(self.session, started)
             for envelope, value in read_events(self.session, _READ, upto=self.session.head, known=known):
                 self.replayer.add(envelope.seq, value, envelope.type)
-                follower.add(envelope, value)
+                follower.add(envelope, value, self.session.codec)
                 if isinstance(value, InnerMessage):
                     evaluation_id = value.evaluation_id
                 elif isinstance(value, ProviderUsage) and evaluation_id == self.evaluation_id:
@@ -177,7 +177,7 @@ class TurnRecord:
             for envelope, value in read_events(self.session, _READ, after=min(taken, follower.seq)):
                 if envelope.seq > taken:
                     replayer.add(envelope.seq, value, envelope.type)
-                follower.add(envelope, value)
+                follower.add(envelope, value, self.session.codec)
 
     def input(self) -> Replay:
         """Return what the model is sent now: what the log says, whoever wrote it."""

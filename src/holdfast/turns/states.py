@@ -34,10 +34,11 @@ from types import MappingProxyType
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
+from holdfast.codec import Codec
 from holdfast.containment import StopReason
 from holdfast.conversation.events import ProviderUsage
 from holdfast.conversation.messages import InnerMessage
-from holdfast.conversation.replay import read_events
+from holdfast.conversation.replay import decoded, read_events
 from holdfast.errors import (
     BudgetExceededError,
     CallRefused,
@@ -790,6 +791,12 @@ TURN_KINDS = frozenset[type](
 )
 """The kinds of events that say how a turn stands."""
 
+FOLLOWED_KINDS = TURN_KINDS - {ToolInvoked}
+"""The kinds that a `TurnFollower` must be given the values of.
+
+The end of a call is a large event, and it matters only if the log has the call's start: most calls have none.
+"""
+
 
 @dataclass(slots=True)
 class TurnFollower:
@@ -815,11 +822,16 @@ class TurnFollower:
                 self._is_inside, self._teller = False, Teller()
                 self.seq = _first_event(session, started) - 1
 
-    def add(self, envelope: Envelope, value: object | None) -> None:
-        """Fold the next event. One that was folded before is passed over."""
+    def add(self, envelope: Envelope, value: object | None, codec: Codec | None = None) -> None:
+        """Fold the next event. One that was folded before is passed over.
+
+        With a codec the value of a `ToolInvoked` may be left out: it is read here if it matters.
+        """
         if envelope.seq <= self.seq:
             return
         self.seq = envelope.seq
+        if value is None and codec is not None and self.fold.attempts:
+            value = _end_of_call(envelope, codec)
         if type(value) not in TURN_KINDS:
             return  # It tells nothing of turns.
         for told in self._teller.tellings(envelope, value):
@@ -834,9 +846,17 @@ class TurnFollower:
         """Fold what the log has of this turn by now. Returns a fold of the caller's own."""
         with self.lock:
             self.aim(session, started)
-            for envelope, value in read_events(session, TURN_KINDS, after=self.seq, upto=session.head):
-                self.add(envelope, value)
+            for envelope, value in read_events(session, FOLLOWED_KINDS, after=self.seq, upto=session.head):
+                self.add(envelope, value, session.codec)
             return self.fold.copy()
+
+
+def _end_of_call(envelope: Envelope, codec: Codec) -> object | None:
+    """Read a `ToolInvoked`; None if the event is another one."""
+    name = envelope.type
+    if not codec.registry.knows(name) or codec.registry.resolve(name) is not ToolInvoked:
+        return None
+    return decoded(codec, ToolInvoked, envelope.payload)
 
 
 def _first_event(session: Session, started: TurnStarted) -> int:
