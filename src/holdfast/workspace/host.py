@@ -102,8 +102,6 @@ from holdfast.workspace.objects import (
     CHUNK_BYTES,
     MODE_TREE,
     ObjectStore,
-    PackWriter,
-    encode_commit,
     object_id,
 )
 from holdfast.workspace.originals import Originals
@@ -1365,25 +1363,26 @@ class HostFilesystem:
         return Boundary("scan", commit, tuple(changes), scanned=True, uncovered=uncovered_now)
 
     def _baseline(self, manifest: Manifest, parent: str | None, dirty: set[str]) -> Boundary:
-        """Look at a tree for the first time: content, trees and the commit go into one pack."""
+        """Look at a tree for the first time: all content goes into one pack."""
         scan = self._new_scan(manifest, keep=True)
+        objects = self._opened().objects
         commit = b""
 
-        def conclude(pack: PackWriter) -> None:
+        def conclude() -> None:
             nonlocal commit
             manifest.apply(scan.updates, scan.uncovered)
-            tree = write_trees(manifest, pack.add)
+            tree = write_trees(manifest, objects.write)
             parents = () if parent is None else (bytes.fromhex(parent),)
-            content = encode_commit(
-                tree, parents, f"The whole workspace {self._tree.path}, as found", timestamp=self._now()
-            )
-            commit = pack.add("commit", content)
+            message = f"The whole workspace {self._tree.path}, as found"
+            commit = objects.write_commit(tree, parents, message, timestamp=self._now())
 
         descriptor = self._tree.open_for_listing()
         try:
             scan.run(descriptor, conclude)
         finally:
             os.close(descriptor)
+        # Everything that the boundary refers to is on disk before anything refers to the boundary.
+        objects.flush()
         manifest.root_mode = scan.root_mode
         manifest.baseline_missing = False
         dirty.update(scan.updates)

@@ -471,17 +471,20 @@ class Scan:
         self._repair = repair
         self._first = store is not None and not manifest.directories
         self._pack: PackWriter | None = None
+        self._max_captured = min(limits.max_file_bytes, LARGE_BYTES - 1)
+        """Larger files do not take the shortest way into a pack."""
         self._walk = self._directory
         self._files = 0
-        self._bytes = 0
+        self._bytes_left = limits.max_bytes
         self._racy_from = 0
         self._deadline = 0.0
         self._over: str | None = None
 
-    def run(self, root: int, conclude: Callable[[PackWriter], None] | None = None) -> None:
+    def run(self, root: int, conclude: Callable[[], None] | None = None) -> None:
         """Walk the tree below an open directory, which stays open.
 
-        A first scan puts everything into one pack; `conclude` may add to it what follows from the findings.
+        A first scan puts all content into one pack; `conclude` may draw its conclusions from the findings
+        while that pack is being completed.
         """
         self._racy_from = time.time_ns() - RACY_NS
         self._deadline = time.monotonic() + self._limits.max_seconds
@@ -493,8 +496,9 @@ class Scan:
         with _without_collections(), self._store.bulk() as pack:
             self._pack = pack
             self._walk(root, "", 0)
+            pack.seal()
             if conclude is not None:
-                conclude(pack)
+                conclude()
 
     # --- the walk ----------------------------------------------------------------------------------
 
@@ -609,27 +613,27 @@ class Scan:
         private = self._private.get(path, frozenset())
         exclusions = self._exclusions if self._exclusions else None
         max_files = self._limits.max_files
+        capture = self._capture
         children: list[str] = []
         entries: dict[str, Entry] = {}
         with os.scandir(descriptor) as listing:
             for item in listing:
                 name = item.name
-                is_file = item.is_file(follow_symlinks=False)
-                if name in private or (name.startswith(".holdfast-") and is_temporary(name)):
+                if name in private or (name[0] == "." and is_temporary(name)):
                     continue
                 if exclusions is not None and exclusions.match(
                     prefix + name, name, directory=item.is_dir(follow_symlinks=False)
                 ):
                     continue
-                if self._over is None and self._files >= max_files:
+                if self._files >= max_files and self._over is None:
                     self._stop(f"the limit of {max_files} files was reached")
                 if self._over is not None:
                     self._uncover(path, self._over)
                     continue
                 self._files += 1
-                if is_file:
+                if item.is_file(follow_symlinks=False):
                     # Opening it tells what `lstat` would.
-                    entry = self._capture(descriptor, prefix, name)
+                    entry = capture(descriptor, prefix, name)
                 else:
                     status = item.stat(follow_symlinks=False)
                     entry = self._look(descriptor, prefix + name, name, None, status)
@@ -740,10 +744,10 @@ class Scan:
             if size > self._limits.max_file_bytes:
                 self._uncover(path, f"it has {size} bytes, over the limit of {self._limits.max_file_bytes}")
                 return None
-            if self._bytes + size > self._limits.max_bytes:
+            if size > self._bytes_left:
                 self._uncover(path, f"the limit of {self._limits.max_bytes} bytes was reached")
                 return None
-            self._bytes += size
+            self._bytes_left -= size
         try:
             for _ in range(_READ_ATTEMPTS):
                 descriptor = os.open(name, _READ_FLAGS, dir_fd=directory)
@@ -767,6 +771,7 @@ class Scan:
 
     def _capture(self, directory: int, prefix: str, name: str) -> Entry | None:
         """Read and keep a file of a first scan: `_file` on the shortest way, for there are many."""
+        pack = self._pack
         try:
             descriptor = os.open(name, _READ_FLAGS, dir_fd=directory)
         except OSError as error:
@@ -774,30 +779,16 @@ class Scan:
             return None
         try:
             status = os.fstat(descriptor)
-            size = status.st_size
-            limits = self._limits
-            if (
-                size < LARGE_BYTES
-                and size <= limits.max_file_bytes
-                and self._bytes + size <= limits.max_bytes
-                and status.st_mode & 0o170000 == 0o100000
-                and self._pack is not None
-            ):
+            mode, size = status.st_mode, status.st_size
+            if size <= self._max_captured and size <= self._bytes_left and mode & 0o170000 == 0o100000:
                 data = os.read(descriptor, size + 1)
-                if len(data) == size:
-                    self._bytes += size
+                if len(data) == size and pack is not None:
+                    self._bytes_left -= size
                     ctime_ns, mtime_ns = status.st_ctime_ns, status.st_mtime_ns
-                    racy = ctime_ns >= self._racy_from or mtime_ns >= self._racy_from
-                    return (
-                        status.st_mode,
-                        status.st_ino,
-                        size,
-                        mtime_ns,
-                        0 if racy else ctime_ns,
-                        status.st_uid,
-                        status.st_gid,
-                        self._pack.add("blob", data),
-                    )
+                    if ctime_ns >= self._racy_from or mtime_ns >= self._racy_from:
+                        ctime_ns = 0
+                    oid = pack.add("blob", data)
+                    return (mode, status.st_ino, size, mtime_ns, ctime_ns, status.st_uid, status.st_gid, oid)
         finally:
             os.close(descriptor)
         return self._file(directory, prefix + name, name, None, status)

@@ -30,10 +30,12 @@ id that it was asked by.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import secrets
 import struct
 import subprocess
+import threading
 import zlib
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -78,6 +80,8 @@ _TREE_CACHE_ENTRIES = 512
 _STORED_BLOCK_BYTES = 65_535
 _SPILL_BYTES = 256 * 1024
 """What a pack collects before it is written; memory that is used again soon costs less than new memory."""
+_MAPPED_BYTES = 64 * 1024 * 1024
+"""How much of a pack is mapped at once for its checksum."""
 _LARGE_OFFSET = 0x80000000
 """Offsets from here on do not fit into an index's first table."""
 _PACK_KINDS: dict[int, ObjectKind] = {1: "commit", 2: "tree", 3: "blob", 4: "tag"}
@@ -88,9 +92,10 @@ _OBJECT_HEADS: dict[ObjectKind, bytes] = {kind: kind.encode() + b" %d\0" for kin
 _GIT_SUFFIXES = (".rev", ".bitmap", ".mtimes", ".keep")
 """What git may put beside a pack."""
 _SINGLE_BYTES = [bytes((value,)) for value in range(256)]
-_head_of_one = struct.Struct("<4BHH").pack
-_head_of_two = struct.Struct("<5BHH").pack
-_head_of_three = struct.Struct("<6BHH").pack
+_stored_head = struct.Struct("<6BHH").pack
+"""What an object begins with in a pack if its content is one stored block: its kind and size, for which
+three bytes are enough, and the beginning of the block."""
+_stored_tail = struct.Struct(">I").pack
 _two_counts = struct.Struct(">II").unpack_from
 _one_count = struct.Struct(">I").unpack_from
 
@@ -824,30 +829,15 @@ def _unlink_if_there(path: str) -> None:
         pass
 
 
-def _entry_head(kind: ObjectKind, size: int) -> bytes:
+def _entry_head(number: int, size: int) -> bytes:
     """Return what an object begins with in a pack: its kind and size."""
     head = bytearray()
-    byte, rest = (_PACK_NUMBERS[kind] << 4) | (size & 15), size >> 4
+    byte, rest = (number << 4) | (size & 15), size >> 4
     while rest:
         head.append(byte | 0x80)
         byte, rest = rest & 0x7F, rest >> 7
     head.append(byte)
     return bytes(head)
-
-
-def _stored_head(number: int, size: int) -> bytes:
-    """Return the same, and the beginning of content that is one stored block, in one step.
-
-    Such content has at most `_STORED_BLOCK_BYTES`, so three bytes are enough for kind and size.
-    """
-    first = number << 4 | size & 15
-    if size >= 2_048:
-        return _head_of_three(
-            first | 0x80, size >> 4 & 0x7F | 0x80, size >> 11, 0x78, 1, 1, size, ~size & 0xFFFF
-        )
-    if size >= 16:
-        return _head_of_two(first | 0x80, size >> 4, 0x78, 1, 1, size, ~size & 0xFFFF)
-    return _head_of_one(first, 0x78, 1, 1, size, ~size & 0xFFFF)
 
 
 class PackWriter:
@@ -863,11 +853,16 @@ class PackWriter:
         self._compress = compress
         self._directory = os.path.join(store.path, "objects", "pack")
         self._entries: dict[bytes, int] = {}
-        """Where each object is, and its checksum, in one number: a first capture has very many."""
-        self._pending: list[bytes] = []
-        self._offset = self._spilled = 12
+        """Where each object is, and its checksum, in one number: a first capture has very many.
+
+        Until an object is written, it is only known that it is there.
+        """
+        self._pending: list[tuple[bytes, ObjectKind, bytes]] = []
+        self._pending_bytes = 0
+        self._offset = 12
         self._output = -1
         self._temporary = ""
+        self._checksum: _Checksum | None = None
 
     def __enter__(self) -> PackWriter:
         return self
@@ -875,7 +870,10 @@ class PackWriter:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:
             self._finish()
-        elif self._output != -1:
+            return
+        if self._checksum is not None:
+            self._checksum.join()
+        if self._output != -1:
             os.close(self._output)
             os.unlink(self._temporary)
 
@@ -887,44 +885,18 @@ class PackWriter:
 
         Without an `oid`, an object that the store already has in a known pack is left out.
         """
-        size = len(data)
-        if size > _STORED_BLOCK_BYTES or self._compress:
-            return self._add_deflated(kind, data, oid)
-        entries = self._entries
         if oid is None:
-            sha = hashlib.sha1(_OBJECT_HEADS[kind] % size, usedforsecurity=False)
+            sha = hashlib.sha1(_OBJECT_HEADS[kind] % len(data), usedforsecurity=False)
             sha.update(data)
             oid = sha.digest()
-            if oid in entries or oid in self._known:
-                return oid
-        elif oid in entries:
-            return oid
-        # One stored deflate block, spelled out: setting up a compressor costs more than the copy. Its parts
-        # are put together when they are written, and not before.
-        head = _stored_head(_PACK_NUMBERS[kind], size)
-        tail = adler32(data).to_bytes(4, "big")
-        self._pending += (head, data, tail)
-        offset = self._offset
-        entries[oid] = offset << 32 | crc32(tail, crc32(data, crc32(head)))
-        self._offset = offset = offset + len(head) + size + 4
-        if offset - self._spilled >= _SPILL_BYTES:
-            self._spill()
-        return oid
-
-    def _add_deflated(self, kind: ObjectKind, data: bytes, oid: bytes | None) -> bytes:
-        if oid is None:
-            oid = object_id(kind, data)
             if oid in self._known:
                 return oid
-        if oid in self._entries:
-            return oid
-        level = _FAST_LEVEL if self._compress else _STORED_LEVEL
-        entry = _entry_head(kind, len(data)) + zlib.compress(data, level)
-        self._pending.append(entry)
-        self._entries[oid] = self._offset << 32 | crc32(entry)
-        self._offset += len(entry)
-        if self._offset - self._spilled >= _SPILL_BYTES:
-            self._spill()
+        if oid not in self._entries:
+            self._entries[oid] = 0
+            self._pending.append((oid, kind, data))
+            self._pending_bytes += len(data)
+            if self._pending_bytes >= _SPILL_BYTES:
+                self._spill()
         return oid
 
     @cached_property
@@ -937,40 +909,65 @@ class PackWriter:
             self._temporary = os.path.join(self._directory, f"tmp_pack_{secrets.token_hex(8)}")
             self._output = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
             write_all(self._output, bytes(12))
-        write_all(self._output, b"".join(self._pending))
+        write_all(self._output, self._spell())
+
+    def _spell(self) -> bytes:
+        """Return what was collected as it stands in the pack, and note where each object is."""
+        entries, offset = self._entries, self._offset
+        parts: list[bytes] = []
+        for oid, kind, content in self._pending:
+            size, number = len(content), _PACK_NUMBERS[kind]
+            if self._compress or size > _STORED_BLOCK_BYTES:
+                level = _FAST_LEVEL if self._compress else _STORED_LEVEL
+                head, body, tail = _entry_head(number, size), zlib.compress(content, level), b""
+            else:
+                # One stored block, spelled out: setting up a compressor costs more than the copy.
+                first, second, third = 0x80 | number << 4 | size & 15, 0x80 | size >> 4 & 0x7F, size >> 11
+                head = _stored_head(first, second, third, 0x78, 1, 1, size, size ^ 0xFFFF)
+                body, tail = content, _stored_tail(adler32(content))
+            parts += (head, body, tail)
+            entries[oid] = offset << 32 | crc32(tail, crc32(body, crc32(head)))
+            offset += len(head) + len(body) + len(tail)
+        self._offset = offset
         self._pending.clear()
-        self._spilled = self._offset
+        self._pending_bytes = 0
+        return b"".join(parts)
+
+    def seal(self) -> None:
+        """Take no more objects. A large pack's checksum is taken from now on, beside what the caller does."""
+        if self._output != -1 and self._checksum is None:
+            self._spill()
+            # How many there are is known only now, so the checksum takes a second, cached look.
+            os.pwrite(self._output, self._header(), 0)
+            self._checksum = _Checksum(self._output, self._offset)
+
+    def _header(self) -> bytes:
+        return struct.pack(">4sII", b"PACK", 2, len(self._entries))
 
     def _finish(self) -> None:
         if not self._entries:
             return
-        header = struct.pack(">4sII", b"PACK", 2, len(self._entries))
-        sha = hashlib.sha1(header, usedforsecurity=False)
-        if self._output == -1:
+        self.seal()
+        if self._checksum is None:
             # It fits into one write.
-            body = b"".join(self._pending)
-            sha.update(body)
-            checksum = sha.digest()
+            content = self._header() + self._spell()
+            index = self._index()
+            checksum = hashlib.sha1(content, usedforsecurity=False).digest()
             self._temporary = os.path.join(self._directory, f"tmp_pack_{secrets.token_hex(8)}")
-            self._write_new(self._temporary, header + body + checksum)
+            self._write_new(self._temporary, content + checksum)
         else:
-            self._spill()
             try:
-                # The count in the header is known only now, so the checksum takes a second, cached look.
-                os.pwrite(self._output, header, 0)
-                os.lseek(self._output, len(header), os.SEEK_SET)
-                buffer = memoryview(bytearray(_SPILL_BYTES))
-                while count := os.readv(self._output, [buffer]):
-                    sha.update(buffer[:count])
-                checksum = sha.digest()
+                index = self._index()
+                checksum = self._checksum.digest()
                 write_all(self._output, checksum)
                 if self._store.durable:
                     os.fsync(self._output)
             finally:
                 os.close(self._output)
+        index += checksum
+        index += hashlib.sha1(index, usedforsecurity=False).digest()
         stem = os.path.join(self._directory, f"pack-{checksum.hex()}")
         index_temporary = os.path.join(self._directory, f"tmp_idx_{secrets.token_hex(8)}")
-        index = self._index(checksum)
         self._write_new(index_temporary, index)
         # The index appears last: without it the pack does not count.
         os.rename(self._temporary, stem + ".pack")
@@ -989,7 +986,8 @@ class PackWriter:
         finally:
             os.close(descriptor)
 
-    def _index(self, checksum: bytes) -> bytes:
+    def _index(self) -> bytes:
+        """Return the pack's index, up to the two checksums at its end."""
         oids = sorted(self._entries)
         positions = [self._entries[oid] for oid in oids]
         offsets = [position >> 32 for position in positions]
@@ -1001,7 +999,7 @@ class PackWriter:
                 if offset >= _LARGE_OFFSET:
                     offsets[number] = _LARGE_OFFSET | len(large)
                     large.append(offset)
-        body = b"".join(
+        return b"".join(
             (
                 b"\xfftOc\0\0\0\2",
                 struct.pack(">256I", *fan_out, len(oids)),
@@ -1009,10 +1007,52 @@ class PackWriter:
                 struct.pack(f">{len(oids)}I", *[position & 0xFFFFFFFF for position in positions]),
                 struct.pack(f">{len(oids)}I", *offsets),
                 struct.pack(f">{len(large)}Q", *large),
-                checksum,
             )
         )
-        return body + hashlib.sha1(body, usedforsecurity=False).digest()
+
+
+class _Checksum:
+    """The checksum of an open file's beginning, taken in a thread of its own.
+
+    The file is mapped, and not read part by part, because a thread that comes back for the next part waits
+    for the interpreter, which is what the other one needs.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._descriptor = descriptor
+        self._size = size
+        self._sha = hashlib.sha1(usedforsecurity=False)
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = threading.Thread(target=self._run, name="holdfast-checksum")
+        try:
+            self._thread.start()
+        except RuntimeError:
+            # There are too many threads already, or the interpreter is ending: whoever waits does the work.
+            self._thread = None
+
+    def _run(self) -> None:
+        try:
+            for start in range(0, self._size, _MAPPED_BYTES):
+                length = min(_MAPPED_BYTES, self._size - start)
+                flags, access = mmap.MAP_PRIVATE, mmap.PROT_READ
+                with mmap.mmap(self._descriptor, length, flags, access, offset=start) as part:
+                    self._sha.update(part)
+        except BaseException as error:  # noqa: BLE001  # whoever waits is told
+            self._error = error
+
+    def join(self) -> None:
+        """Wait until the file is not needed any more."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def digest(self) -> bytes:
+        """Wait for the checksum and return it."""
+        if self._thread is None:
+            self._run()
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._sha.digest()
 
 
 class _Pack:
