@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 
@@ -416,6 +417,23 @@ def test_the_hash_of_an_input_is_that_of_its_items_however_it_came_about(
     assert now.prefix_hash() == Replay(now.items).prefix_hash()
     assert now.prefix_hash(len(now.items)) == now.prefix_hash()
     assert now.size_bytes == sum(len(each.canonical()) for each in now.items)
+
+
+@settings(max_examples=300)
+@given(
+    st.text(alphabet='{}[]":,\\ \n\x01u0d8ntf1eN', max_size=12)
+    | st.dictionaries(st.text(max_size=2), st.floats() | st.text(max_size=2), max_size=2).map(json.dumps)
+    | st.sampled_from(["", " ", "\ufeff{}", "{}", " {} ", '{"a":"\\ud800"}', '{"a":"\ud800"}', '{"a":NaN}'])
+    | st.sampled_from(['{"a":' * depth + "1" + "}" * depth for depth in (100, 300, 100_000)])
+)
+def test_arguments_are_sent_as_they_are_if_they_are_a_json_object_and_empty_otherwise(text: str) -> None:
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    call = ToolCallRecord("c1", "look", text)
+    (item,) = fold(said("user"), replace(asked("c1"), tool_calls=(call,))).items[1:2]
+    assert item.calls[0].arguments == (text if is_object else "{}")
 
 
 # Texts that look like the signs between two texts, so that one item could pass for another.

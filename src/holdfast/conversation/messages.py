@@ -126,14 +126,17 @@ def inner_message_append(
     """
     if not isinstance(slice_values, Slice):
         return in_order((*(m for m in slice_values if m.message_id != event.message_id), event))
+    last = slice_values.latest()
+    if last is None:
+        return Append(event)
+    is_next = last.evaluation_id == event.evaluation_id and last.sequence < event.sequence
+    if is_next and last.created_at < event.created_at:
+        return Append(event)  # It is new: another version of a message has that one's time.
     known = slice_values.find(_message_id, event.message_id)
     if known is not None:
         if slice_values[known] == event:
             return slice_values
         return Replace(in_order(m if m.message_id != event.message_id else event for m in slice_values))
-    last = slice_values.latest()
-    if last is None:
-        return Append(event)
     if last.evaluation_id == event.evaluation_id:
         in_place = last.sequence <= event.sequence
     else:

@@ -40,6 +40,8 @@ from itertools import chain, islice
 from typing import Generic, Literal, TypeVar, overload
 from uuid import UUID
 
+from pydantic_core import from_json
+
 from holdfast.codec import Codec
 from holdfast.conversation.events import (
     BranchSummary,
@@ -737,10 +739,14 @@ def _framed(tag: str, text: str) -> str:
 def _arguments(text: str) -> str:
     """Return arguments that are a JSON object: providers refuse others, and the model saw the error."""
     try:
-        data = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return "{}"
-    return text if isinstance(data, dict) and text.strip() else "{}"
+        data = from_json(text)
+    except (ValueError, TypeError):
+        # It takes neither lone surrogates nor more than 200 levels, and is the quickest there is.
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError):
+            return "{}"
+    return text if isinstance(data, dict) else "{}"
 
 
 def _part_key(part: ContentPart) -> object:
