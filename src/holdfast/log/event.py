@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 from uuid import UUID
@@ -104,13 +105,18 @@ def chain_checksum(previous: bytes, session_id: UUID, seq: int, draft: Draft) ->
 
     Chaining makes a missing, swapped or repeated event as visible as a flipped bit.
     """
-    # Each text's length stands in front of it (-1 for None), so that no two different events
-    # share one byte string.
-    kind, turn, run, trace = draft.type, draft.turn_id, draft.run_id, draft.trace_id
-    head = (
-        f"{seq}|{draft.at_us}|{int(draft.rolled_back)}|{len(draft.payload)}|{len(kind)}|{kind}"
-        f"|{-1 if turn is None else len(turn)}|{turn}|{-1 if run is None else len(run)}|{run}"
-        f"|{-1 if trace is None else len(trace)}|{trace}"
-    ).encode("utf-8", "surrogatepass")
-    whole = b"".join((previous, session_id.bytes, len(head).to_bytes(4, "big"), head, draft.payload))
+    kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
+    words = _words(kind, turn_id, run_id, trace_id)
+    head = f"{seq}|{at_us}|{int(rolled_back)}|{len(payload)}|{words}".encode("utf-8", "surrogatepass")
+    whole = b"".join((previous, session_id.bytes, len(head).to_bytes(4, "big"), head, payload))
     return blake2b(whole, digest_size=16).digest()
+
+
+@lru_cache(maxsize=256)
+def _words(*texts: str | None) -> str:
+    """Return an event's texts in one, the same for many events.
+
+    Each one's length stands in front of it (-1 for None), so that no two different events share one
+    byte string.
+    """
+    return "|".join(f"{-1 if each is None else len(each)}|{each}" for each in texts)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Self, overload
 from uuid import UUID
 
 from holdfast.clock import Clock, SystemClock
@@ -25,6 +25,73 @@ from holdfast.log.event import (
 from holdfast.log.lease import LeaseKeeper
 
 
+class _Event:
+    """A draft in its place. Few look at an event's checksum: it is computed for those that do."""
+
+    __slots__ = ("_before", "_checksum", "draft", "seq")
+
+    def __init__(self, seq: int, draft: Draft, before: _Event | bytes) -> None:
+        self.seq = seq
+        self.draft = draft
+        self._before = before
+        self._checksum: bytes | None = None
+
+    def checksum(self, session_id: UUID) -> bytes:
+        """Return the checksum. Those of the events before it are then known too, and let go of."""
+        waiting: list[_Event] = []
+        each: _Event | bytes = self
+        while isinstance(each, _Event):
+            if each._checksum is not None:
+                each = each._checksum
+                break
+            waiting.append(each)
+            each = each._before
+        for event in reversed(waiting):
+            each = chain_checksum(each, session_id, event.seq, event.draft)
+            event._checksum = event._before = each
+        return each
+
+    def envelope(self, session_id: UUID) -> Envelope:
+        """Return the event as it is read."""
+        kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = self.draft
+        return Envelope(
+            session_id,
+            self.seq,
+            at_us,
+            kind,
+            payload,
+            self.checksum(session_id),
+            turn_id,
+            run_id,
+            trace_id,
+            bool(rolled_back),
+        )
+
+
+class _Appended(Sequence[Envelope]):
+    """What was appended, made for whoever looks."""
+
+    __slots__ = ("_events", "_lock", "_session_id")
+
+    def __init__(self, session_id: UUID, events: Sequence[_Event], lock: threading.RLock) -> None:
+        self._session_id = session_id
+        self._events = events
+        self._lock = lock
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    @overload
+    def __getitem__(self, index: int) -> Envelope: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Envelope]: ...
+    def __getitem__(self, index: int | slice) -> Envelope | Sequence[Envelope]:
+        with self._lock:
+            if isinstance(index, slice):
+                return [each.envelope(self._session_id) for each in self._events[index]]
+            return self._events[index].envelope(self._session_id)
+
+
 class _Session:
     """Everything that is kept about one session."""
 
@@ -37,7 +104,7 @@ class _Session:
         self.first = 1
         # The checksum of the event before the first one kept.
         self.anchor = GENESIS
-        self.events: list[Envelope] = []
+        self.events: list[_Event] = []
         self.snapshots: dict[int, bytes] = {}
         self.lease = rules.LeaseState()
 
@@ -47,7 +114,7 @@ class _Session:
 
     @property
     def used_us(self) -> int:
-        return max(self.created_us, self.events[-1].at_us if self.events else self.created_us)
+        return max(self.created_us, self.events[-1].draft.at_us if self.events else self.created_us)
 
 
 class MemoryLog:
@@ -142,26 +209,13 @@ class MemoryLog:
         with self._lock:
             stored = self._writable(lease)
             rules.check_head(lease, expected_seq=expected_seq, head=stored.head)
-            previous = stored.events[-1].checksum if stored.events else stored.anchor
-            batch: list[Envelope] = []
+            before = stored.events[-1] if stored.events else stored.anchor
+            batch: list[_Event] = []
             for seq, draft in enumerate(drafts, expected_seq + 1):
-                previous = chain_checksum(previous, lease.session_id, seq, draft)
-                batch.append(
-                    Envelope(
-                        lease.session_id,
-                        seq,
-                        draft.at_us,
-                        draft.type,
-                        draft.payload,
-                        previous,
-                        draft.turn_id,
-                        draft.run_id,
-                        draft.trace_id,
-                        bool(draft.rolled_back),
-                    )
-                )
-            stored.events.extend(batch)
-            return batch
+                before = _Event(seq, draft, before)
+                batch.append(before)
+            stored.events += batch
+            return _Appended(lease.session_id, batch, self._lock)
 
     def read(self, session_id: UUID, *, after: int = 0, upto: int | None = None) -> Iterator[Envelope]:
         """Yield the events with `after < seq <= upto`, in order, as they stand when reading begins."""
@@ -169,8 +223,7 @@ class MemoryLog:
             stored = self._find(session_id)
             start = max(after - stored.first + 1, 0)
             stop = len(stored.events) if upto is None else max(upto - stored.first + 1, 0)
-            events = stored.events[start:stop]
-        return iter(events)
+            return iter([each.envelope(session_id) for each in stored.events[start:stop]])
 
     def put_snapshot(self, lease: Lease, seq: int, payload: bytes) -> None:
         """Keep a snapshot of the folded state after event `seq`, in place of older ones."""
@@ -197,8 +250,10 @@ class MemoryLog:
             rules.check_prune(lease.session_id, upto=upto, covered=max(stored.snapshots, default=None))
             count = max(upto - stored.first + 1, 0)
             if count:
-                stored.anchor = stored.events[count - 1].checksum
+                stored.anchor = stored.events[count - 1].checksum(lease.session_id)
                 del stored.events[:count]
+                if stored.events:
+                    stored.events[0].checksum(lease.session_id)  # It lets go of what was before it.
                 stored.first = upto + 1
                 stored.snapshots = {seq: data for seq, data in stored.snapshots.items() if seq >= upto}
             return count

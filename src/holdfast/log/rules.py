@@ -70,22 +70,22 @@ def check_drafts(drafts: Sequence[Draft]) -> None:
     """Refuse a batch that could not be stored or could not be read again."""
     if len(drafts) > MAX_BATCH:
         raise UsageError(f"one append takes at most {MAX_BATCH} events, not {len(drafts)}; append in parts")
+    checked: tuple[object, ...] = ()
     for draft in drafts:
-        kind = draft.type
+        kind, payload, at_us, turn_id, run_id, trace_id, _ = draft
         check_text("an event's type", kind)
         if not kind:
             raise UsageError("an event's type must not be empty")
-        if draft.turn_id is not None:
-            check_text("turn_id", draft.turn_id)
-        if draft.run_id is not None:
-            check_text("run_id", draft.run_id)
-        if draft.trace_id is not None:
-            check_text("trace_id", draft.trace_id)
-        payload = draft.payload
+        ids = (turn_id, run_id, trace_id)
+        if ids != checked:  # Those of a batch are mostly the same.
+            for what, value in zip(("turn_id", "run_id", "trace_id"), ids, strict=True):
+                if value is not None:
+                    check_text(what, value)
+            checked = ids
         if type(payload) is not bytes or len(payload) > MAX_PAYLOAD_BYTES:
             check_payload(f"the payload of {kind!r}", payload)
-        if type(draft.at_us) is not int or not _EARLIEST_US <= draft.at_us <= _LATEST_US:
-            raise UsageError(f"at_us of {kind!r} must be whole microseconds since 1970, not {draft.at_us!r}")
+        if type(at_us) is not int or not _EARLIEST_US <= at_us <= _LATEST_US:
+            raise UsageError(f"at_us of {kind!r} must be whole microseconds since 1970, not {at_us!r}")
 
 
 def check_payload(what: str, payload: bytes) -> None:

@@ -236,13 +236,21 @@ class _Recent:
         self._bytes = 0
         self._events: deque[tuple[Envelope, object | None]] = deque()
 
-    def add(self, written: Sequence[Envelope], values: Sequence[object | None], size: int) -> None:
-        """Take a batch that is in the log: its values that cannot change, and how large its payloads are."""
+    def add(
+        self, session_id: UUID, seq: int, written: Sequence[Draft], values: Sequence[object | None]
+    ) -> None:
+        """Take a batch that is in the log after `seq`, with those of its values that cannot change."""
         events = self._events
-        if events and events[-1][0].seq + 1 != written[0].seq:
+        if events and events[-1][0].seq != seq:
             self.clear()
-        events.extend(zip(written, values, strict=True))
-        self._bytes += size
+        for draft, value in zip(written, values, strict=True):
+            kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
+            seq += 1
+            self._bytes += len(payload)
+            envelope = Envelope(
+                session_id, seq, at_us, kind, payload, b"", turn_id, run_id, trace_id, rolled_back
+            )
+            events.append((envelope, value))
         while events and (len(events) > MAX_RECENT_EVENTS or self._bytes > MAX_RECENT_BYTES):
             self._bytes -= len(events.popleft()[0].payload)
 
@@ -696,7 +704,6 @@ class Core:
             drafts: list[Draft] = []
             values: list[object | None] = []
             seq = self.head
-            size = 0
             for each in staged:
                 if each.is_live:
                     results.append(DispatchResult(each.event))
@@ -711,9 +718,8 @@ class Core:
                 )
                 drafts.append(draft)
                 values.append(event if immutable else None)
-                size += len(payload)
             try:
-                interrupted = self._write(drafts, values, size) if drafts else None
+                interrupted = self._write(drafts, values) if drafts else None
                 self.head = seq
                 changes = self._install(working.changes)
                 if written is not None:
@@ -729,11 +735,12 @@ class Core:
                 self.try_to_store()
             return changes, results
 
-    def _write(self, drafts: list[Draft], values: list[object | None], size: int) -> BaseException | None:
+    def _write(self, drafts: list[Draft], values: list[object | None]) -> BaseException | None:
         """Append to the log. Returns an interrupt that came when the batch was in the log already."""
         assert self.lease is not None
         try:
-            self.recent.add(self.log.append(self.lease, drafts, expected_seq=self.head), values, size)
+            self.log.append(self.lease, drafts, expected_seq=self.head)
+            self.recent.add(self.session_id, self.head, drafts, values)
         except (StaleWriterError, UsageError):
             raise  # Refused before anything was written.
         except BaseException as error:

@@ -423,7 +423,7 @@ class Session:
         """Return all events after `after`, if this session has written them a moment ago; else None.
 
         It saves whoever follows the log reading it. The value is that of the event if it cannot change
-        in place, and None otherwise: decode the payload then.
+        in place, and None otherwise: decode the payload then. Checksums are the log's, and are left out.
         """
         core = self._core
         with core.lock:
