@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from holdfast.errors import UsageError, WorkspaceError
 from holdfast.workspace.journal import Boundary, Journal, Line
 from holdfast.workspace.manifest import Manifest, ManifestFile
-from holdfast.workspace.objects import ObjectStore
+from holdfast.workspace.objects import ObjectStore, make_directory
 from holdfast.workspace.originals import clear
 
 _OWN_DIRECTORY = "holdfast"
@@ -49,7 +49,8 @@ class History:
         self.objects.create(head=line)
         self._durable = durable
         self._ref = f"refs/heads/{line}"
-        os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        make_directory(os.path.dirname(self.directory))
+        make_directory(self.directory)
         self.call_path = os.path.join(self.directory, "call.journal")
         self.ambient_path = os.path.join(self.directory, "ambient.journal")
         self.originals_path = os.path.join(self.directory, "originals")

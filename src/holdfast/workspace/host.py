@@ -1039,7 +1039,6 @@ class HostFilesystem:
                 self._store_path = os.path.realpath(tempfile.mkdtemp(prefix="holdfast-workspace-"))
                 self._private = self._private_paths()
                 self._cleanup = weakref.finalize(self, _remove_store, self._store_path, os.getpid())
-            os.makedirs(self._store_path, mode=0o700, exist_ok=True)
             self._attach()
         assert self._history is not None
         return self._history

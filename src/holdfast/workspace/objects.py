@@ -42,7 +42,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
-from zlib import adler32, crc32
+from zlib import adler32
 
 from holdfast.errors import ObjectStoreError
 from holdfast.workspace.spool import ObjectKind, Spool, sync_directory, write_all
@@ -82,8 +82,8 @@ _SPILL_BYTES = 256 * 1024
 """What a pack collects before it is written; memory that is used again soon costs less than new memory."""
 _MAPPED_BYTES = 64 * 1024 * 1024
 """How much of a pack is mapped at once for its checksum."""
-_LARGE_OFFSET = 0x80000000
-"""Offsets from here on do not fit into an index's first table."""
+_MAX_PACK_BYTES = 1 << 30
+"""A pack that is this long is completed and the next one begun: offsets are short in an index of ours."""
 _PACK_KINDS: dict[int, ObjectKind] = {1: "commit", 2: "tree", 3: "blob", 4: "tag"}
 _PACK_NUMBERS: dict[ObjectKind, int] = {kind: number for number, kind in _PACK_KINDS.items()}
 _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC
@@ -96,6 +96,9 @@ _stored_head = struct.Struct("<6BHH").pack
 """What an object begins with in a pack if its content is one stored block: its kind and size, for which
 three bytes are enough, and the beginning of the block."""
 _stored_tail = struct.Struct(">I").pack
+_index_row = struct.Struct(">I20s").pack
+_INDEX_MAGIC = b"\xfftOc\0\0\0\2"
+"""What an index of the second version begins with."""
 _two_counts = struct.Struct(">II").unpack_from
 _one_count = struct.Struct(">I").unpack_from
 
@@ -205,8 +208,10 @@ class ObjectStore:
         """Make the directory a bare repository, unless it is one. Safe to repeat after a crash."""
         if self.exists:
             return
-        for part in ("objects/pack", "refs/heads"):
-            os.makedirs(self.path / part, mode=0o700, exist_ok=True)
+        path = os.fspath(self.path)
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        for part in ("objects", "objects/pack", "refs"):
+            make_directory(f"{path}/{part}")
         # HEAD comes last: a directory with HEAD is complete.
         files = {
             # Somebody's automatic gc must not run in the middle of a call.
@@ -214,14 +219,14 @@ class ObjectStore:
             "HEAD": f"ref: refs/heads/{head}\n",
         }
         for name, content in files.items():
-            target = self.path / name
-            if not target.exists():
+            target = f"{path}/{name}"
+            if not os.path.exists(target):
                 self._replace_file(target, content.encode())
 
     @property
     def exists(self) -> bool:
         """Whether `create` has been completed here."""
-        return os.path.exists(self.path / "HEAD")
+        return os.path.exists(os.path.join(self.path, "HEAD"))
 
     def read_ref(self, name: str) -> str | None:
         """Return the commit (as text) that a ref such as `refs/heads/main` stands for."""
@@ -239,7 +244,7 @@ class ObjectStore:
             descriptor = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            self._replace_file(Path(target), content)
+            self._replace_file(target, content)
             return
         try:
             # Every commit is as long as the one before, and a few bytes are written in one step, which
@@ -255,7 +260,7 @@ class ObjectStore:
         packed = self._packed_refs()
         if packed.pop(name, None) is not None:
             lines = [f"{commit} {ref}\n" for ref, commit in sorted(packed.items())]
-            self._replace_file(self.path / "packed-refs", "".join(lines).encode())
+            self._replace_file(os.path.join(self.path, "packed-refs"), "".join(lines).encode())
         try:
             os.unlink(self.path / name)
         except FileNotFoundError:
@@ -280,8 +285,9 @@ class ObjectStore:
         lines = (line.split(" ", 1) for line in text.splitlines() if line[:1] not in ("#", "^", ""))
         return {ref: commit for commit, ref in lines}
 
-    def _replace_file(self, target: Path, content: bytes) -> None:
-        temporary = target.parent / f"tmp_{secrets.token_hex(8)}"
+    def _replace_file(self, target: str, content: bytes) -> None:
+        directory = os.path.dirname(target)
+        temporary = os.path.join(directory, f"tmp_{secrets.token_hex(8)}")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             write_all(descriptor, content)
@@ -291,7 +297,7 @@ class ObjectStore:
             os.close(descriptor)
         os.rename(temporary, target)
         if self.durable:
-            sync_directory(target.parent)
+            sync_directory(directory)
 
     def forget(self) -> None:
         """Drop what was remembered about the store's content, because somebody else has changed it."""
@@ -677,7 +683,7 @@ class ObjectStore:
                         writer.add(kind, data, oid=oid)
         directory = os.path.join(self._objects, "pack")
         for name in packs:
-            if name == writer.index_name:
+            if name in writer.index_names:
                 continue
             # The index goes first: a pack without one does not count.
             for suffix in (".idx", ".pack", *_GIT_SUFFIXES):
@@ -815,6 +821,14 @@ def read_exactly(descriptor: int, size: int) -> bytes | None:
     return b"".join(parts) if total == size else None
 
 
+def make_directory(path: str) -> None:
+    """Make a private directory, unless there is one."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+
+
 def _as_kind(text: str) -> ObjectKind:
     for kind in _PACK_NUMBERS:
         if kind == text:
@@ -841,22 +855,22 @@ def _entry_head(number: int, size: int) -> bytes:
 
 
 class PackWriter:
-    """Collects objects into one pack, which appears in the store as a whole when the block ends.
+    """Collects objects into a pack, which appears in the store as a whole when the block ends.
 
-    Used as a context manager; on an exception nothing appears.
+    Used as a context manager; on an exception it does not appear. Very much content makes several packs.
+
+    The index is in git's first format, which has no checksum of every object. Content is checked against
+    its id whenever it is read, so one more checksum would be work for nothing.
     """
 
     def __init__(self, store: ObjectStore, *, compress: bool) -> None:
-        self.index_name = ""
-        """The name of the index that was written, once it was."""
+        self.index_names: set[str] = set()
+        """The names of the indexes that were written so far."""
         self._store = store
         self._compress = compress
         self._directory = os.path.join(store.path, "objects", "pack")
         self._entries: dict[bytes, int] = {}
-        """Where each object is, and its checksum, in one number: a first capture has very many.
-
-        Until an object is written, it is only known that it is there.
-        """
+        """Where each object is; 0 until it is written."""
         self._pending: list[tuple[bytes, ObjectKind, bytes]] = []
         self._pending_bytes = 0
         self._offset = 12
@@ -897,7 +911,17 @@ class PackWriter:
             self._pending_bytes += len(data)
             if self._pending_bytes >= _SPILL_BYTES:
                 self._spill()
+                if self._offset >= _MAX_PACK_BYTES:
+                    self._begin_next()
         return oid
+
+    def _begin_next(self) -> None:
+        self._finish()
+        self._known.update(self._entries)
+        self._entries = {}
+        self._offset = 12
+        self._output = -1
+        self._checksum = None
 
     @cached_property
     def _known(self) -> set[bytes]:
@@ -926,7 +950,7 @@ class PackWriter:
                 head = _stored_head(first, second, third, 0x78, 1, 1, size, size ^ 0xFFFF)
                 body, tail = content, _stored_tail(adler32(content))
             parts += (head, body, tail)
-            entries[oid] = offset << 32 | crc32(tail, crc32(body, crc32(head)))
+            entries[oid] = offset
             offset += len(head) + len(body) + len(tail)
         self._offset = offset
         self._pending.clear()
@@ -974,7 +998,7 @@ class PackWriter:
         os.rename(index_temporary, stem + ".idx")
         if self._store.durable:
             sync_directory(self._directory)
-        self.index_name = f"pack-{checksum.hex()}.idx"
+        self.index_names.add(f"pack-{checksum.hex()}.idx")
         self._store.note_pack(stem + ".idx", index)
 
     def _write_new(self, path: str, content: bytes) -> None:
@@ -988,27 +1012,12 @@ class PackWriter:
 
     def _index(self) -> bytes:
         """Return the pack's index, up to the two checksums at its end."""
-        oids = sorted(self._entries)
-        positions = [self._entries[oid] for oid in oids]
-        offsets = [position >> 32 for position in positions]
+        entries = self._entries
+        oids = sorted(entries)
         # How many ids begin with each byte or a smaller one.
         fan_out = [bisect_left(oids, _SINGLE_BYTES[first]) for first in range(1, 256)]
-        large: list[int] = []
-        if self._offset > _LARGE_OFFSET:
-            for number, offset in enumerate(offsets):
-                if offset >= _LARGE_OFFSET:
-                    offsets[number] = _LARGE_OFFSET | len(large)
-                    large.append(offset)
-        return b"".join(
-            (
-                b"\xfftOc\0\0\0\2",
-                struct.pack(">256I", *fan_out, len(oids)),
-                *oids,
-                struct.pack(f">{len(oids)}I", *[position & 0xFFFFFFFF for position in positions]),
-                struct.pack(f">{len(oids)}I", *offsets),
-                struct.pack(f">{len(large)}Q", *large),
-            )
-        )
+        rows = [_index_row(entries[oid], oid) for oid in oids]
+        return struct.pack(">256I", *fan_out, len(oids)) + b"".join(rows)
 
 
 class _Checksum:
@@ -1062,10 +1071,9 @@ class _Pack:
         self._index_path = index_path
         self._pack_path = index_path.removesuffix(".idx") + ".pack"
         self._index = b""
-        self._count = 0
+        self._count = self._counts = self._ids = self._step = 0
         if index:
-            self._index = index
-            (self._count,) = struct.unpack_from(">I", index, 8 + 255 * 4)
+            self._take(index)
 
     @property
     def count(self) -> int:
@@ -1076,34 +1084,50 @@ class _Pack:
     def _load(self) -> bytes:
         if not self._index:
             with open(self._index_path, "rb") as file:
-                self._index = file.read()
-            if self._index[:8] != b"\xfftOc\0\0\0\2":
-                raise ObjectStoreError(f"{self._index_path} is not a pack index that can be read (version 2)")
-            (self._count,) = struct.unpack_from(">I", self._index, 8 + 255 * 4)
+                self._take(file.read())
         return self._index
+
+    def _take(self, index: bytes) -> None:
+        """Find out where things are in the index: ours are of the first version, and git's of the second."""
+        if index[:8] == _INDEX_MAGIC:
+            # All ids, all checksums, all offsets.
+            self._counts, self._ids, self._step = 8, 8 + 1024, 20
+        else:
+            # Each id follows its offset.
+            self._counts, self._ids, self._step = 0, 1024 + 4, 24
+        if len(index) > self._ids:
+            (self._count,) = _one_count(index, self._counts + 255 * 4)
+        if len(index) < self._ids + 24 * self._count or (
+            not self._counts and len(index) != 1024 + 24 * self._count + 40
+        ):
+            raise ObjectStoreError(
+                f"{self._index_path} is not a pack index that can be read (version 1 or 2)"
+            )
+        self._index = index
 
     def ids(self) -> list[bytes]:
         """Return the id of every object in the pack."""
         index = self._load()
         return [self._id(index, number) for number in range(self._count)]
 
-    @staticmethod
-    def _id(index: bytes, number: int) -> bytes:
-        start = 8 + 1024 + number * 20
+    def _id(self, index: bytes, number: int) -> bytes:
+        start = self._ids + number * self._step
         return index[start : start + 20]
 
     def find(self, oid: bytes) -> int | None:
         """Return where the object starts in the pack, or None."""
         index = self._index or self._load()
-        first = oid[0]
-        low, high = _two_counts(index, 4 + first * 4) if first else (0, _one_count(index, 8)[0])
+        counts, first = self._counts, oid[0]
+        low, high = _two_counts(index, counts + first * 4 - 4) if first else (0, _one_count(index, counts)[0])
         if low == high:
             return None
         number = bisect_left(range(high), oid, lo=low, key=lambda position: self._id(index, position))
         if number == high or self._id(index, number) != oid:
             return None
-        table = 8 + 1024 + self._count * 24
-        (offset,) = struct.unpack_from(">I", index, table + number * 4)
+        if not counts:
+            return int(_one_count(index, self._ids + number * self._step - 4)[0])
+        table = self._ids + self._count * 24
+        (offset,) = _one_count(index, table + number * 4)
         if offset & 0x80000000:
             (offset,) = struct.unpack_from(">Q", index, table + self._count * 4 + (offset & 0x7FFFFFFF) * 8)
         return int(offset)
