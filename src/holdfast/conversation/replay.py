@@ -295,14 +295,18 @@ class Replayer:
         self._seq = max(self._seq, seq)
         if isinstance(event, InnerMessage):
             self._take_message(seq, event)
-        elif isinstance(event, _SAID):
-            self._take(seq, event)
-        elif not (isinstance(event, _REWRITING) and self._rewrite(seq, event)):
+            return
+        if type(event) in REPLAYED_KINDS:
+            if isinstance(event, _SAID):
+                self._take(seq, event)
+                return
             if isinstance(event, ProviderUsage):
                 self._note_usage(event)
-            is_damaged = event is None and type_name in _NAMES
-            reason = UNREADABLE_REASON if is_damaged else AUDIT_REASON
-            self._leave_out(seq, type_name or type(event).__name__, reason)
+            elif isinstance(event, _REWRITING) and self._rewrite(seq, event):
+                return
+        is_damaged = event is None and type_name in _NAMES
+        reason = UNREADABLE_REASON if is_damaged else AUDIT_REASON
+        self._left_out.append(LeftOut(seq, type_name or type(event).__name__, reason))
 
     def input(self) -> Replay:
         """Return the input as it would be sent now; open calls are closed in it, not in here."""
@@ -513,7 +517,7 @@ class Replayer:
         if self._open or self._later:
             self._close_open()
         if message.role == "user":
-            parts = self._parts(seq, message.parts)
+            parts = message.parts and self._parts(seq, message.parts)
             self._items.append(ReplayItem("user", message.content or EMPTY_TEXT, parts=parts, seq=seq))
             return
         if not message.content and not message.tool_calls:
@@ -521,7 +525,7 @@ class Replayer:
             return
         if self._is_without_request:
             self._items.append(ReplayItem("user", BEGIN_TEXT))
-        parts = self._parts(seq, message.parts)
+        parts = message.parts and self._parts(seq, message.parts)
         calls = tuple([self._call(each) for each in message.tool_calls])
         self._items.append(ReplayItem("assistant", message.content, calls, None, None, parts, seq))
 
@@ -545,7 +549,7 @@ class Replayer:
         wire_id = waiting.pop(0)
         if not waiting:
             del self._open[call_id]
-        text, parts = message.content or EMPTY_TEXT, self._parts(seq, message.parts)
+        text, parts = message.content or EMPTY_TEXT, message.parts and self._parts(seq, message.parts)
         self._items.append(
             ReplayItem("tool", text, (), wire_id, message.tool_name, parts, seq, message.is_error)
         )
@@ -564,8 +568,6 @@ class Replayer:
         return ReplayCall(wire_id, record.name, _arguments(record.arguments))
 
     def _parts(self, seq: int, parts: tuple[ContentPart, ...]) -> tuple[ContentPart, ...]:
-        if not parts:
-            return ()
         kept = []
         for each in parts:
             if isinstance(each, ReasoningPart) and (each.model, each.dialect) != (self.model, self.dialect):
@@ -612,10 +614,11 @@ class Replayer:
 
     def _note_usage(self, event: ProviderUsage) -> None:
         """Remember the provider's own count, if it was sent everything that is here now."""
+        tokens = event.usage.input_tokens
         was_trimmed = 0 < event.input_items < len(self._items)
-        if event.usage.input_tokens and event.purpose == "answer" and not was_trimmed:
+        if tokens and event.purpose == "answer" and not was_trimmed:
             self._hash_new_items()
-            self._reported = (event.usage.input_tokens, self._bytes)
+            self._reported = (tokens, self._bytes)
 
     def _hash_new_items(self) -> None:
         items, digest = self._items, self._hash
