@@ -374,14 +374,9 @@ class Codec:
     def is_immutable(self, value: object, payload: bytes) -> bool:
         """Say whether a value that encoded to `payload` can never change in place."""
         cls = type(value)
-        doubtful = (self._records.get(cls) or self.record(cls)).doubtful
-        if doubtful is None or b'{"$":' in payload:
-            return _deeply_immutable(value)
+        record = self._records.get(cls) or self.record(cls)
         # Without a tag in it, everything is of the declared types: only some fields need a look.
-        for name in doubtful:  # noqa: SIM110  # a generator takes longer than the look
-            if not _deeply_immutable(getattr(value, name)):
-                return False
-        return True
+        return _deeply_immutable(value) if b'{"$":' in payload else record.never_changes(value)
 
     def _to_json(self, encode: Encode, value: object) -> bytes:
         try:
@@ -1104,8 +1099,8 @@ class _Record:
         return self._immutable
 
     @functools.cached_property
-    def doubtful(self) -> tuple[str, ...] | None:
-        """The fields that may hold what can change although they are of their types.
+    def doubtful(self) -> tuple[tuple[str, Callable[[Any], bool]], ...] | None:
+        """The fields that may hold what can change although they are of their types, and how to see it.
 
         None if the record itself can change.
         """
@@ -1113,10 +1108,21 @@ class _Record:
         if not _is_frozen(self.cls):
             return None
         return tuple(
-            name
+            (name, coder.stands_for.never_changes if coder.stands_for else _deeply_immutable)
             for name, coder in zip(self._names, self._coders, strict=True)
             if not coder.immutable or not all(each.immutable for each in coder.records)
         )
+
+    def never_changes(self, value: Any) -> bool:
+        """Say whether a value of exactly this type, with all fields of their types, cannot change."""
+        doubtful = self.doubtful
+        if doubtful is None:
+            return False
+        for name, never_changes in doubtful:
+            held = getattr(value, name)
+            if held is not None and held is not _EMPTY and not never_changes(held):
+                return False
+        return True
 
     def compile(self) -> None:
         """Generate this record's functions. The codec calls it, under its lock."""
@@ -1862,6 +1868,9 @@ def _is_frozen(cls: Any) -> bool:
         )
     # Only what the decorator made: a plain subclass of a frozen dataclass has attributes of its own.
     return "__dataclass_params__" in vars(cls) and bool(cls.__dataclass_params__.frozen)
+
+
+_EMPTY: Final[tuple[object, ...]] = ()
 
 
 def _deeply_immutable(value: object) -> bool:

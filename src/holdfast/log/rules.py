@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import NamedTuple, NoReturn
 from uuid import UUID
 
@@ -70,22 +71,27 @@ def check_drafts(drafts: Sequence[Draft]) -> None:
     """Refuse a batch that could not be stored or could not be read again."""
     if len(drafts) > MAX_BATCH:
         raise UsageError(f"one append takes at most {MAX_BATCH} events, not {len(drafts)}; append in parts")
-    checked: tuple[object, ...] = ()
     for draft in drafts:
         kind, payload, at_us, turn_id, run_id, trace_id, _ = draft
-        check_text("an event's type", kind)
-        if not kind:
-            raise UsageError("an event's type must not be empty")
-        ids = (turn_id, run_id, trace_id)
-        if ids != checked:  # Those of a batch are mostly the same.
-            for what, value in zip(("turn_id", "run_id", "trace_id"), ids, strict=True):
-                if value is not None:
-                    check_text(what, value)
-            checked = ids
+        try:
+            _check_texts(kind, turn_id, run_id, trace_id)
+        except TypeError:  # It cannot be hashed, so it is no text.
+            _check_texts.__wrapped__(kind, turn_id, run_id, trace_id)
         if type(payload) is not bytes or len(payload) > MAX_PAYLOAD_BYTES:
             check_payload(f"the payload of {kind!r}", payload)
         if type(at_us) is not int or not _EARLIEST_US <= at_us <= _LATEST_US:
             raise UsageError(f"at_us of {kind!r} must be whole microseconds since 1970, not {at_us!r}")
+
+
+@lru_cache(maxsize=256)
+def _check_texts(kind: str, turn_id: str | None, run_id: str | None, trace_id: str | None) -> None:
+    """Refuse an event for the texts beside its payload, which many events have in common."""
+    check_text("an event's type", kind)
+    if not kind:
+        raise UsageError("an event's type must not be empty")
+    for what, value in (("turn_id", turn_id), ("run_id", run_id), ("trace_id", trace_id)):
+        if value is not None:
+            check_text(what, value)
 
 
 def check_payload(what: str, payload: bytes) -> None:

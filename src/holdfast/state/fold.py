@@ -26,7 +26,6 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -85,6 +84,9 @@ SNAPSHOT_EVERY = 512
 MAX_RECENT_EVENTS = 64
 MAX_RECENT_BYTES = 1024 * 1024
 """How much of what was written last is kept at hand."""
+
+_new = tuple.__new__
+"""Makes a named tuple of its fields in half the time that its own constructor takes."""
 
 Observer = Callable[[Sequence[Any], Sequence[Any]], object]
 
@@ -159,17 +161,18 @@ class Change:
 class Context:
     """What reducers see besides their slice and event."""
 
-    __slots__ = ("_read", "_session")
+    __slots__ = ("_session", "_working")
 
-    def __init__(self, read: Callable[[type], Slice[Any]]) -> None:
-        self._read = read
+    def __init__(self, working: Working) -> None:
+        self._working = working
         self._session: SessionView | None = None
 
     @property
     def session(self) -> SessionView:
         """The session as it will be, to be read. Few reducers look: it is made for those that do."""
         if self._session is None:
-            self._session = SessionView(self._read)
+            working = self._working
+            self._session = SessionView(lambda slice_type: working.get(slice_type))
         return self._session
 
 
@@ -212,7 +215,7 @@ class Working:
     def context(self) -> Context:
         """What reducers are given as `context`."""
         if self._context is None:
-            self._context = Context(lambda slice_type: self.get(slice_type))
+            self._context = Context(self)
         return self._context
 
 
@@ -234,7 +237,7 @@ class _Recent:
 
     def __init__(self) -> None:
         self._bytes = 0
-        self._events: deque[tuple[Envelope, object | None]] = deque()
+        self._events: list[tuple[Envelope, object | None]] = []
 
     def add(
         self, session_id: UUID, seq: int, written: Sequence[Draft], values: Sequence[object | None]
@@ -247,12 +250,10 @@ class _Recent:
             kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
             seq += 1
             self._bytes += len(payload)
-            envelope = Envelope(
-                session_id, seq, at_us, kind, payload, b"", turn_id, run_id, trace_id, rolled_back
-            )
-            events.append((envelope, value))
+            fields = (session_id, seq, at_us, kind, payload, b"", turn_id, run_id, trace_id, rolled_back)
+            events.append((_new(Envelope, fields), value))
         while events and (len(events) > MAX_RECENT_EVENTS or self._bytes > MAX_RECENT_BYTES):
-            self._bytes -= len(events.popleft()[0].payload)
+            self._bytes -= len(events.pop(0)[0].payload)
 
     def clear(self) -> None:
         """Forget everything: it is not certain any more what the log has."""
@@ -266,8 +267,7 @@ class _Recent:
         events = self._events
         if not events or events[-1][0].seq != head or events[0][0].seq > after + 1:
             return None
-        # From its end, which is where the new ones are.
-        return [events[place] for place in range(max(after - head, -len(events)), 0)]
+        return events[max(after - head, -len(events)) :]
 
 
 MAX_CLOSED_CHILDREN = 32

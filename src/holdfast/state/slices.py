@@ -145,12 +145,14 @@ class Slice(Sequence[T]):
 
         Keys must be hashable. `key` must be one and the same function at each call.
         """
-        known, upto = (self._index or {}).get(key, ({}, 0))
-        for position in range(upto, self._count):
-            known[key(self[position])] = position
-        if self._index is None:
-            self._index = {}
-        self._index[key] = (known, self._count)
+        index = self._index
+        if index is None:
+            index = self._index = {}
+        known, upto = index.get(key, ({}, 0))
+        if upto < self._count:
+            for position in range(upto, self._count):
+                known[key(opened(self._entry(position)[0]))] = position
+            index[key] = (known, self._count)
         position = known.get(wanted, -1)
         if position < 0:
             return None
