@@ -72,23 +72,27 @@ class Job:
 
     def __init__(self, fn: Callable[[], object], on_done: Callable[[Job], None]) -> None:
         self._fn: Callable[[], object] | None = fn
-        self._on_done = on_done
-        self._context = contextvars.copy_context()
+        # These are let go once they were used: whoever hears of a job's end holds it and would be held.
+        self._on_done: Callable[[Job], None] | None = on_done
+        self._context: contextvars.Context | None = contextvars.copy_context()
         self.value: object = None
         self.error: BaseException | None = None
 
     def run(self) -> None:
         """Run the function in the context of whoever made this job."""
         fn, self._fn = self._fn, None
-        if fn is not None:
+        context, self._context = self._context, None
+        if fn is not None and context is not None:
             try:
-                self.value = self._context.run(fn)
+                self.value = context.run(fn)
             except BaseException as error:  # noqa: BLE001 - carried to the caller, who raises or records it
                 self.error = error
 
     def report(self) -> None:
-        """Say that it is over."""
-        self._on_done(self)
+        """Say that it is over, once."""
+        on_done, self._on_done = self._on_done, None
+        if on_done is not None:
+            on_done(self)
 
 
 class Workers:

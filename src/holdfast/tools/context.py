@@ -210,6 +210,8 @@ class CallFilesystem:
     nothing can slip in between the rollback and the refusal.
     """
 
+    __slots__ = ("__call_id", "__filesystem", "__lock", "__over", "__streams")
+
     def __init__(self, filesystem: Filesystem, call_id: str) -> None:
         self.__filesystem = filesystem
         self.__call_id = call_id

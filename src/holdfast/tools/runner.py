@@ -36,19 +36,20 @@ recorded, not guessed.
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
+from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 import anyio
 import anyio.from_thread
+from pydantic_core import from_json
 
 from holdfast.clock import new_id
 from holdfast.codec import FrozenDict
@@ -215,15 +216,26 @@ def enclosing_calls() -> tuple[OpenCall, ...]:
     return tuple(each for each in _inside.get() if not each.is_over)
 
 
-@contextmanager
-def _running(begun: OpenCall) -> Iterator[None]:
-    """Let what happens in the block be part of the call."""
-    token = _inside.set((*_inside.get(), begun))
-    try:
-        with begun.transaction.active():
-            yield
-    finally:
-        _inside.reset(token)
+class _Running:
+    """A block that is part of a call."""
+
+    __slots__ = ("_begun", "_staging", "_token")
+
+    _token: Token[tuple[OpenCall, ...]]
+
+    def __init__(self, begun: OpenCall) -> None:
+        self._begun = begun
+        self._staging = begun.transaction.active()
+
+    def __enter__(self) -> None:
+        self._token = _inside.set((*_inside.get(), self._begun))
+        self._staging.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._staging.__exit__(kind, error, trace)
+        _inside.reset(self._token)
 
 
 @dataclass(slots=True)
@@ -250,6 +262,8 @@ class ToolRunner:
     outbox: Outbox = field(default_factory=Outbox)
     _gates: tuple[Gate, ...] = field(default=(), init=False, repr=False)
     """The session's gate, and the workspace's if there is one that can be changed."""
+    _own_context: ToolContext | None = field(default=None, init=False, repr=False)
+    """What the calls share that come without a context."""
     _filesystem: Filesystem | None = field(default=None, init=False, repr=False)
     _read_only: Filesystem | None = field(default=None, init=False, repr=False)
     """The workspace as a call without effects sees it."""
@@ -292,7 +306,8 @@ class ToolRunner:
                 "needs; use `await runner.aexecute(...)` here"
             )
         try:
-            self._take_turns(plan)
+            if plan.turns is not None:
+                self._take_turns(plan)
             begun = self._begin(plan)
             if isinstance(begun, ToolResult):
                 return begun
@@ -316,7 +331,7 @@ class ToolRunner:
             begun.enter()
             return _drive(partial(self._await_handler, begun))
         outcome = begun.call_handler()
-        if inspect.isawaitable(outcome):
+        if _is_awaitable(outcome):
             return _drive(partial(_awaited, outcome))
         return outcome
 
@@ -337,7 +352,7 @@ class ToolRunner:
             slow = begun.tool.foreign
             try:
                 if begun.tool.is_async:
-                    with _running(begun):
+                    with _Running(begun):
                         outcome = await self._await_handler(begun)
                 else:
                     outcome = await self._in_worker(begun)
@@ -464,9 +479,9 @@ class ToolRunner:
             raise
         if not is_finished:
             await self._cut_short(begun, self._finished(begun, handover))
-        outcome = handover.result()
-        if inspect.isawaitable(outcome):
-            with _running(begun):
+        outcome: Any = handover.result()
+        if _is_awaitable(outcome):
+            with _Running(begun):
                 return await self._cut_short(begun, outcome)
         return outcome
 
@@ -566,7 +581,9 @@ class ToolRunner:
         native: Tool[Any, Any] | None = None,
     ) -> _Plan:
         if context is None:
-            context = ToolContext(self.execution_state)
+            context = self._own_context
+            if context is None:
+                context = self._own_context = ToolContext(self.execution_state)
         elif (
             context.state is not self.execution_state
             and context.state.session != self.execution_state.session
@@ -849,20 +866,18 @@ class ToolRunner:
             begun.scope = state.resources.tool_scope()
             scope = begun.scope.__enter__()
         seen = self._read_only if begun.workspace is None else begun.base
+        handle: Any = None
         if seen is not None:
-            begun.filesystem = CallFilesystem(seen, call.id)
-        handle = cast("Filesystem | None", begun.filesystem)
+            handle = begun.filesystem = CallFilesystem(seen, call.id)
         session = begun.transaction.session
         begun.token = CancellationToken(given.cancellation)
         begun.outbox = CallOutbox(
             session.session_id, call.id, earlier=partial(_times_sent, state.session, call.id)
         )
-        resources = CallResources(state.resources, scope, begun.base, handle)
+        resources: Any = CallResources(state.resources, scope, begun.base, handle)
         begun.made = ToolContext(
             # The whole state as this call may use it: through its own session handle and its own filesystem.
-            state=ExecutionState(
-                session, cast(ResourceContext, resources), state.clock, state.rng, state.checkpoints
-            ),
+            state=ExecutionState(session, resources, state.clock, state.rng, state.checkpoints),
             session=session,
             call_id=call.id,
             is_resume=given.is_resume,
@@ -1123,7 +1138,9 @@ class ToolRunner:
             self.execution_state.session.dispatch_all(events)
 
     def _elapsed_ms(self, begun: OpenCall) -> float:
-        return round(max(0.0, self.execution_state.clock.monotonic() - begun.started_at) * 1000, 3)
+        """How long the call has taken so far, in milliseconds with three digits behind the point."""
+        elapsed_us = int((self.execution_state.clock.monotonic() - begun.started_at) * 1_000_000)
+        return elapsed_us / 1000 if elapsed_us > 0 else 0.0
 
     def _ended(
         self,
@@ -1158,21 +1175,33 @@ class ToolRunner:
         result: ToolResult[Any],
         outcome: Outcome,
         event_id: UUID,
-        **facts: Any,
+        *,
+        attempt_id: str = "",
+        elapsed_ms: float = 0.0,
+        workspace: FilesystemSnapshot | None = None,
+        conflicts: tuple[str, ...] = (),
+        hold_id: str = "",
+        batch_events: int = 0,
     ) -> ToolInvoked:
+        state = self.execution_state
         return ToolInvoked(
-            self.prompt_name,
-            self.adapter,
-            call.name,
-            _kept_arguments(call),
-            _kept_result(result),
-            self.execution_state.session.session_id,
-            self.execution_state.clock.now(),
+            prompt_name=self.prompt_name,
+            adapter=self.adapter,
+            name=call.name,
+            params=_kept_arguments(call),
+            result=_kept_result(result),
+            session_id=state.session.session_id,
+            created_at=state.clock.now(),
             call_id=call.id,
             run_context=run_context,
             event_id=event_id,
+            attempt_id=attempt_id,
             outcome=outcome,
-            **facts,
+            elapsed_ms=elapsed_ms,
+            workspace=workspace,
+            conflicts=conflicts,
+            hold_id=hold_id,
+            batch_events=batch_events,
         )
 
 
@@ -1237,7 +1266,7 @@ def tool_execution(
         raise ToolError(begun.message)
     outcome = ToolExecutionOutcome(tool=body, params=begun.params, context=begun.context)
     try:
-        with _running(begun):
+        with _Running(begun):
             yield outcome
     except BaseException as error:  # noqa: BLE001  # abort raises it again where it must be
         outcome.result = runner.abort(begun, error)
@@ -1382,6 +1411,11 @@ async def _off_loop(work: Callable[P, T], *arguments: P.args, **keywords: P.kwar
     return cast(T, handover.result())
 
 
+def _is_awaitable(outcome: object) -> bool:
+    # What most handlers return is known not to be; asking about anything else takes longer.
+    return not isinstance(outcome, str | ToolResult) and inspect.isawaitable(outcome)
+
+
 async def _awaited(outcome: Awaitable[T]) -> T:
     return await outcome
 
@@ -1436,15 +1470,15 @@ def _kept_arguments(call: ToolCall) -> FrozenDict[str, object]:
     if text in ("", "{}"):
         return FrozenDict()
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
+        data = from_json(text)  # The parser that the tool's own parameters went through.
+    except ValueError:
         return FrozenDict()
     if not isinstance(data, dict):
         return FrozenDict()
-    return FrozenDict(cast("dict[str, object]", _shortened(data)) if len(text) > _KEPT_ARGUMENT else data)
+    return FrozenDict(_shortened(data) if len(text) > _KEPT_ARGUMENT else data)
 
 
-def _shortened(value: object) -> object:
+def _shortened(value: Any) -> Any:
     if isinstance(value, str) and len(value) > _KEPT_ARGUMENT:
         return f"{value[:_KEPT_ARGUMENT]}[{len(value) - _KEPT_ARGUMENT} more characters]"
     if isinstance(value, dict):

@@ -380,10 +380,8 @@ def as_result(outcome: Any) -> ToolResult[Any]:
     """Turn what a handler returned into a `ToolResult`."""
     if isinstance(outcome, ToolResult):
         return outcome
-    if outcome is None:
-        return ToolResult.ok()
     if isinstance(outcome, str):
-        return ToolResult.ok(message=outcome)
+        return ToolResult(outcome)
     return ToolResult.ok(outcome)
 
 
