@@ -129,6 +129,8 @@ class _Coder:
     immutable: bool = False
     # The records that such a value may hold in declared form.
     records: tuple[_Record, ...] = ()
+    # How to see whether such a value cannot change, if that depends on the value.
+    never_changes: Callable[[Any], bool] | None = None
     # Set if `encode` and `decode` are this record's own functions, which it gets when it is compiled.
     stands_for: _Record | None = None
 
@@ -924,7 +926,10 @@ class Codec:
         namespace = self._namespace("an object", step=_step, target=target)
         self.bind(namespace, "item", item)
         _define(source, namespace, "dict with text keys")
-        return _Coder(namespace["encode"], namespace["decode"], records=item.records)
+        never_changes = _no_value_changes if target is FrozenDict else None
+        return _Coder(
+            namespace["encode"], namespace["decode"], records=item.records, never_changes=never_changes
+        )
 
     def _pairs_coder(self, key: _Coder, item: _Coder, target: type) -> _Coder:
         source = [
@@ -966,7 +971,14 @@ class Codec:
             record = self.record(annotation)
         except TypeError:  # Parameters that cannot be hashed; without them its fields go by value.
             record = self.record(plain)
-        return _Coder(record.encode, record.decode, immutable=True, records=(record,), stands_for=record)
+        return _Coder(
+            record.encode,
+            record.decode,
+            immutable=True,
+            records=(record,),
+            never_changes=record.never_changes,
+            stands_for=record,
+        )
 
     def _namespace(self, what: str, **names: Any) -> dict[str, Any]:
         """Return what the code generated for a container may use."""
@@ -1108,7 +1120,7 @@ class _Record:
         if not _is_frozen(self.cls):
             return None
         return tuple(
-            (name, coder.stands_for.never_changes if coder.stands_for else _deeply_immutable)
+            (name, coder.never_changes or _deeply_immutable)
             for name, coder in zip(self._names, self._coders, strict=True)
             if not coder.immutable or not all(each.immutable for each in coder.records)
         )
@@ -1882,6 +1894,13 @@ def _deeply_immutable(value: object) -> bool:
         return False
     for each in parts_of(value):  # noqa: SIM110  # a generator takes longer than the look
         if not _deeply_immutable(each):
+            return False
+    return True
+
+
+def _no_value_changes(mapping: FrozenDict[str, Any]) -> bool:
+    for each in mapping.values():  # noqa: SIM110  # a generator takes longer than the look
+        if type(each) is not str and not _deeply_immutable(each):
             return False
     return True
 
