@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,105 @@ class TestWriting:
         os.close(descriptor)
         assert list((store.path / "objects/pack").iterdir()) == []
         assert [path.name for path in (store.path / "objects").iterdir() if path.name.startswith("tmp")] == []
+
+
+class TestPacks:
+    """A pack that is too large to be held in memory is written in parts, and appears as a whole."""
+
+    CONTENTS = [os.urandom(1_000 + number) for number in range(600)]
+
+    def _assert_complete(self, store: ObjectStore) -> None:
+        assert git(store, "fsck", "--full", "--strict", "--no-dangling") == b""
+        for index in (store.path / "objects/pack").glob("*.idx"):
+            git(store, "verify-pack", str(index))
+        fresh = ObjectStore(store.path)
+        assert all(fresh.read(object_id("blob", content)) == ("blob", content) for content in self.CONTENTS)
+
+    @pytest.mark.parametrize("sealed", [False, True])
+    def test_one_written_in_parts_is_what_git_expects(self, store: ObjectStore, sealed: bool) -> None:
+        """Its checksum is right, whether it is taken at the end or beside the caller's work."""
+        with store.bulk() as pack:
+            for content in self.CONTENTS:
+                pack.add("blob", content)
+            if sealed:
+                pack.seal()
+        assert len(pack.index_names) == 1
+        self._assert_complete(store)
+
+    def test_without_a_thread_the_checksum_is_taken_at_the_end(
+        self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A process that may not have one more thread gets its pack all the same."""
+
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with store.bulk() as pack:
+            for content in self.CONTENTS:
+                pack.add("blob", content)
+        self._assert_complete(store)
+
+    def test_very_much_content_makes_several(
+        self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No pack grows beyond what its index can say, and nothing is in two of them."""
+        monkeypatch.setattr(objects, "_MAX_PACK_BYTES", 300_000)
+        with store.bulk() as pack:
+            for content in (*self.CONTENTS, *self.CONTENTS):
+                pack.add("blob", content)
+        indexes = list((store.path / "objects/pack").glob("*.idx"))
+        assert {index.name for index in indexes} == pack.index_names
+        assert len(indexes) > 1
+        listed = git(store, "cat-file", "--batch-all-objects", "--unordered", "--batch-check").splitlines()
+        assert len(listed) == len(self.CONTENTS)
+        self._assert_complete(store)
+        shown = [git(store, "show-index", stdin=index.read_bytes()).splitlines() for index in indexes]
+        assert sum(map(len, shown)) == len(self.CONTENTS)
+
+    def test_one_that_is_given_up_leaves_nothing(self, store: ObjectStore) -> None:
+        """An exception while a checksum is being taken leaves neither the pack nor a temporary file."""
+
+        def give_up() -> None:
+            with store.bulk() as pack:
+                for content in self.CONTENTS:
+                    pack.add("blob", content)
+                pack.seal()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            give_up()
+        assert list((store.path / "objects/pack").iterdir()) == []
+
+    def test_a_checksum_that_cannot_be_taken_is_an_error(
+        self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What goes wrong beside the caller's work is told to the caller, and the pack does not appear."""
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError("no map")
+
+        pack = store.bulk()
+        for content in self.CONTENTS:
+            pack.add("blob", content)
+        monkeypatch.setattr(mmap, "mmap", refuse)
+        with pytest.raises(OSError, match="no map"):
+            pack.__exit__(None, None, None)
+        assert list((store.path / "objects/pack").iterdir()) == []
+
+    @pytest.mark.parametrize("by_git", [False, True])
+    def test_an_index_that_was_cut_off_is_not_believed(self, store: ObjectStore, by_git: bool) -> None:
+        """Whether the store or git wrote it, a damaged index is an error that names the file."""
+        commit = commit_of(store, {b"a": b"content"})
+        if by_git:
+            git(store, "gc", "--quiet")
+        (index,) = (store.path / "objects/pack").glob("*.idx")
+        whole = index.read_bytes()
+        index.chmod(0o600)
+        for length in (0, 7, 100, 1_024, 1_060, len(whole) - 50):
+            index.write_bytes(whole[:length])
+            with pytest.raises(ObjectStoreError, match=index.name):
+                ObjectStore(store.path).read(commit)
 
 
 class TestReading:

@@ -12,9 +12,9 @@ faster than starting a process, needs no index, and makes each step visible to t
   one file, and `pack` makes a pack of it now and then: a file with many objects and an index beside it.
   Git sees what is in packs. Without a spool, each flush writes a pack.
 - When many small packs have come together they are merged into one, with its content compressed.
-- A first capture of a tree goes into one pack, too. There, and in a fresh small pack, content is stored
-  and not deflated: compressing thousands of small files costs more than reading them. `git gc` in the
-  store makes it small at any time.
+- The content of a first capture goes into a pack straight away; its trees are spooled. In that pack, and in
+  a fresh small one, content is stored and not deflated: compressing thousands of small files costs more
+  than reading them. `git gc` in the store makes it small at any time.
 - Large content (`LARGE_BYTES` and more) is a *loose* object, a file named by its id, streamed and stored.
 
 Every file is written under a temporary name and renamed, so that a name stands for a whole file. An index
@@ -882,14 +882,11 @@ class PackWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is None:
-            self._finish()
-            return
-        if self._checksum is not None:
-            self._checksum.join()
-        if self._output != -1:
-            os.close(self._output)
-            os.unlink(self._temporary)
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._let_go()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -920,8 +917,18 @@ class PackWriter:
         self._known.update(self._entries)
         self._entries = {}
         self._offset = 12
-        self._output = -1
-        self._checksum = None
+
+    def _let_go(self) -> None:
+        """Close the pack; one that is not complete is removed."""
+        if self._checksum is not None:
+            self._checksum.join()
+            self._checksum = None
+        if self._output != -1:
+            os.close(self._output)
+            self._output = -1
+        if self._temporary:
+            _unlink_if_there(self._temporary)
+            self._temporary = ""
 
     @cached_property
     def _known(self) -> set[bytes]:
@@ -980,14 +987,11 @@ class PackWriter:
             self._temporary = os.path.join(self._directory, f"tmp_pack_{secrets.token_hex(8)}")
             self._write_new(self._temporary, content + checksum)
         else:
-            try:
-                index = self._index()
-                checksum = self._checksum.digest()
-                write_all(self._output, checksum)
-                if self._store.durable:
-                    os.fsync(self._output)
-            finally:
-                os.close(self._output)
+            index = self._index()
+            checksum = self._checksum.digest()
+            write_all(self._output, checksum)
+            if self._store.durable:
+                os.fsync(self._output)
         index += checksum
         index += hashlib.sha1(index, usedforsecurity=False).digest()
         stem = os.path.join(self._directory, f"pack-{checksum.hex()}")
@@ -995,9 +999,11 @@ class PackWriter:
         self._write_new(index_temporary, index)
         # The index appears last: without it the pack does not count.
         os.rename(self._temporary, stem + ".pack")
+        self._temporary = ""
         os.rename(index_temporary, stem + ".idx")
         if self._store.durable:
             sync_directory(self._directory)
+        self._let_go()
         self.index_names.add(f"pack-{checksum.hex()}.idx")
         self._store.note_pack(stem + ".idx", index)
 
@@ -1091,18 +1097,15 @@ class _Pack:
         """Find out where things are in the index: ours are of the first version, and git's of the second."""
         if index[:8] == _INDEX_MAGIC:
             # All ids, all checksums, all offsets.
-            self._counts, self._ids, self._step = 8, 8 + 1024, 20
+            self._counts, self._ids, self._step, row = 8, 8 + 1024, 20, 28
         else:
             # Each id follows its offset.
-            self._counts, self._ids, self._step = 0, 1024 + 4, 24
-        if len(index) > self._ids:
-            (self._count,) = _one_count(index, self._counts + 255 * 4)
-        if len(index) < self._ids + 24 * self._count or (
-            not self._counts and len(index) != 1024 + 24 * self._count + 40
-        ):
-            raise ObjectStoreError(
-                f"{self._index_path} is not a pack index that can be read (version 1 or 2)"
-            )
+            self._counts, self._ids, self._step, row = 0, 1024 + 4, 24, 24
+        head = self._counts + 1024
+        if len(index) >= head:
+            (self._count,) = _one_count(index, head - 4)
+        if len(index) < head + self._count * row + 40:
+            raise ObjectStoreError(f"{self._index_path} is damaged, or not a pack index of version 1 or 2")
         self._index = index
 
     def ids(self) -> list[bytes]:
