@@ -1,5 +1,6 @@
-"""What an append says twice is stored once, and whoever reads does not notice."""
+"""A file as version 3 of the schema wrote it: a text that an append holds twice is stored once."""
 
+import gzip
 import json
 import sqlite3
 from collections.abc import Iterable
@@ -12,33 +13,23 @@ from hypothesis import strategies as st
 
 from holdfast.errors import LogDamagedError
 from holdfast.log import Draft, Envelope
-from holdfast.log.repeats import REACH, with_repeats, without_repeats
+from holdfast.log.migrations import LATEST
+from holdfast.log.repeats import REACH, with_repeats
 from holdfast.log.sqlite import SqliteLog
 
-from .conftest import BIRTH
-
+VERSION_3 = Path(__file__).with_name("version-3.db.gz")
 SESSION = UUID(int=7)
 SAID = "what a tool has said, at length; " * 40
 MESSAGE = json.dumps({"role": "tool", "content": SAID + "and more"}).encode()
 INVOKED = json.dumps({"name": "look", "result": {"message": SAID, "success": True}}).encode()
 DRAFTS = [Draft("message", MESSAGE, 1, "turn"), Draft("invoked", INVOKED, 2, "turn", rolled_back=True)]
 
-texts = st.text(st.sampled_from('ab"\\\n\u2028é'), max_size=12).map(lambda text: text * 40)
-payloads = st.dictionaries(st.sampled_from("xyz"), texts).map(
-    lambda data: json.dumps(data, ensure_ascii=False).encode()
-) | st.binary(max_size=600)
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Make a file with two appends of two events each, the second of which repeats the first."""
+    """Lay out a file that version 3 made: two appends of two events each, which are `DRAFTS`."""
     path = tmp_path / "log.db"
-    with SqliteLog(path, heartbeat=False) as log:
-        log.create(SESSION, created_at=BIRTH)
-        lease = log.acquire(SESSION, owner="me")
-        for done in (0, 2):
-            written = log.append(lease, DRAFTS, expected_seq=done)
-            assert [each.payload for each in written] == [MESSAGE, INVOKED]
+    path.write_bytes(gzip.decompress(VERSION_3.read_bytes()))
     return path
 
 
@@ -49,16 +40,6 @@ def contents(events: Iterable[Envelope]) -> list[tuple[int, bytes, bool]]:
 ALL = [(1, MESSAGE, False), (2, INVOKED, True), (3, MESSAGE, False), (4, INVOKED, True)]
 
 
-@given(st.lists(payloads, min_size=1, max_size=REACH + 2), st.data())
-def test_a_payload_comes_back_byte_for_byte(before: list[bytes], data: st.DataObject) -> None:
-    """Whatever the payload is, and whichever of those before it are stored whole."""
-    payload = data.draw(payloads | st.sampled_from(before))
-    known = [data.draw(st.sampled_from([each, None])) for each in before]
-    stored = without_repeats(payload, known)
-    if stored is not None:
-        assert with_repeats(stored, lambda back: known[-back]) == payload
-
-
 @given(st.binary(max_size=80) | st.from_regex(rb"\d{1,4}:[1-5]:\d{1,3}:\d{1,3}\n.*", fullmatch=True))
 def test_nonsense_is_refused_and_never_raises(stored: bytes) -> None:
     """A damaged row may hold anything."""
@@ -66,16 +47,40 @@ def test_nonsense_is_refused_and_never_raises(stored: bytes) -> None:
     assert made is None or isinstance(made, bytes)
 
 
-def test_a_text_is_stored_once_per_append(path: Path) -> None:
-    """Neither not at all, nor once for all: what two appends have in common is stored twice."""
-    with SqliteLog(path, heartbeat=False) as log:
+def test_it_is_read_as_it_was_written_and_left_as_it_is(path: Path) -> None:
+    """The text that stands twice in each append is in the file once for each."""
+    before = path.read_bytes()
+    assert before.count(SAID.encode()) == 2
+    with SqliteLog(path, heartbeat=False, read_only=True) as log:
         assert contents(log.read(SESSION)) == ALL
+        assert log.info(SESSION).tags == (("made", "by version 3"),)
         assert log.check(SESSION).ok
-    assert path.read_bytes().count(SAID.encode()) == 2
+    assert path.read_bytes() == before
 
 
-def test_what_is_stored_stays_readable(path: Path) -> None:
-    """One line that says what belongs where, and JSON in which the text is empty."""
+def test_it_goes_on(path: Path) -> None:
+    """What is there stays as it is, and what follows is written as it is written now."""
+    with SqliteLog(path, heartbeat=False) as log:
+        lease = log.acquire(SESSION, owner="me")
+        log.append(lease, DRAFTS, expected_seq=4)
+        more = [(5, MESSAGE, False), (6, INVOKED, True)]
+        for after in range(6):
+            assert contents(log.read(SESSION, after=after)) == [*ALL, *more][after:]
+        assert log.check(SESSION).ok
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (LATEST,)
+    assert connection.execute("SELECT seq FROM events ORDER BY seq").fetchall() == [
+        (1,),
+        (2,),
+        (3,),
+        (4,),
+        (6,),
+    ]
+    connection.close()
+
+
+def test_a_reference_says_what_belongs_where(path: Path) -> None:
+    """One line, and JSON in which the text is empty."""
     connection = sqlite3.connect(path)
     (stored,) = connection.execute("SELECT payload FROM events WHERE seq = 2").fetchone()
     connection.close()
@@ -126,23 +131,3 @@ def test_a_changed_text_is_noticed_where_it_is_repeated_as_well(path: Path) -> N
                 list(log.read(SESSION, after=after))
             assert caught.value.last_good_seq == 0
         assert contents(log.read(SESSION, after=2)) == ALL[2:]
-
-
-def test_a_file_of_version_2_is_read_and_goes_on(tmp_path: Path) -> None:
-    """Its events are stored whole; those that follow need not be."""
-    path = tmp_path / "log.db"
-    with SqliteLog(path, heartbeat=False) as log:
-        log.create(SESSION, created_at=BIRTH)
-        lease = log.acquire(SESSION, owner="me")
-        for done, draft in enumerate(DRAFTS):
-            log.append(lease, [draft], expected_seq=done)
-    connection = sqlite3.connect(path, isolation_level=None)
-    assert connection.execute("SELECT max(rolled_back) FROM events").fetchone() == (1,)
-    connection.execute("PRAGMA user_version = 2")
-    connection.close()
-    with SqliteLog(path, heartbeat=False, read_only=True) as log:
-        assert contents(log.read(SESSION)) == ALL[:2]
-    with SqliteLog(path, heartbeat=False) as log:
-        lease = log.acquire(SESSION, owner="me")
-        log.append(lease, DRAFTS, expected_seq=2)
-        assert contents(log.read(SESSION)) == ALL

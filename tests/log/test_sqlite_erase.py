@@ -12,13 +12,19 @@ from hypothesis import strategies as st
 
 from holdfast.clock import new_id
 from holdfast.errors import LeaseHeldError, LogBusyError, LogError, SessionNotFoundError
-from holdfast.log import Draft, Lease
+from holdfast.log import Draft, Lease, rows
 from holdfast.log.lease import this_process_owner
 from holdfast.log.memory import MemoryLog
 from holdfast.log.sqlite import SqliteLog
 from holdfast.testing import FakeClock
 
 from .conftest import BIRTH, stored_bytes
+
+
+@pytest.fixture(autouse=True)
+def legible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store everything as it is: deflated, what is left behind could not be searched for."""
+    monkeypatch.setattr(rows, "_LEAST_DEFLATED", 1 << 40)
 
 
 def mark(session: int, part: str) -> bytes:
@@ -44,9 +50,14 @@ def write(log: SqliteLog, number: int, random: Random, *, events: int) -> Lease:
 def more(log: SqliteLog, lease: Lease, number: int, random: Random, *, events: int) -> None:
     text = mark(number, "text").decode()
     head = log.info(lease.session_id).head
-    for seq in range(head + 1, head + events + 1):
-        payload = mark(number, f"{seq}") * random.choice([1, 3, 20, 100, 500])
-        log.append(lease, [Draft(text, payload, 1, text, text, text)], expected_seq=seq - 1)
+    while events:
+        batch = [
+            Draft(text, mark(number, f"{seq}") * random.choice([1, 3, 20, 100, 500]), 1, text, text, text)
+            for seq in range(head + 1, head + 1 + random.randint(1, min(events, 4)))
+        ]
+        log.append(lease, batch, expected_seq=head)
+        head += len(batch)
+        events -= len(batch)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
@@ -91,6 +102,27 @@ def test_nothing_of_an_erased_or_pruned_session_is_left(
                 assert log.check(lease.session_id).ok
     seen = path.read_bytes()
     assert not [each for each in erased if b"<kelp-%d:" % each in seen]
+
+
+def test_nothing_of_a_deflated_row_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of one that goes as a whole nor of one that was cut."""
+    monkeypatch.undo()
+    path = tmp_path / "log.db"
+    with SqliteLog(path, synchronous="NORMAL", heartbeat=False) as log:
+        lease = write(log, 0, Random(1), events=0)
+        for done in range(0, 12, 3):
+            batch = [Draft("t", Random(done + n).randbytes(900).hex().encode(), 1) for n in range(3)]
+            log.append(lease, batch, expected_seq=done)
+        reader = sqlite3.connect(path)
+        stored = [each for (each,) in reader.execute("SELECT payload FROM events ORDER BY seq LIMIT 3")]
+        reader.close()
+        assert all(len(each) < 3 * 1800 and each[:64] in stored_bytes(path) for each in stored)
+        log.put_snapshot(lease, 12, b"state")
+        log.prune(lease, upto=8)
+        seen = stored_bytes(path)
+        # Of the row that was cut its last event stays: what is left of it was deflated anew.
+        assert not [n for each in stored for n in range(0, len(each) - 32, 32) if each[n : n + 32] in seen]
+        assert log.check(lease.session_id).ok
 
 
 def test_deleting_alone_would_leave_bytes_behind(tmp_path: Path) -> None:
@@ -172,7 +204,8 @@ def test_a_reader_of_an_erased_session_is_told(tmp_path: Path) -> None:
         session_id = new_id()
         log.create(session_id, created_at=BIRTH)
         lease = log.acquire(session_id, owner="me")
-        log.append(lease, [Draft("t", b"x", 1)] * 2000, expected_seq=0)
+        for seq in range(2000):
+            log.append(lease, [Draft("t", b"x", 1)], expected_seq=seq)
         for forget, error in (
             (lambda: (log.put_snapshot(lease, 1500, b""), log.prune(lease, upto=1500)), "pruned"),
             (lambda: (log.release(lease), log.erase(session_id)), "erased"),

@@ -32,6 +32,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
+from uuid import UUID
 from weakref import WeakSet
 
 from holdfast.clock import SystemClock
@@ -82,6 +83,10 @@ def still_in_use(message: str) -> sqlite3.OperationalError:
     return error
 
 
+def _named(doing: str, session_id: UUID | None) -> str:
+    return doing if session_id is None else f"{doing} {session_id}"
+
+
 def size_of(path: Path) -> int | None:
     """Return a file's size without opening it, or None if there is no such file."""
     try:
@@ -116,6 +121,8 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
         self._pid = os.getpid()
+        self._openings = 0
+        self._writes = 0
         self._closed = False
         self._lock = threading.RLock()
         _DATABASES.add(self)
@@ -126,22 +133,33 @@ class Database:
             self._closed = True
             self._disconnect()
 
-    def write(self, doing: str, work: Callable[[sqlite3.Connection], T]) -> T:
+    def write(self, doing: str, work: Callable[[sqlite3.Connection], T], session_id: UUID | None = None) -> T:
         """Do the work in one transaction: all of it, or nothing."""
 
         def transaction(connection: sqlite3.Connection) -> T:
             connection.execute("BEGIN IMMEDIATE")
             self._refuse_if_replaced()
+            self._writes += 1
             result = work(connection)
             connection.execute("COMMIT")
             return result
 
-        return self.run(doing, transaction, writes=True)
+        return self.run(doing, transaction, session_id, writes=True)
 
-    def run(self, doing: str, work: Callable[[sqlite3.Connection], T], *, writes: bool = False) -> T:
-        """Do the work on the connection, again while others hold the file, and with our own errors."""
+    def run(
+        self,
+        doing: str,
+        work: Callable[[sqlite3.Connection], T],
+        session_id: UUID | None = None,
+        *,
+        writes: bool = False,
+    ) -> T:
+        """Do the work on the connection, again while others hold the file, and with our own errors.
+
+        An error says that it was not possible to do `doing`, followed by the session's id.
+        """
+        deadline: float | None = None
         with self._lock:
-            deadline = _REAL_TIME.monotonic() + self._busy_timeout_s
             while True:
                 try:
                     return work(self._connected(writes=writes))
@@ -151,14 +169,19 @@ class Database:
                 except UnicodeDecodeError as error:
                     # SQLite quotes damaged text in its messages, and Python then fails to read them.
                     self._settle()
-                    raise self.damaged(f"could not {doing} (unreadable text in the file)") from error
+                    raise self.damaged(
+                        f"could not {_named(doing, session_id)} (unreadable text in the file)"
+                    ) from error
                 except sqlite3.Error as error:
                     self._settle()
                     if _code(error) not in _BUSY:
-                        raise self._translated(doing, error) from error
-                    if _REAL_TIME.monotonic() >= deadline:
+                        raise self._translated(_named(doing, session_id), error) from error
+                    now = _REAL_TIME.monotonic()
+                    # SQLite itself has waited before it said so for the first time.
+                    deadline = now + self._busy_timeout_s - _SQLITE_WAIT_S if deadline is None else deadline
+                    if now >= deadline:
                         raise LogBusyError(
-                            f"could not {doing}: {self.path} stayed in use by others for "
+                            f"could not {_named(doing, session_id)}: {self.path} stayed in use by others for "
                             f"{self._busy_timeout_s:g} s; try again, or find out who holds it"
                         ) from error
                 except BaseException:
@@ -166,6 +189,14 @@ class Database:
                     raise
                 # Not in step with the others who wait.
                 _REAL_TIME.sleep(random.uniform(0.002, 0.02))
+
+    def generation(self, connection: sqlite3.Connection) -> tuple[int, int, int]:
+        """Return a value that is the same in two transactions of `write` only if nothing was written between.
+
+        To be asked inside a transaction. What this object writes counts from the next one on; so
+        does opening the file again.
+        """
+        return self._openings, self._writes, connection.execute("PRAGMA data_version").fetchone()[0]
 
     def _settle(self) -> None:
         """Leave no transaction open behind a failure."""
@@ -195,6 +226,7 @@ class Database:
         connection = self._connection
         if connection is None:
             connection = self._connection = self._open()
+            self._openings += 1
         elif connection.in_transaction:
             # An interrupt hit the clean-up of an earlier failure.
             connection.rollback()

@@ -8,8 +8,8 @@ session's head, then inserts, then commits (`database.py`). With
 `"NORMAL"` they survive the death of the process but not a power cut. An append
 touches no row but the new ones, so its cost does not depend on what is there.
 
-A text that an append holds twice is stored once (`repeats.py`); 2 is added to
-`rolled_back` in the rows that say so. Whoever reads gets whole payloads.
+The events of an append share a row (`rows.py`), which has the number and the checksum
+of the last of them. They are packed before the transaction begins.
 
 **Damage.** SQLite does not checksum its pages, so the log does it for its rows:
 each event's checksum is chained to its predecessor's, and the rows of sessions,
@@ -62,8 +62,9 @@ from holdfast.log.event import (
     to_microseconds,
 )
 from holdfast.log.lease import LeaseKeeper
-from holdfast.log.repeats import REACH, Source, with_repeats, without_repeats
-from holdfast.log.salvage import Found, Value, Wreck
+from holdfast.log.repeats import REACH, with_repeats
+from holdfast.log.rows import EventRow, first_of, pack, parts_of, verified
+from holdfast.log.salvage import Found, Place, Value, Wreck
 
 # --- the queries -------------------------------------------------------------------------------------
 
@@ -92,7 +93,6 @@ FROM sessions AS s NOT INDEXED LEFT JOIN leases AS l ON l.session_key = s.key OR
 """
 INDEXED_SESSION_KEYS = "SELECT session_id, key FROM sessions ORDER BY session_id"
 HEAD = "SELECT max(seq) FROM events WHERE session_key = ?"
-FIRST = "SELECT min(seq) FROM events WHERE session_key = ?"
 LAST_USED = "SELECT at_us FROM events WHERE session_key = ? ORDER BY seq DESC LIMIT 1"
 WRITER_AND_HEAD = """
 SELECT s.key, s.anchor, s.first_seq, l.epoch, l.owner, l.head_seq, e.seq, e.checksum
@@ -113,20 +113,23 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 _EVENT_COLUMNS = "position, seq, at_us, type, turn_id, run_id, trace_id, rolled_back, checksum, payload"
 READ_BY_SEQ = f"""
 SELECT {_EVENT_COLUMNS} FROM events INDEXED BY events_by_session
-WHERE session_key = ? AND seq > ? AND seq <= ? ORDER BY seq
+WHERE session_key = ? AND seq > ? ORDER BY seq
 """
 READ_BY_POSITION = f"""
 SELECT {_EVENT_COLUMNS} FROM events NOT INDEXED
 WHERE position > ? AND session_key = ? ORDER BY position
 """
-CHECKSUM_AT = "SELECT position, checksum FROM events WHERE session_key = ? AND seq = ?"
+ROW_UPTO = """
+SELECT position, seq, checksum FROM events WHERE session_key = ? AND seq <= ? ORDER BY seq DESC LIMIT 1
+"""
 PAYLOAD_AT = "SELECT rolled_back, payload FROM events WHERE session_key = ? AND seq = ?"
 SCAN_FOR_PAYLOAD = "SELECT rolled_back, payload FROM events NOT INDEXED WHERE session_key = ? AND seq = ?"
 ABBREVIATED_AFTER = """
 SELECT position, seq, payload FROM events
-WHERE session_key = ? AND seq > ? AND seq <= ? AND rolled_back >= 2
+WHERE session_key = ? AND seq > ? AND seq <= ? AND rolled_back IN (2, 3)
 """
 WRITE_OUT = "UPDATE events SET payload = ?, rolled_back = rolled_back - 2 WHERE position = ?"
+CUT = "UPDATE events SET payload = ?, rolled_back = ? WHERE position = ?"
 ROWS_OF_SESSION = "SELECT count(*) FROM events NOT INDEXED WHERE session_key = ?"
 PUT_SNAPSHOT = "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)"
 FORGET_SNAPSHOTS = """
@@ -149,7 +152,7 @@ PENDING_SCRUBS = "SELECT digest FROM scrubs"
 SCRUBS_DONE = "DELETE FROM scrubs WHERE rowid <= ?"
 LAST_SCRUB = "SELECT max(rowid) FROM scrubs"
 
-_CHUNK_EVENTS = 512
+_CHUNK_ROWS = 512
 _CHUNK_BYTES = 4 * 1024 * 1024
 
 
@@ -190,6 +193,16 @@ class _Row(NamedTuple):
         return self.epoch is not None and self.lease_checksum == _lease_checksum(
             self.session_id, self.lease, self.head_seq
         )
+
+
+class _Tail(NamedTuple):
+    """Where the last append ended. It need not be looked up again while nobody has written anything else."""
+
+    lease: Lease
+    generation: tuple[int, int, int]
+    key: int
+    seq: int
+    checksum: bytes
 
 
 def _digest(*parts: object) -> bytes:
@@ -236,44 +249,46 @@ def _scrub_digest(session_id: UUID) -> bytes:
     return blake2b(session_id.bytes, digest_size=8, person=b"holdfast-scrub").digest()
 
 
-_EventRow = tuple[int, int, int, str, str | None, str | None, str | None, int, bytes, bytes]
-
-
-_ABBREVIATED = 2
-"""Added to `rolled_back` where the payload lacks what another event has."""
-
-
-def _verified(session_id: UUID, previous: bytes, seq: int, row: _EventRow, source: Source) -> Envelope | None:
-    """Turn a stored row into an envelope, or None if it is not what was written."""
-    _, stored_seq, at_us, kind, turn_id, run_id, trace_id, flags, checksum, stored = row
-    if stored_seq != seq or type(stored) is not bytes or type(at_us) is not int or flags not in (0, 1, 2, 3):
-        return None
-    payload = with_repeats(stored, source) if flags >= _ABBREVIATED else stored
-    if payload is None:
-        return None
-    rolled_back = flags % _ABBREVIATED
-    draft = Draft(kind, payload, at_us, turn_id, run_id, trace_id, rolled_back == 1)
-    try:
-        if chain_checksum(previous, session_id, seq, draft) != checksum:
-            return None
-    except (TypeError, ValueError):
-        # A damaged row may hold a number where a text was.
-        return None
-    return Envelope(
-        session_id, seq, at_us, kind, payload, checksum, turn_id, run_id, trace_id, rolled_back == 1
-    )
-
-
 def _payload_at(connection: sqlite3.Connection, key: int, seq: int, query: str = PAYLOAD_AT) -> bytes | None:
     """Return an event's payload if it is there and stored whole."""
     flags, payload = connection.execute(query, (key, seq)).fetchone() or (0, None)
     return payload if flags in (0, 1) and type(payload) is bytes else None
 
 
-def _columns(event: Envelope) -> tuple[int, int, str, str | None, str | None, str | None, int, bytes, bytes]:
-    """Return the values that `INSERT_EVENT` takes after the session's key."""
-    _, seq, at_us, kind, payload, checksum, turn_id, run_id, trace_id, rolled_back = event
-    return seq, at_us, kind, turn_id, run_id, trace_id, int(rolled_back), checksum, payload
+def _envelope(session_id: UUID, seq: int, checksum: bytes, draft: Draft) -> Envelope:
+    kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
+    return Envelope(
+        session_id, seq, at_us, kind, payload, checksum, turn_id, run_id, trace_id, bool(rolled_back)
+    )
+
+
+def _draft(event: Envelope) -> Draft:
+    _, _, at_us, kind, payload, _, turn_id, run_id, trace_id, rolled_back = event
+    return Draft(kind, payload, at_us, turn_id, run_id, trace_id, rolled_back)
+
+
+def _stored(wreck: Wreck, places: Sequence[Place]) -> Iterator[EventRow]:
+    """Yield the rows at these places of a wreck, whatever they hold."""
+    for place in places:
+        found = wreck.row(place)
+        if found is not None and len(found) == 11:
+            yield (0, *found[2:])  # type: ignore[misc]  # whoever verifies it looks at the types
+
+
+def _insert(
+    connection: sqlite3.Connection,
+    key: int,
+    seq: int,
+    last: Draft,
+    flags: int,
+    payload: bytes,
+    checksum: bytes,
+) -> None:
+    """Write a row that ends with the event `last`, whose number is `seq`."""
+    kind, _, at_us, turn_id, run_id, trace_id, _ = last
+    connection.execute(
+        INSERT_EVENT, (key, seq, at_us, kind, turn_id, run_id, trace_id, flags, checksum, payload)
+    )
 
 
 class SqliteLog:
@@ -311,6 +326,7 @@ class SqliteLog:
             self.path, synchronous=synchronous, busy_timeout_s=busy_timeout_s, read_only=read_only
         )
         self._keeper = LeaseKeeper(self.renew, beat=heartbeat)
+        self._tail: _Tail | None = None
         self._database.run("open the log", lambda _: None)
 
     @property
@@ -434,54 +450,45 @@ class SqliteLog:
                 f"refused; nothing was written; open the session again"
             )
         session_id = lease.session_id
+        rows = [(part, *pack(part)) for part in parts_of(drafts)]
 
-        def work(connection: sqlite3.Connection) -> Sequence[Envelope]:
-            found = connection.execute(WRITER_AND_HEAD, (session_id.bytes,)).fetchone()
-            if found is None:
-                self._find(connection, session_id)
-                raise self._database.damaged(f"the row of the lease on session {session_id} is missing")
-            key, previous, first, epoch, owner, witnessed, head, checksum = found
-            rules.check_writer(lease, rules.LeaseState(epoch, owner))
-            if head is None:
-                head = first - 1
-            else:
-                previous = checksum
-            if head < witnessed:
-                raise self._database.damaged(
-                    f"session {session_id} had {witnessed} events, and its index now leads to {head}"
-                )
-            rules.check_head(lease, expected_seq=expected_seq, head=head)
+        def work(connection: sqlite3.Connection) -> tuple[Sequence[Envelope], _Tail]:
+            generation = self._database.generation(connection)
+            tail = self._tail
+            if tail is None or tail.lease is not lease or tail.generation != generation:
+                tail = self._find_tail(connection, lease)
+            rules.check_head(lease, expected_seq=expected_seq, head=tail.seq)
+            key, seq, checksum = tail.key, tail.seq, tail.checksum
             batch: list[Envelope] = []
-            whole: list[bytes | None] = []
-            for seq, draft in enumerate(drafts, expected_seq + 1):
-                kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
-                previous = chain_checksum(previous, session_id, seq, draft)
-                stored, flags = payload, int(rolled_back)
-                shorter = without_repeats(payload, whole) if whole else None
-                if shorter is not None:
-                    stored, flags = shorter, flags + _ABBREVIATED
-                whole.append(payload if shorter is None else None)
-                connection.execute(
-                    INSERT_EVENT,
-                    (key, seq, at_us, kind, turn_id, run_id, trace_id, flags, previous, stored),
-                )
-                batch.append(
-                    Envelope(
-                        session_id,
-                        seq,
-                        at_us,
-                        kind,
-                        payload,
-                        previous,
-                        turn_id,
-                        run_id,
-                        trace_id,
-                        bool(rolled_back),
-                    )
-                )
-            return batch
+            for part, flags, stored in rows:
+                for draft in part:
+                    seq += 1
+                    checksum = chain_checksum(checksum, session_id, seq, draft)
+                    batch.append(_envelope(session_id, seq, checksum, draft))
+                _insert(connection, key, seq, part[-1], flags, stored, checksum)
+            opening, writes, others = generation
+            return batch, _Tail(lease, (opening, writes + 1, others), key, seq, checksum)
 
-        return self._database.write(f"append to session {session_id}", work)
+        # Not before it is committed: a transaction that failed is tried again from the same place.
+        batch, self._tail = self._database.write("append to session", work, session_id)
+        return batch
+
+    def _find_tail(self, connection: sqlite3.Connection, lease: Lease) -> _Tail:
+        """Look up where a session ends, if its writer is still the one that counts."""
+        session_id = lease.session_id
+        found = connection.execute(WRITER_AND_HEAD, (session_id.bytes,)).fetchone()
+        if found is None:
+            self._find(connection, session_id)
+            raise self._database.damaged(f"the row of the lease on session {session_id} is missing")
+        key, anchor, first, epoch, owner, witnessed, head, checksum = found
+        rules.check_writer(lease, rules.LeaseState(epoch, owner))
+        if head is None:
+            head, checksum = first - 1, anchor
+        if head < witnessed:
+            raise self._database.damaged(
+                f"session {session_id} had {witnessed} events, and its index now leads to {head}"
+            )
+        return _Tail(lease, (0, 0, 0), key, head, checksum)
 
     def read(self, session_id: UUID, *, after: int = 0, upto: int | None = None) -> Iterator[Envelope]:
         """Yield the events with `after < seq <= upto`, in order, each one verified.
@@ -504,13 +511,15 @@ class SqliteLog:
         if row.is_session_whole:
             return row
         try:
-            first = self._database.run(
-                "find the first event", lambda connection: connection.execute(FIRST, (row.key,)).fetchone()[0]
+            stored = self._database.run(
+                "find the first event",
+                lambda connection: connection.execute(READ_BY_SEQ, (row.key, -1)).fetchone(),
             )
         except LogDamagedError:
-            first = 1
+            stored = None
+        first = (None if stored is None else first_of(stored)) or 1
         anchor = row.anchor if type(row.anchor) is bytes and first != 1 else GENESIS
-        return row._replace(first_seq=first if type(first) is int else 1, anchor=anchor)
+        return row._replace(first_seq=first, anchor=anchor)
 
     def _read_damaged(
         self, session_id: UUID, row: _Row, events: Iterator[Envelope], after: int, upto: int | None
@@ -528,18 +537,24 @@ class SqliteLog:
                 last_good_seq=seq,
             )
 
-    def _read(
+    def _read(self, session_id: UUID, row: _Row, after: int, upto: int | None) -> Iterator[Envelope]:
+        for events in self._read_rows(session_id, row, after, upto):
+            for event in events:
+                if event.seq > after and (upto is None or event.seq <= upto):
+                    yield event
+
+    def _read_rows(
         self, session_id: UUID, row: _Row, after: int, upto: int | None, notes: list[Finding] | None = None
-    ) -> Iterator[Envelope]:
+    ) -> Iterator[list[Envelope]]:
+        """Yield the events of one row after the other, beginning with the row that holds `after + 1`."""
         head = self._head(row)
         last = head if upto is None else min(upto, head)
-        start = seq = max(after, row.first_seq - 1)
-        if seq >= last:
+        if max(after, row.first_seq - 1) >= last:
             return
-        position, previous = 0, row.anchor
+        anchor = 0, row.first_seq - 1, row.anchor
+        position, start, previous = (self._place(row, after) if after >= row.first_seq else None) or anchor
+        seq = start
         is_anchored = seq < row.first_seq
-        if not is_anchored:
-            position, previous = self._place(row, seq)
         by_index = True
         passed: dict[int, bytes | None] = {}
 
@@ -556,14 +571,14 @@ class SqliteLog:
                     position = stored[0]
                     good += 1
                     continue
-                envelope = _verified(session_id, previous, seq + 1, stored, source)
-                if envelope is None:
+                events = verified(session_id, previous, seq + 1, stored, source)
+                if events is None:
                     break
-                position, previous, seq = stored[0], envelope.checksum, seq + 1
-                passed[seq] = envelope.payload if stored[7] < _ABBREVIATED else None
+                position, previous, seq = stored[0], stored[8], stored[1]
+                passed[seq] = events[0].payload if stored[7] in (0, 1) else None
                 passed.pop(seq - REACH, None)
                 good += 1
-                yield envelope
+                yield events
                 if seq >= last:
                     return
             if good == len(rows) > 0 and trouble is None:
@@ -579,33 +594,34 @@ class SqliteLog:
             elif not is_anchored and seq == start:
                 # Nothing was verified yet: the checksum that we started from may be the damaged part.
                 # Walking there from the beginning either finds the true one or the earlier damage.
-                position, previous = 0, self._walk(session_id, row, seq)
+                position, seq, previous = anchor
                 is_anchored = by_index = True
             else:
                 raise self._event_damaged(session_id, seq, trouble)
 
     def _chunk(
         self, row: _Row, after: int, last: int, position: int, *, by_index: bool
-    ) -> tuple[list[_EventRow], LogDamagedError | None]:
+    ) -> tuple[list[EventRow], LogDamagedError | None]:
         """Fetch the next rows, and the damage that ended them early if there was any.
 
         The statement is finished before anything is handed out: a reader that pauses between
         two events holds neither our lock nor a place in the WAL.
         """
-        rows: list[_EventRow] = []
+        rows: list[EventRow] = []
 
         def work(connection: sqlite3.Connection) -> None:
             rows.clear()
             size = 0
             if by_index:
-                cursor = connection.execute(READ_BY_SEQ, (row.key, after, last))
+                cursor = connection.execute(READ_BY_SEQ, (row.key, after))
             else:
                 cursor = connection.execute(READ_BY_POSITION, (position, row.key))
             try:
                 for stored in cursor:
                     rows.append(stored)
                     size += len(stored[9]) if type(stored[9]) is bytes else 0
-                    if len(rows) >= _CHUNK_EVENTS or size >= _CHUNK_BYTES:
+                    is_last = by_index and type(stored[1]) is int and stored[1] >= last
+                    if is_last or len(rows) >= _CHUNK_ROWS or size >= _CHUNK_BYTES:
                         break
             finally:
                 cursor.close()
@@ -644,24 +660,20 @@ class SqliteLog:
         except LogDamagedError:
             return witnessed
 
-    def _place(self, row: _Row, seq: int) -> tuple[int, bytes]:
-        """Return an event's position and checksum, from which the next one is verified."""
+    def _place(self, row: _Row, seq: int) -> tuple[int, int, bytes] | None:
+        """Return position, number and checksum of the last event at the end of a row and not behind `seq`.
+
+        From there the next row is verified. None if there is no such row, or no way to it.
+        """
         try:
             found = self._database.run(
-                "find an event", lambda connection: connection.execute(CHECKSUM_AT, (row.key, seq)).fetchone()
+                "find an event", lambda connection: connection.execute(ROW_UPTO, (row.key, seq)).fetchone()
             )
         except LogDamagedError:
-            found = None
-        if found is not None and type(found[1]) is bytes:
-            return found[0], found[1]
-        return 0, self._walk(UUID(bytes=row.session_id), row, seq)
-
-    def _walk(self, session_id: UUID, row: _Row, seq: int) -> bytes:
-        """Return the checksum of an event, verified from the first one on."""
-        checksum = row.anchor
-        for envelope in self._read(session_id, row, 0, seq):
-            checksum = envelope.checksum
-        return checksum
+            return None
+        if found is None or type(found[1]) is not int or type(found[2]) is not bytes:
+            return None
+        return found if found[1] >= row.first_seq else None
 
     def _refuse_if_changed(self, row: _Row, session_id: UUID, seq: int) -> None:
         """Tell what looks like damage from what somebody has forgotten while we were reading."""
@@ -756,12 +768,11 @@ class SqliteLog:
             rules.check_prune(lease.session_id, upto=upto, covered=covered)
             if upto < row.first_seq:
                 return 0
-            found = connection.execute(CHECKSUM_AT, (row.key, upto)).fetchone()
-            if found is None:
-                raise self._event_damaged(lease.session_id, upto - 1, None)
             self._write_out(connection, row, upto)
-            row = row._replace(first_seq=upto + 1, anchor=found[1])
-            gone = connection.execute(PRUNE_EVENTS, (row.key, upto)).rowcount
+            anchor = self._cut(connection, row, upto)
+            gone = upto + 1 - row.first_seq
+            row = row._replace(first_seq=upto + 1, anchor=anchor)
+            connection.execute(PRUNE_EVENTS, (row.key, upto))
             connection.execute(PRUNE_SNAPSHOTS, (row.key, upto))
             connection.execute(MOVE_FIRST, (row.first_seq, row.anchor, row.facts.checksum, row.key))
             self._store_lease(connection, row, row.lease)
@@ -783,6 +794,24 @@ class SqliteLog:
             if payload is None:
                 raise self._event_damaged(UUID(bytes=row.session_id), seq - 1, None)
             connection.execute(WRITE_OUT, (payload, position))
+
+    def _cut(self, connection: sqlite3.Connection, row: _Row, upto: int) -> bytes:
+        """Take what goes out of a row that holds something that stays; return the last checksum that goes."""
+        session_id = UUID(bytes=row.session_id)
+        start, previous = row.first_seq - 1, row.anchor
+        found = connection.execute(ROW_UPTO, (row.key, upto)).fetchone()
+        if found is not None:
+            _, start, previous = found
+        if start == upto:
+            return previous
+        stored = connection.execute(READ_BY_SEQ, (row.key, upto)).fetchone()
+        events = None if stored is None else verified(session_id, previous, start + 1, stored, lambda _: None)
+        if events is None or events[-1].seq <= upto:
+            raise self._event_damaged(session_id, start, None)
+        rest = [_draft(event) for event in events if event.seq > upto]
+        flags, payload = pack(rest)
+        connection.execute(CUT, (payload, flags, stored[0]))
+        return events[upto - start - 1].checksum
 
     def erase(self, session_id: UUID) -> None:
         """Forget a session and everything in it. No byte of it stays in the file.
@@ -894,10 +923,10 @@ class SqliteLog:
         if not row.is_lease_whole:
             findings.append(Finding("checksum", f"the row of the lease on session {session_id} is damaged"))
         row = self._believable(row)
-        count, seq = 0, row.first_seq - 1
+        rows, seq = 0, row.first_seq - 1
         try:
-            for envelope in self._read(session_id, row, 0, None, notes=findings):
-                count, seq = count + 1, envelope.seq
+            for events in self._read_rows(session_id, row, 0, None, notes=findings):
+                rows, seq = rows + 1, events[-1].seq
         except LogDamagedError as error:
             findings.append(Finding("checksum", str(error), error.last_good_seq + 1))
 
@@ -907,12 +936,12 @@ class SqliteLog:
                     findings.append(
                         Finding("snapshot", f"the stored snapshot after event {place} is damaged", place)
                     )
-            extra = connection.execute(ROWS_OF_SESSION, (row.key,)).fetchone()[0] - count
+            extra = connection.execute(ROWS_OF_SESSION, (row.key,)).fetchone()[0] - rows
             if extra > 0:
                 findings.append(
                     Finding(
                         "orphan",
-                        f"{extra} more stored events of session {session_id} cannot be reached",
+                        f"{extra} more stored rows with events of session {session_id} cannot be reached",
                         seq + 1,
                     )
                 )
@@ -921,7 +950,7 @@ class SqliteLog:
             self._database.run("check", more)
         except LogDamagedError as error:
             findings.append(Finding("unreadable", str(error)))
-        return LogReport(session_id, count, seq, tuple(findings))
+        return LogReport(session_id, seq + 1 - row.first_seq, seq, tuple(findings))
 
     @classmethod
     def salvage(cls, damaged: str | os.PathLike[str], into: str | os.PathLike[str]) -> Sequence[LogReport]:
@@ -958,7 +987,7 @@ class SqliteLog:
         findings: list[Finding] = []
         places = found.events.get(key, {})
         lease = found.leases.get(key, (0, None, 0, 0, 0, b""))
-        blank: tuple[Value, ...] = (key, name, 0, None, "[]", min(places, default=1), GENESIS, b"")
+        blank: tuple[Value, ...] = (key, name, 0, None, "[]", 1, GENESIS, b"")
         row = _Row(*found.sessions.get(key, blank), *lease)  # type: ignore[arg-type]  # verified below
         facts = row.facts
         if not row.is_session_whole or row.session_id != name:
@@ -966,7 +995,8 @@ class SqliteLog:
             findings.append(
                 Finding("checksum", f"the row of session {session_id} (time, parent, tags) is damaged")
             )
-            first = min(places, default=1)
+            firsts = (first_of(stored) for seq in sorted(places) for stored in _stored(wreck, places[seq]))
+            first = next((each for each in firsts if each is not None), 1)
             facts = _Facts(
                 name, 0, None, "[]", first, row.anchor if first > 1 and _is_id(row.anchor) else GENESIS
             )
@@ -978,37 +1008,29 @@ class SqliteLog:
             nonlocal last
             epoch = row.lease.epoch if row.is_lease_whole else 0
             new_key = self._insert_session(connection, facts, epoch=epoch)
-            previous = facts.anchor
+            last, previous = facts.first_seq - 1, facts.anchor
             passed: dict[int, bytes] = {}
-            while True:
-                event = None
-                before = {last + 1 - seq: payload for seq, payload in passed.items()}
-                for place in places.get(last + 1, ()):
-                    stored = wreck.row(place)
-                    if stored is not None and len(stored) == 11:
-                        columns = (0, *stored[2:])
-                        event = _verified(
-                            session_id,
-                            previous,
-                            last + 1,
-                            columns,  # type: ignore[arg-type]  # a row
-                            before.get,
-                        )
-                    if event is not None:
+            # A row is known by its last event, and only its content says with which one it begins.
+            for seq in sorted(places):
+                before = {last + 1 - number: payload for number, payload in passed.items()}
+                for stored in _stored(wreck, places[seq]):
+                    events = verified(session_id, previous, last + 1, stored, before.get)
+                    if events is not None:
                         break
-                if event is None:
-                    break
-                previous, last = event.checksum, last + 1
-                passed[last] = event.payload
-                passed.pop(last - REACH, None)
-                connection.execute(INSERT_EVENT, (new_key, *_columns(event)))
-            for (owner, seq), place in sorted(found.snapshots.items(), key=lambda each: each[0]):
-                stored = wreck.row(place) if owner == key and facts.first_seq - 1 <= seq <= last else None
-                if stored is None:
+                else:
                     continue
-                state = stored[3]
-                if type(state) is bytes and _snapshot_checksum(session_id, seq, state) == stored[2]:
-                    connection.execute(PUT_SNAPSHOT, (new_key, seq, stored[2], state))
+                last, previous = seq, events[-1].checksum
+                passed[last] = events[-1].payload
+                passed.pop(last - REACH, None)
+                part = [_draft(event) for event in events]
+                _insert(connection, new_key, last, part[-1], *pack(part), previous)
+            for (owner, seq), place in sorted(found.snapshots.items(), key=lambda each: each[0]):
+                kept = wreck.row(place) if owner == key and facts.first_seq - 1 <= seq <= last else None
+                if kept is None:
+                    continue
+                state = kept[3]
+                if type(state) is bytes and _snapshot_checksum(session_id, seq, state) == kept[2]:
+                    connection.execute(PUT_SNAPSHOT, (new_key, seq, kept[2], state))
                 else:
                     findings.append(
                         Finding("snapshot", f"the stored snapshot after event {seq} is damaged", seq)
