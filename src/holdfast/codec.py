@@ -377,8 +377,11 @@ class Codec:
         """Say whether a value that encoded to `payload` can never change in place."""
         cls = type(value)
         record = self._records.get(cls) or self.record(cls)
+        if b'{"$":' in payload:
+            return _deeply_immutable(value)
         # Without a tag in it, everything is of the declared types: only some fields need a look.
-        return _deeply_immutable(value) if b'{"$":' in payload else record.never_changes(value)
+        doubtful = record.doubtful
+        return record.never_changes(value) if doubtful or doubtful is None else True
 
     def _to_json(self, encode: Encode, value: object) -> bytes:
         try:

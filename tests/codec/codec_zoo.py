@@ -22,6 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, RootM
 from pydantic import dataclasses as pydantic_dataclasses
 from pydantic_core import TzInfo
 
+from holdfast.codec import FrozenDict
+
 law = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """How often each law is tried; the strategies are wide, and many laws share them."""
 
@@ -209,6 +211,9 @@ class Everything:
     plain_dict: dict = field(default_factory=dict)  # type: ignore[type-arg]
     plain_list: list = field(default_factory=list)  # type: ignore[type-arg]
     mapping: Mapping[str, int] = field(default_factory=dict)
+    frozen: FrozenDict[str, object] = field(default_factory=FrozenDict)
+    frozen_days: FrozenDict[str, date] = field(default_factory=FrozenDict)
+    frozen_pairs: FrozenDict[tuple[int, str], Cat | Dog] = field(default_factory=FrozenDict)
     sequence: Sequence[int] = ()
     annotated: Annotated[int | None, "units"] = None
     user: UserId = UserId("")
@@ -371,6 +376,7 @@ def _extend(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         st.dictionaries(keys, inner, max_size=3),
         st.dictionaries(names, inner, max_size=3),
         st.dictionaries(names, inner, max_size=2).map(types.MappingProxyType),
+        st.dictionaries(keys, inner, max_size=2).map(FrozenDict),
         st.builds(Box, inner),
         st.builds(Pair, inner, inner),
         st.builds(Node, inner, st.lists(st.builds(Node, inner), max_size=2)),
@@ -436,6 +442,9 @@ fitting: dict[str, st.SearchStrategy[Any]] = {
     "by_pair": st.dictionaries(st.tuples(integers, texts), pets, max_size=2),
     "plain_dict": st.dictionaries(keys, leaves, max_size=2),
     "mapping": st.dictionaries(names, integers, max_size=2).map(types.MappingProxyType),
+    "frozen": st.dictionaries(names, leaves | st.lists(integers, max_size=2), max_size=3).map(FrozenDict),
+    "frozen_days": st.dictionaries(names, st.dates(), max_size=3).map(FrozenDict),
+    "frozen_pairs": st.dictionaries(st.tuples(integers, texts), pets, max_size=2).map(FrozenDict),
     "sequence": st.lists(integers, max_size=2) | texts,
     "annotated": integers,
     "user": texts.map(UserId),
@@ -485,6 +494,7 @@ json_data = st.recursive(
                         "frozenset",
                         "dict",
                         "mappingproxy",
+                        "frozendict",
                         "class",
                         "enum",
                         "namedtuple",

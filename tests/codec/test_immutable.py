@@ -12,7 +12,7 @@ from codec_zoo import Address, Box, Cat, Everything, Model, Node, Puppy, Slotted
 from hypothesis import given
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
-from holdfast.codec import Codec, TypeRegistry
+from holdfast.codec import Codec, FrozenDict, TypeRegistry
 
 CODEC = Codec(TypeRegistry())
 
@@ -23,6 +23,8 @@ def claimed(value: Any) -> bool:
 
 def can_change(value: Any) -> bool:
     """Find anything that can change in place, by looking at the value alone."""
+    if type(value) is FrozenDict:
+        return any(can_change(each) for each in (*value, *value.values()))
     if isinstance(value, (list, dict, set, bytearray)):
         return True
     if isinstance(value, (Enum, type)):
@@ -75,6 +77,21 @@ def test_what_cannot_change_is_recognised() -> None:
     assert claimed(Address(street="a"))
 
 
+@dataclass(frozen=True)
+class Labelled:
+    labels: FrozenDict[str, object]
+    below: Labelled | None = None
+    cats: FrozenDict[Cat, Cat] | None = None
+
+
+def test_a_frozen_dict_is_as_immutable_as_what_it_holds() -> None:
+    """Declared or not, and however deep: a FrozenDict of immutable values does not make a record mutable."""
+    assert claimed(Labelled(FrozenDict()))
+    assert claimed(Labelled(FrozenDict(a="x", b=(1, None)), Labelled(FrozenDict(c=FrozenDict(d=1)))))
+    assert claimed(Labelled(FrozenDict(), cats=FrozenDict({Cat("a"): Cat("b")})))
+    assert claimed(Box(FrozenDict({1: "x"})))
+
+
 class Bag(NamedTuple):
     items: list[int]
 
@@ -119,6 +136,13 @@ class Undecorated(Frozen):
         Box(([],)),
         Box(Bag([])),
         Box({"k": 1}),
+        Box(FrozenDict({"k": []})),
+        Labelled(FrozenDict(a=[1])),
+        Labelled(FrozenDict(a="x", b={})),
+        Labelled(FrozenDict(a=FrozenDict(b=[]))),
+        Labelled(FrozenDict(), Labelled(FrozenDict(a=[1]))),
+        Labelled(FrozenDict(), cats=FrozenDict({Cat("a"): Cat([])})),  # type: ignore[arg-type]
+        Labelled({"a": "x"}),  # type: ignore[arg-type]
         Box(Node(1)),
         Box(Model()),
         Cat([]),  # type: ignore[arg-type]

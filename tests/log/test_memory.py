@@ -1,9 +1,14 @@
-"""MemoryLog: the conformance suite."""
+"""MemoryLog: the conformance suite, and when it computes checksums."""
 
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from uuid import UUID
 
-from holdfast.clock import Clock
+from holdfast.clock import Clock, new_id
 from holdfast.log import Log
+from holdfast.log.base import Lease
+from holdfast.log.event import GENESIS, Draft, chain_checksum
 from holdfast.log.memory import MemoryLog
 from holdfast.testing.log import LogConformance
 
@@ -15,3 +20,41 @@ class TestConformance(LogConformance):
     def reopen(self, log: Log, directory: Path, clock: Clock) -> Log:
         log.close()
         return log
+
+
+def opened(log: MemoryLog) -> tuple[UUID, Lease]:
+    session_id = new_id()
+    log.create(session_id, created_at=datetime.now(UTC))
+    return session_id, log.acquire(session_id, owner="test")
+
+
+def test_checksums_do_not_depend_on_when_they_are_looked_at() -> None:
+    """Whoever looks at the last event first, or at a batch whose events are gone, sees the same chain."""
+    log = MemoryLog(heartbeat=False)
+    session_id, lease = opened(log)
+    drafts = [Draft("t", b"%d" % number, number) for number in range(3_000)]
+    early = log.append(lease, drafts[:2], expected_seq=0)
+    late = log.append(lease, drafts[2:], expected_seq=2)
+    expected, previous = [], GENESIS
+    for seq, draft in enumerate(drafts, 1):
+        previous = chain_checksum(previous, session_id, seq, draft)
+        expected.append(previous)
+    assert late[-1].checksum == expected[-1]
+    log.put_snapshot(lease, 2_500, b"")
+    log.prune(lease, upto=2_500)
+    assert [each.checksum for each in (*early, *late)] == expected
+    assert [each.checksum for each in log.read(session_id)] == expected[2_500:]
+
+
+def test_nothing_leads_to_a_pruned_event() -> None:
+    """The events that stay do not keep the pruned ones alive, although their checksums are chained."""
+    log = MemoryLog(heartbeat=False)
+    _, lease = opened(log)
+    payload = b"secret" * 100
+    before = sys.getrefcount(payload)
+    log.append(lease, [Draft("t", payload, 1)], expected_seq=0)
+    log.append(lease, [Draft("t", b"kept", 2)], expected_seq=1)
+    assert sys.getrefcount(payload) > before
+    log.put_snapshot(lease, 2, b"")
+    log.prune(lease, upto=1)
+    assert sys.getrefcount(payload) == before

@@ -27,6 +27,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.codec import sparse
 from holdfast.errors import BudgetExceededError, DeadlineExceededError, UsageError
 from holdfast.log.event import SlicePolicy
+from holdfast.records import quick
 
 MIN_DEADLINE_AHEAD: Final = timedelta(seconds=1)
 """How far ahead a deadline made by `Deadline.create` must at least be."""
@@ -41,6 +42,7 @@ Dimension = Literal["deadline", "input", "output", "total", "cost"]
 
 
 @sparse
+@quick
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
     """Tokens that were used; None stands for "the provider did not say".
@@ -55,10 +57,14 @@ class TokenUsage:
     reasoning_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"):
-            count = getattr(self, name)
+        for count in (self.input_tokens, self.output_tokens, self.cached_tokens, self.reasoning_tokens):
             if count is not None and (type(count) is not int or count < 0):
-                _check_count(f"TokenUsage.{name}", count, least=0)
+                break
+        else:
+            return
+        for name in ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"):
+            if getattr(self, name) is not None:
+                _check_count(f"TokenUsage.{name}", getattr(self, name), least=0)
 
     @property
     def total(self) -> int | None:

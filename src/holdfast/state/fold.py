@@ -252,8 +252,11 @@ class _Recent:
             self._bytes += len(payload)
             fields = (session_id, seq, at_us, kind, payload, b"", turn_id, run_id, trace_id, rolled_back)
             events.append((_new(Envelope, fields), value))
-        while events and (len(events) > MAX_RECENT_EVENTS or self._bytes > MAX_RECENT_BYTES):
-            self._bytes -= len(events.pop(0)[0].payload)
+        while len(events) > MAX_RECENT_EVENTS or self._bytes > MAX_RECENT_BYTES:
+            # By halves, so that it is not done for each batch.
+            gone = len(events) // 2 or 1
+            self._bytes -= sum([len(each.payload) for each, _ in events[:gone]])
+            del events[:gone]
 
     def clear(self) -> None:
         """Forget everything: it is not certain any more what the log has."""
@@ -262,7 +265,7 @@ class _Recent:
 
     def since(self, after: int, head: int) -> list[tuple[Envelope, object | None]] | None:
         """Return everything behind `after` and up to the head, or None if that is not all at hand."""
-        if after == head:
+        if after >= head:
             return []
         events = self._events
         if not events or events[-1][0].seq != head or events[0][0].seq > after + 1:

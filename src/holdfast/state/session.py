@@ -308,9 +308,11 @@ class Session:
     @property
     def head(self) -> int:
         """The sequence number of the newest event that this session has folded."""
-        with self._core.lock:
-            self._core.ensure_loaded()
-            return self._core.head
+        core = self._core
+        if not core.loaded or core.unknown:
+            with core.lock:
+                core.ensure_loaded()
+        return core.head
 
     @property
     def report(self) -> OpenReport:
@@ -891,7 +893,7 @@ class Transaction:
     @property
     def staged(self) -> tuple[object, ...]:
         """The events that wait for the commit."""
-        return tuple(each.event for each in self._staged)
+        return tuple([each.event for each in self._staged]) if self._staged else ()
 
     @property
     def is_open(self) -> bool:

@@ -1,0 +1,28 @@
+"""Ids are random UUIDs, however they are made."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from uuid import RFC_4122, UUID, SafeUUID
+
+from holdfast.clock import new_id
+
+
+def test_an_id_is_a_random_uuid() -> None:
+    """It is in every way what `uuid.uuid4` makes: version, variant, text, copies."""
+    for _ in range(200):
+        made = new_id()
+        assert (made.version, made.variant, made.is_safe) == (4, RFC_4122, SafeUUID.unknown)
+        assert UUID(str(made)) == UUID(bytes=made.bytes) == made
+        assert copy.deepcopy(made) == pickle.loads(pickle.dumps(made)) == made
+
+
+def test_no_two_ids_are_alike() -> None:
+    """Every bit that is not the version or the variant is random."""
+    made = [new_id().int for _ in range(1_000)]
+    assert len(set(made)) == len(made)
+    ever, always = 0, -1
+    for each in made:
+        ever, always = ever | each, always & each
+    assert (ever ^ always).bit_count() == 122
