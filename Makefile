@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 PACKAGE := $(VENV)/.package
 TOOLS := $(VENV)/.tools
 PEERS := $(VENV)/.peers
+# A model server that is not ours, which the providers are tested against; from npm, with its version.
+FOREIGN_VERSION := 1.43.0
+FOREIGN := $(VENV)/.foreign-$(FOREIGN_VERSION)
 COMMA := ,
 
 # $(call install,what): install into the environment, with the versions that are known to work together.
@@ -34,6 +37,17 @@ $(PEERS): pyproject.toml constraints.txt no-deps.txt
 	$(call install,--no-deps -r no-deps.txt)
 	@touch $(PACKAGE) $(TOOLS)
 
+$(FOREIGN): | $(TOOLS)
+	@command -v npm >/dev/null 2>&1 && \
+		node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 20 || a == 20 && b >= 15 ? 0 : 1)' \
+		2>/dev/null || { \
+		echo "make test needs node (20.15 or newer) and npm: it tests the providers against a server from npm." >&2; \
+		echo "Install both (Debian: apt-get install nodejs npm) and run it again." >&2; exit 1; }
+	@mkdir -p $(VENV)/npm
+	@npm install --prefix $(VENV)/npm --no-save --no-package-lock --no-audit --no-fund --ignore-scripts \
+		--loglevel=error @copilotkit/aimock@$(FOREIGN_VERSION)
+	@touch $@
+
 ## demo: the main job on embedded defaults, offline, in a scratch directory
 demo: $(PACKAGE)
 	@$(BIN)/python -m holdfast demo
@@ -41,7 +55,7 @@ demo: $(PACKAGE)
 ## test: everything that must hold (format, lint, types, import contract, tests, snippets)
 test: check
 
-check: $(TOOLS)
+check: $(TOOLS) $(FOREIGN)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

@@ -7,7 +7,7 @@ provider's cache. Calls are streams, with the SDK's own retries off.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Self
 
 import anthropic
@@ -126,7 +126,7 @@ class Anthropic(VendorProvider[anthropic.AsyncAnthropic]):
             config["format"] = {"type": "json_schema", "schema": _accepted(request.output_schema)}
         if config:
             body["output_config"] = config
-        if self._thinking is not None:
+        if self._thinking is not None and _may_think(self._thinking, messages):
             body["thinking"] = self._thinking
         if self._temperature is not None:
             body["temperature"] = self._temperature
@@ -231,6 +231,25 @@ def _thinking(given: int | str | Mapping[str, Any] | None, most: int) -> dict[st
             f"({most}), of which it is a part"
         )
     return {"type": "enabled", "budget_tokens": given}
+
+
+def _may_think(thinking: Mapping[str, Any], messages: Sequence[Wire]) -> bool:
+    """Say whether thoughts can be asked for now.
+
+    A turn with tools that began without thoughts, say because another model began it, has to go on without
+    them: the interface refuses a budget for thoughts in the middle of it.
+    """
+    if thinking.get("type") != "enabled":
+        return True
+    first: Wire | None = None
+    for message in reversed(messages):
+        if message["role"] == "assistant":
+            first = message
+        elif not any(block["type"] == "tool_result" for block in message["content"]):
+            break
+    if first is None:
+        return True
+    return first["content"][0]["type"] in ("thinking", "redacted_thinking")
 
 
 def _accepted(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ OpenAI's Chat Completions, and this module reads those.
 Three things of LiteLLM are not taken at its word. It ends every stream with a reason to stop,
 also one that was cut off: what counts is whether the vendor gave one. It retries: that is
 switched off. And it keeps its clients for the whole process: those that it marks as an event
-loop's are closed with the loop. The one that it has for Anthropic's streams is shared by all
-loops, of which one would close what another reads; there each loop has a client of ours.
+loop's are closed with the loop. Those that it has for Anthropic's and for Gemini's streams are
+shared by all loops, of which one would close what another reads; there each loop has a client of
+ours.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ litellm.suppress_debug_info = True
 
 _PREFIXES = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception|Timeout)(?:: | - ))+", re.ASCII)
 _MAX_CHAIN = 16
-_ANTHROPIC = ("anthropic/", "claude-")
+_SHARED = ("anthropic/", "claude-", "gemini/")
 """How the names of the models begin for which LiteLLM has one client in all event loops."""
 
 
@@ -124,7 +125,7 @@ class LiteLLM(VendorProvider["_LoopClients"]):
 
     async def _open(self, client: _LoopClients, request: ModelRequest) -> ClosableStream:
         asked = self.arguments(request)
-        if self._model.startswith(_ANTHROPIC):
+        if self._model.startswith(_SHARED):
             asked.setdefault("client", client.http())
         return _Stream(await litellm.acompletion(**asked, api_key=self._api_key))
 

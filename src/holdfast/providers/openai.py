@@ -184,7 +184,8 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
                 usage = call_usage(response.usage)
                 if usage is not None:
                     yield self._used(usage)
-                if kind == "response.failed":
+                # Some servers end every answer as a completed one, and say only inside that it failed.
+                if kind == "response.failed" or response.status in ("failed", "cancelled"):
                     raise self._failed(_error_facts(response.error))
                 yield Stopped(_responses_stop(response, calls, refused))
             elif kind == "error":

@@ -41,7 +41,8 @@ class ClaudeWireServer(WireServer):
     """A model server for the Claude CLI. A script names our tools by their own names."""
 
     def _read(self, api: Api, body: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
-        plain = {**body, "messages": list(_merged(body.get("messages") or ()))}
+        # The CLI asks for thoughts by itself, and a script need not have any.
+        plain = {**body, "messages": list(_merged(body.get("messages") or ())), "thinking": None}
         answers = sum(
             message["role"] == "assistant" and _text(message) != SYNTHETIC for message in plain["messages"]
         )

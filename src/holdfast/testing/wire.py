@@ -435,8 +435,10 @@ def violations_of(api: Api, body: Mapping[str, Any]) -> Iterator[str]:
     """Say what a provider would refuse a request for."""
     if api == "openai.responses":
         items = body.get("input")
+        if isinstance(items, str):
+            items = [{"role": "user", "content": items}]
         if not isinstance(items, list):
-            yield "the input is no list"
+            yield "the input is neither a text nor a list"
             return
         yield from openai_responses_violations(items)
         for item in items:
@@ -457,8 +459,21 @@ def violations_of(api: Api, body: Mapping[str, Any]) -> Iterator[str]:
     for block in blocks:
         if block.get("type") == "thinking" and block.get("signature") != _signature(block["thinking"]):
             yield "a thinking block that was changed"
+    if (body.get("thinking") or {}).get("type") == "enabled" and not _thinks(messages):
+        yield "thoughts are asked for in the middle of a turn that began without one"
     if sum("cache_control" in each for each in (*blocks, *_system_blocks(body), *body.get("tools", ()))) > 4:
         yield "more than four cache_control marks"
+
+
+def _thinks(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Say whether the turn with tools that goes on now, if one does, began with a thought."""
+    first: Mapping[str, Any] = {}
+    for message in reversed(messages):
+        if message.get("role") == "assistant":
+            first = message
+        elif all(block.get("type") != "tool_result" for block in _blocks(message)):
+            break
+    return all(block.get("type") in ("thinking", "redacted_thinking") for block in _blocks(first)[:1])
 
 
 def _blocks(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -616,11 +631,16 @@ def _chat_usage(answer: Answer) -> dict[str, Any]:
 
 
 def _chat_frames(request: WireRequest, answer: Answer) -> Iterator[Frame]:
+    counts = bool((request.body.get("stream_options") or {}).get("include_usage"))
+    base = _chat_base(request, "chat.completion.chunk")
+
     def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-        return _sse(json.dumps({**_chat_base(request, "chat.completion.chunk"), "choices": [choice]}))
+        # Whoever asks for the usage has the field in every chunk, and the numbers in the last one.
+        return _sse(json.dumps({**base, "choices": [choice], **({"usage": None} if counts else {})}))
 
-    yield "head", chunk({"role": "assistant", "content": ""})
+    opening_text = "" if answer.text or not answer.calls else None
+    yield "head", chunk({"role": "assistant", "content": opening_text})
     for thought in answer.thoughts:
         yield "content", chunk({"reasoning_content": thought})
     said = "refusal" if answer.stop_reason == "refused" else "content"
@@ -635,9 +655,8 @@ def _chat_frames(request: WireRequest, answer: Answer) -> Iterator[Frame]:
         for half in _halves(call.arguments_json):
             yield "head", chunk({"tool_calls": [{"index": index, "function": {"arguments": half}}]})
     yield "tail", chunk({}, _CHAT_FINISH[answer.stop_reason])
-    if (request.body.get("stream_options") or {}).get("include_usage"):
-        usage = {**_chat_base(request, "chat.completion.chunk"), "choices": [], "usage": _chat_usage(answer)}
-        yield "tail", _sse(json.dumps(usage))
+    if counts:
+        yield "tail", _sse(json.dumps({**base, "choices": [], "usage": _chat_usage(answer)}))
     yield "tail", _sse("[DONE]")
 
 
@@ -749,6 +768,8 @@ def _responses_frames(request: WireRequest, answer: Answer) -> Iterator[Frame]:
                 event("response.reasoning_summary_text.delta", **where, summary_index=0, delta=text),
             )
             yield "head", event("response.reasoning_summary_text.done", **where, summary_index=0, text=text)
+            part = {"type": "summary_text", "text": text}
+            yield "head", event("response.reasoning_summary_part.done", **where, summary_index=0, part=part)
         elif kind == "message":
             started = {**item, "content": [], "status": "in_progress"}
             yield "head", event("response.output_item.added", output_index=index, item=started)

@@ -67,10 +67,11 @@ def openai_responses_violations(items: Sequence[Wire]) -> list[str]:
             parts = [output] if isinstance(output, str) else [_part_content(part) for part in output]
             if not parts or not all(parts):
                 found.append(f"{place}: empty output")
-        elif kind == "message" and any(
-            not part.get("text") and not part.get("image_url") for part in item["content"]
-        ):
-            found.append(f"{place}: empty content")
+        elif kind == "message":
+            said = item["content"]
+            parts = [said] if isinstance(said, str) else [_part_content(part) for part in said]
+            if not all(parts):
+                found.append(f"{place}: empty content")
     if waiting:
         found.append(f"calls without an output: {sorted(waiting)}")
     return found
