@@ -101,6 +101,18 @@ def test_an_identical_message_is_ignored_and_a_newer_one_with_its_id_takes_its_p
     assert session[InnerMessage].all() == (newer,)
 
 
+def test_a_version_of_a_message_with_another_place_is_still_that_message() -> None:
+    """Wherever it is moved to, and whatever else was changed in it; there are never two of it."""
+    session = recording()
+    messages = [message("e", sequence) for sequence in range(3)]
+    for each in messages:
+        session.dispatch(each)
+    moved = replace(messages[0], sequence=9, content="moved")
+    session.dispatch(moved)
+    assert session[InnerMessage].all() == (*messages[1:], moved)
+    assert inner_message_append(tuple(messages), moved, context=None) == (*messages[1:], moved)
+
+
 def test_pending_calls_derive_from_results_and_not_from_their_status() -> None:
     session = recording()
     done = ToolCallRecord("c1", "search", "{}", status="completed")

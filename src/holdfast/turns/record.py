@@ -8,8 +8,10 @@ writes through here, so that their logs differ in nothing but the provider's fie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from uuid import UUID
 
 from holdfast.clock import new_id
 from holdfast.conversation.events import ContextPressure, ProviderUsage
@@ -68,6 +70,8 @@ class TurnRecord:
     _sequence: int = 0
     _turn: int = 0
     _breaks_seen: int = 0
+    _ids: Iterator[int] = field(default_factory=lambda: count(new_id().int & ~0xFFFFFFFF))
+    """The ids of the messages: the first is random but for its last 32 bits, which count the others."""
     _follower: TurnFollower = field(default_factory=TurnFollower)
     """Who says how the turn stands."""
 
@@ -254,8 +258,9 @@ class TurnRecord:
             self.prompt_ns,
             self.prompt_key,
             self.session.clock.now(),
-            parts=parts,
-            is_error=is_error,
+            UUID(int=next(self._ids)),
+            parts,
+            is_error,
         )
 
     def add(self, role: Role, content: str) -> InnerMessage:
