@@ -422,6 +422,29 @@ def test_each_call_is_a_commit(fs: HostFilesystem) -> None:
     ]
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_call_that_touches_nothing_writes_nothing(root: Path, tmp_path: Path, durable: bool) -> None:
+    """Neither in the workspace nor in the store is a file made, changed or removed by it."""
+
+    def traces() -> set[tuple[str, int, int, int]]:
+        found = [path for place in (root, tmp_path / "store") for path in (place, *place.rglob("*"))]
+        stats = [(str(path), path.lstat()) for path in found]
+        return {(path, status.st_ino, status.st_ctime_ns, status.st_size) for path, status in stats}
+
+    with HostFilesystem(root, store=tmp_path / "store", durable=durable) as fs:
+        _write_and_commit(fs, 1)
+        before = traces()
+        call = fs.begin("idle", tool_name="tool")
+        assert fs.read("a.txt").content == "content 1\n"
+        assert call.prepare() is call.base
+        assert traces() == before
+        call.finish()
+        assert traces() == before
+        fs.begin("undone", tool_name="tool").rollback()
+        assert traces() == before
+        assert fs.unfinished() == []
+
+
 def test_a_boundary_costs_what_changed(fs: HostFilesystem, root: Path) -> None:
     """A plain call in a tree of many files lists no directory and reads no file that it does not touch."""
     for number in range(50):

@@ -341,6 +341,19 @@ class TestCalls:
         """Nothing in memory survives a crash, so nothing is unfinished."""
         assert list(InMemoryFilesystem({"a": "x"}).unfinished()) == []
 
+    def test_a_call_that_touches_nothing_ends_where_it_began(self):
+        """Its boundary is its base, which can be gone back to however many snapshots the call took."""
+        fs = InMemoryFilesystem({"a": "x"}, max_snapshots=2)
+        call = fs.begin("call-1")
+        for _ in range(5):
+            fs.snapshot()
+        boundary = call.prepare()
+        assert boundary is call.base
+        call.finish()
+        fs.write("a", "y")
+        fs.restore(boundary)
+        assert fs.read("a").content == "x"
+
     def test_a_call_needs_an_id(self):
         """An empty id is refused."""
         with pytest.raises(UsageError, match="id"):

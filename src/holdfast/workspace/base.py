@@ -39,6 +39,8 @@ from pathlib import Path
 from typing import BinaryIO, Literal, Protocol, TextIO, runtime_checkable
 from uuid import UUID
 
+from holdfast.records import quick
+
 WriteMode = Literal["create", "overwrite", "append"]
 """`create` fails if the file exists, `overwrite` replaces it, `append` adds to its end."""
 
@@ -133,6 +135,7 @@ class GrepMatch:
     match_end: int
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class FilesystemSnapshot:
     """A boundary in the life of a workspace, to which it can go back.

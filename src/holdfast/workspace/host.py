@@ -48,6 +48,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, TextIO
+from uuid import UUID
 
 from holdfast.clock import Clock, SystemClock, new_id
 from holdfast.errors import (
@@ -855,11 +856,14 @@ class HostFilesystem:
                 self._flush_ambient()
                 manifest = self._scan_boundary() if foreign else None
                 head = self._head()
-                journal = self._start_journal("call", call_id, tool_name, head, foreign=foreign)
+                base = self._snapshot_at(head, tool_name or None, manifest)
+                journal = self._start_journal(
+                    base.snapshot_id, "call", call_id, tool_name, head, foreign=foreign
+                )
             except BaseException:
                 history.release()
                 raise
-            self._call = _HostCall(self, journal, self._snapshot_at(head, tool_name or None, manifest))
+            self._call = _HostCall(self, journal, base)
             return self._call
 
     def unfinished(self) -> Sequence[str]:
@@ -1081,12 +1085,12 @@ class HostFilesystem:
         return self._call
 
     def _start_journal(
-        self, kind: JournalKind, call_id: str, tool_name: str, head: Boundary, *, foreign: bool
+        self, id: UUID, kind: JournalKind, call_id: str, tool_name: str, head: Boundary, *, foreign: bool
     ) -> Journal:
         history = self._opened()
         return Journal.create(
             history.call_path,
-            id=secrets.token_hex(8),
+            id=id.hex[:16],
             kind=kind,
             call_id=call_id,
             tool_name=tool_name,
@@ -1514,7 +1518,7 @@ class HostFilesystem:
     ) -> Outcome:
         """Restore under a journal of its own, so that a crash or an error leaves all or nothing."""
         journal = self._start_journal(
-            "restore", f"to {snapshot.commit_ref[:12]}", "restore", self._head(), foreign=False
+            new_id(), "restore", f"to {snapshot.commit_ref[:12]}", "restore", self._head(), foreign=False
         )
         call = _HostCall(self, journal, snapshot, boundary_kind="restore")
         self._opened().hold()
@@ -1684,6 +1688,8 @@ class HostFilesystem:
 
 class _HostCall:
     """One tool call's hold on a workspace on disk."""
+
+    __slots__ = ("_base", "_filesystem", "_finished", "_working", "boundary_kind", "dirty", "journal")
 
     def __init__(
         self,

@@ -732,10 +732,15 @@ class InMemoryFilesystem:
             tag=tag,
             scanned=True,
         )
+        self._keep(snapshot, root)
+        return snapshot
+
+    def _keep(self, snapshot: FilesystemSnapshot, root: _Directory) -> None:
+        """Hold a snapshot's tree as the newest one."""
         self._held[snapshot.snapshot_id] = root
+        self._held.move_to_end(snapshot.snapshot_id)
         if len(self._held) > self._max_snapshots:
             self._held.popitem(last=False)
-        return snapshot
 
     def _held_root(self, snapshot: FilesystemSnapshot) -> _Directory:
         root = self._held.get(snapshot.snapshot_id)
@@ -751,6 +756,8 @@ class InMemoryFilesystem:
 
 class _MemoryCall:
     """One tool call's hold on the tree. The tree before it is kept until the call ends."""
+
+    __slots__ = ("_base", "_call_id", "_filesystem", "_finished", "_root")
 
     def __init__(
         self, filesystem: InMemoryFilesystem, call_id: str, base: FilesystemSnapshot, root: _Directory
@@ -775,6 +782,10 @@ class _MemoryCall:
         """Take the boundary after the call; the call can still be rolled back."""
         with self._filesystem._lock:
             self._require_open("prepared")
+            if self._filesystem._root is self._root:
+                # Nothing was touched: the boundary after the call is the one before it.
+                self._filesystem._keep(self._base, self._root)
+                return self._base
             return self._filesystem._hold(self._filesystem._root, self._base.tag)
 
     def finish(self) -> None:
