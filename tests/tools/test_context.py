@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from tools_kit import Note, World, looks, mutate, succeeds
 
@@ -131,9 +134,13 @@ LATE: dict[str, Callable[[ToolContext], object]] = {
 }
 
 
+@pytest.mark.parametrize("is_first", [False, True], ids=["asked before", "asked only then"])
 @pytest.mark.parametrize("way", LATE)
-def test_a_thread_that_was_left_behind_can_change_nothing(world: World, way: str) -> None:
-    """The call was cancelled while its handler went on; what it tries then is refused and leaves no trace."""
+def test_a_thread_that_was_left_behind_can_change_nothing(world: World, way: str, is_first: bool) -> None:
+    """The call was cancelled while its handler went on; what it tries then is refused and leaves no trace.
+
+    Also if it is the first thing that the handler asks its context for.
+    """
     before = world.facts()
     running, over, tried = threading.Event(), threading.Event(), threading.Event()
     refused: list[Exception] = []
@@ -141,7 +148,8 @@ def test_a_thread_that_was_left_behind_can_change_nothing(world: World, way: str
     @tool
     def lingers(*, context: ToolContext) -> str:
         """Go on after the call was cut off."""
-        mutate(context)
+        if not is_first:
+            mutate(context)
         running.set()
         assert over.wait(30)
         try:
@@ -240,6 +248,132 @@ def test_a_deadline_releases_whoever_waits_for_a_sync_handler(small_world: World
     over.set()
     assert small_world.files() == {"file.txt": "original"}
     assert small_world.run(succeeds, "c2").success
+
+
+def test_a_part_of_a_context_is_one_and_the_same_for_all_threads_of_a_handler(small_world: World) -> None:
+    parts = ("state", "session", "cancellation", "outbox", "filesystem")
+    seen: list[list[object]] = []
+
+    @tool
+    def asks_at_once(*, context: ToolContext) -> str:
+        """Ask for everything from several threads at once."""
+        start = threading.Barrier(8)
+
+        def ask() -> None:
+            start.wait(30)
+            seen.append([getattr(context, each) for each in parts])
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(30)
+        return "asked"
+
+    assert small_world.run(asks_at_once, "c1").success
+    assert len(seen) == 8
+    for answers in zip(*seen, strict=True):
+        assert all(each is answers[0] for each in answers)
+
+
+def test_a_handlers_context_can_be_copied_with_another_part(small_world: World) -> None:
+    """Also before anybody has asked for its parts; what was not replaced is the call's own."""
+    seen: list[bool] = []
+
+    @tool
+    def copies(*, context: ToolContext) -> str:
+        """Make a context for somebody else out of its own."""
+        made = replace(context, prompt="another")
+        again = copy.copy(context)
+        seen.append(made.prompt == "another" and made.call_id == again.call_id == "c1")
+        seen.append(made.outbox is again.outbox is context.outbox)
+        seen.append(made.filesystem is again.filesystem is context.filesystem)
+        seen.append(not hasattr(context, "no_such_part") and not hasattr(made, "no_such_part"))
+        return "copied"
+
+    assert small_world.run(copies, "c1").success
+    assert seen == [True] * 4
+
+
+def test_a_handler_that_stops_its_own_call_is_not_waited_for(small_world: World) -> None:
+    """Whichever thread sets the call's token, whoever waits for the call is released."""
+    over = threading.Event()
+
+    @tool
+    def gives_up(*, context: ToolContext) -> str:
+        """Stop the call and hang."""
+        context.filesystem.write("file.txt", "changed")
+        threading.Timer(0.01, context.cancellation.cancel).start()
+        over.wait(30)
+        return "never"
+
+    with pytest.raises(CancelledByToken):
+        anyio.run(small_world.runner(gives_up).aexecute, ToolCall("c1", "gives_up"))
+    over.set()
+    assert small_world.files() == {"file.txt": "original"}
+    assert small_world.outcomes() == ["interrupted"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_handler_without_a_context_is_cut_off_by_the_callers_token(
+    small_world: World, is_async: bool
+) -> None:
+    token, running, over = CancellationToken(), threading.Event(), threading.Event()
+
+    @tool(name="hangs")
+    def hangs() -> str:
+        """Hang until the test is over."""
+        running.set()
+        over.wait(30)
+        return "never"
+
+    @tool(name="hangs")
+    async def waits() -> str:
+        """Wait for ever."""
+        running.set()
+        await anyio.sleep_forever()
+        return "never"
+
+    def stop() -> None:
+        assert running.wait(30)
+        token.cancel(detail="enough")
+
+    async def main() -> None:
+        context = ToolContext(small_world.state, cancellation=token)
+        threading.Thread(target=stop).start()
+        runner = small_world.runner(waits if is_async else hangs)
+        await runner.aexecute(ToolCall("c1", "hangs"), context=context)
+
+    with pytest.raises(CancelledByToken, match="enough"):
+        anyio.run(main)
+    over.set()
+    assert small_world.outcomes() == ["interrupted"]
+
+
+def test_an_event_loop_serves_others_while_a_sync_handler_runs(small_world: World) -> None:
+    """The handler ends only when another task of the same loop lets it."""
+    running, let_go = threading.Event(), threading.Event()
+
+    @tool(effects="none")
+    def depends_on_the_loop() -> str:
+        """Wait for a task of the event loop that waits for this."""
+        running.set()
+        return "served" if let_go.wait(30) else "blocked"
+
+    async def serve() -> None:
+        while not running.is_set():
+            await anyio.lowlevel.checkpoint()
+        let_go.set()
+
+    async def main() -> None:
+        runner = small_world.runner(depends_on_the_loop)
+        async with anyio.create_task_group() as group:
+            group.start_soon(serve)
+            result = await runner.aexecute(ToolCall("c1", "depends_on_the_loop"))
+            assert result.message == "served"
+
+    anyio.run(main)
+    assert small_world.outcomes() == ["ok"]
 
 
 def test_a_stream_that_a_handler_left_open_ends_with_the_call(world: World) -> None:

@@ -24,7 +24,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import anyio
 import anyio.lowlevel
@@ -48,12 +48,9 @@ def threadsafe(callback: Callable[[], object]) -> Callable[[], None]:
 
     It never blocks, and calling it after that loop has ended does nothing.
     """
-    loop: object = anyio.lowlevel.current_token().native_token
+    loop: Any = anyio.lowlevel.current_token().native_token
     # asyncio and trio each have exactly one way to do this, and anyio has none that does not block.
-    is_trio = hasattr(loop, "run_sync_soon")
-    post: Callable[[Callable[[], object]], object] = getattr(
-        loop, "run_sync_soon" if is_trio else "call_soon_threadsafe"
-    )
+    post = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
 
     def call() -> None:
         try:

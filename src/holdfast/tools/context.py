@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast, overload
 
 from holdfast.containment.cancel import CancellationToken
 from holdfast.errors import UnboundResourceError, UsageError
@@ -33,6 +33,14 @@ class Heartbeat(Protocol):
 
     def beat(self) -> None:
         """Say so."""
+        ...
+
+
+class CallParts(Protocol):
+    """Makes the parts of one call's context."""
+
+    def part(self, name: str) -> Any:
+        """Return a part, the same one each time, from whichever thread it is asked for."""
         ...
 
 
@@ -86,7 +94,8 @@ class ToolContext:
 
     Made by the caller with the parts that all calls share; the runner fills in what belongs to one
     call: `state`, `session`, `resources` and `filesystem` as this call sees them, `call_id`,
-    `is_resume`, `outbox`, and a `cancellation` of its own below the caller's.
+    `is_resume`, `outbox`, and a `cancellation` of its own below the caller's. It makes each of them when
+    it is first asked for, because most handlers ask for one or two.
     """
 
     state: ExecutionState
@@ -105,15 +114,26 @@ class ToolContext:
     heartbeat: Heartbeat | None = None
     held_filesystem: Filesystem | None = field(default=None, repr=False)
     """The filesystem as this call may use it; see `filesystem`."""
+    _call: CallParts | None = field(default=None, init=False, repr=False, compare=False)
+    """The call whose context this is, for what is not made yet."""
 
     def __post_init__(self) -> None:
-        if not _is_missing(self.outbox):
-            return  # Made by the runner, for one call: it has everything that the caller's has.
         if _is_missing(self.session):
             object.__setattr__(self, "session", self.state.session)
-        object.__setattr__(self, "outbox", CallOutbox(self.session.session_id, self.call_id))
+        if _is_missing(self.outbox):
+            object.__setattr__(self, "outbox", CallOutbox(self.session.session_id, self.call_id))
         if self.budget_tracker is None:
             object.__setattr__(self, "budget_tracker", self.state.resources.get(BudgetTracker, None))
+
+    if not TYPE_CHECKING:  # Else every misspelt name would count as a part.
+
+        def __getattr__(self, name: str) -> Any:
+            """Have a part made that nobody has asked for yet."""
+            if name == "_call" or name not in ToolContext.__dataclass_fields__ or self._call is None:
+                raise AttributeError(f"a ToolContext has no {name!r}")
+            made = self._call.part(name)
+            object.__setattr__(self, name, made)
+            return made
 
     @property
     def execution_state(self) -> ExecutionState:
@@ -144,6 +164,13 @@ class ToolContext:
         if self.deadline is not None:
             self.deadline.raise_if_passed(f"the tool call {self.call_id}")
         self.cancellation.raise_if_cancelled()
+
+
+def context_of(call: CallParts) -> ToolContext:
+    """Return the context of one call, of which nothing is made yet."""
+    context = object.__new__(ToolContext)
+    object.__setattr__(context, "_call", call)
+    return context
 
 
 def _is_missing(value: object) -> bool:

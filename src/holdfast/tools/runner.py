@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token, copy_context
@@ -77,7 +78,14 @@ from holdfast.state.run_context import RunContext
 from holdfast.state.session import Session, Transaction
 from holdfast.state.snapshot import CompositeSnapshot, SnapshotMetadata
 from holdfast.tools.boundaries import recover, workspace_call_id
-from holdfast.tools.context import CallFilesystem, CallOutbox, CallResources, ToolContext, filesystem_of
+from holdfast.tools.context import (
+    CallFilesystem,
+    CallOutbox,
+    CallResources,
+    ToolContext,
+    context_of,
+    filesystem_of,
+)
 from holdfast.tools.events import OutboxPut, Outcome, ToolHeld, ToolInvoked, ToolStarted
 from holdfast.tools.gate import Gate, Turn, Turns, gate_of, is_in_event_loop
 from holdfast.tools.outbox import Outbox
@@ -135,6 +143,8 @@ class _Plan:
     refusal: tuple[Outcome, str] | None
     context: ToolContext
     record: Record
+    policies: Sequence[ToolPolicy] = ()
+    """What has a say over the tool."""
     turns: Turns | None = None
     """The ways through the gates; None for a call that passes none."""
     hold_id: str = ""
@@ -156,6 +166,7 @@ class OpenCall:
     started_at: float
     transaction: Transaction
     record: Record
+    policies: Sequence[ToolPolicy] = ()
     turns: Turns | None = None
     hold_id: str = ""
     head: int = 0
@@ -163,12 +174,16 @@ class OpenCall:
     base: Filesystem | None = None
     """The workspace itself, which the handler does not get to see."""
     workspace: WorkspaceCall | None = None
-    made: ToolContext | None = None
-    """The handler's context, if anybody has asked for it, and what ends with it:"""
+    making: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    """Held while a part of the handler's context is made: a handler may have threads of its own."""
+    # What the context has of its own, once it was asked for. It ends with the call.
     filesystem: CallFilesystem | None = None
     outbox: CallOutbox | None = None
     token: CancellationToken | None = None
+    state: ExecutionState | None = None
     scope: AbstractContextManager[ToolScope] | None = None
+    is_closed: bool = False
+    """Whether what is asked for from now on comes too late."""
     saved: Sequence[tuple[type, Snapshotable[object], object]] = ()
     """What the other resources were when the call began."""
     pre: CompositeSnapshot | None = None
@@ -185,13 +200,82 @@ class OpenCall:
 
     @property
     def context(self) -> ToolContext:
-        """What the handler is given; made when it is asked for, because many handlers want none."""
-        return self.made or self.runner._make_context(self)
+        """What the handler is given. Its parts are made when they are asked for, and end with the call."""
+        return context_of(self)
 
     @property
     def cancellation(self) -> CancellationToken:
         """What stops the handler: the call's own token, or the caller's if nobody was given one."""
         return self.token or self.given.cancellation
+
+    def part(self, name: str) -> Any:
+        """Return a part of the handler's context: one of the call's own, or one that all calls share."""
+        match name:
+            case "session":
+                return self.transaction.session
+            case "call_id":
+                return self.call.id
+            case "held_filesystem":
+                return self.own_filesystem()
+            case "outbox":
+                return self.own_outbox()
+            case "cancellation":
+                return self.own_token()
+            case "state":
+                return self.own_state()
+        return getattr(self.given, name)
+
+    def own_filesystem(self) -> CallFilesystem | None:
+        """Return the workspace as the handler may use it: the one it holds, or read-only."""
+        seen = self.runner._read_only if self.workspace is None else self.base
+        if seen is None:
+            return None
+        with self.making:
+            if self.filesystem is None:
+                self.filesystem = CallFilesystem(seen, self.call.id)
+                if self.is_closed:
+                    self.filesystem.end()
+            return self.filesystem
+
+    def own_outbox(self) -> CallOutbox:
+        """Return where the handler puts what is to be delivered if the call is kept."""
+        session = self.runner.execution_state.session
+        with self.making:
+            if self.outbox is None:
+                earlier = partial(_times_sent, session, self.call.id)
+                self.outbox = CallOutbox(session.session_id, self.call.id, earlier=earlier)
+                if self.is_closed:
+                    self.outbox.close()
+            return self.outbox
+
+    def own_token(self) -> CancellationToken:
+        """Return a token below the caller's that stops this call only."""
+        with self.making:
+            if self.token is None:
+                self.token = CancellationToken(None if self.is_closed else self.given.cancellation)
+            return self.token
+
+    def own_state(self) -> ExecutionState:
+        """Return the whole state as this call may use it: through its own session handle and filesystem."""
+        with self.making:
+            if self.state is None:
+                state, scope = self.runner.execution_state, None
+                if isinstance(state.resources, ResourceContext):
+                    self.scope = state.resources.tool_scope()
+                    scope = self.scope.__enter__()
+                    if self.is_closed:
+                        _close_scope(self)
+                handle: Any = self.own_filesystem()
+                resources: Any = CallResources(state.resources, scope, self.base, handle)
+                self.state = ExecutionState(
+                    self.transaction.session, resources, state.clock, state.rng, state.checkpoints
+                )
+            return self.state
+
+    def close(self) -> None:
+        """Let everything that the handler asks for from now on refuse."""
+        with self.making:
+            self.is_closed = True
 
     def enter(self) -> None:
         """Let what the present context does from now on be part of the call.
@@ -204,7 +288,7 @@ class OpenCall:
     def call_handler(self) -> Any:
         """Call the handler as part of the call, in a context that is thrown away."""
         self.enter()
-        return self.tool.call(self.params, self.made)
+        return self.tool.call(self.params, self.context if self.tool.takes_context else None)
 
 
 _inside: ContextVar[tuple[OpenCall, ...]] = ContextVar("holdfast_inside_calls", default=())
@@ -445,13 +529,16 @@ class ToolRunner:
         tool = self.tool_registry.get(call.name)
         return tool is None or tool.effects == "none"
 
-    async def _await_handler(self, begun: OpenCall) -> Any:
+    def _await_handler(self, begun: OpenCall) -> Awaitable[Any]:
         """Run an async handler; the deadline and the token cut it off."""
-        return await self._cut_short(begun, begun.tool.call(begun.params, begun.made))
+        context = begun.context if begun.tool.takes_context else None
+        return self._cut_short(begun, begun.tool.call(begun.params, context))
 
     async def _cut_short(self, begun: OpenCall, work: Awaitable[T]) -> T:
         """Wait for something until it is done, the deadline passes or the token is set."""
-        token, deadline = begun.cancellation, begun.given.deadline
+        # A handler without a context cannot cancel its own call, so the caller's token will do.
+        token = begun.own_token() if begun.tool.takes_context else begun.cancellation
+        deadline = begun.given.deadline
         seconds = None if deadline is None else max(deadline.remaining().total_seconds(), 0)
         with anyio.move_on_after(seconds) as scope:
             forget = token.on_cancel(threadsafe(scope.cancel))
@@ -494,10 +581,7 @@ class ToolRunner:
 
     async def _stop(self, begun: OpenCall, handover: Handover) -> None:
         """Tell a handler on its worker thread that nobody waits for it any more."""
-        if begun.token is None:
-            begun.is_cut_off = not begun.cancellation.is_cancelled
-        else:
-            begun.is_cut_off = begun.token.cancel(StopReason.ABORTED, detail="the call was cut off")
+        begun.is_cut_off = begun.own_token().cancel(StopReason.ABORTED, detail="the call was cut off")
         if begun.tool.foreign:
             with anyio.CancelScope(shield=True):
                 await handover.wait_finished()
@@ -610,6 +694,8 @@ class ToolRunner:
             self._refuse_inside(call, enclosing, with_effects=with_effects)
         if with_effects:
             plan.turns = Turns(self._gates)
+        if self.policies and tool is not None:
+            plan.policies = self._policies_for(tool.name)
         return plan
 
     def _refuse_inside(self, call: ToolCall, enclosing: Sequence[OpenCall], *, with_effects: bool) -> None:
@@ -656,7 +742,7 @@ class ToolRunner:
         if deadline is not None and deadline.passed():
             raise self._too_late(plan, f"the deadline had passed before {plan.tool.name} began")
         plan.context.cancellation.raise_if_cancelled()
-        if self.policies or plan.tool.effects != "none":
+        if plan.policies or plan.tool.effects != "none":
             denial = (
                 self._unknown(plan, plan.tool)
                 or self._denied(plan, plan.tool)
@@ -671,8 +757,7 @@ class ToolRunner:
         return PromptEvaluationError(message, prompt_name=self.prompt_name, phase="tool")
 
     def _denied(self, plan: _Plan, tool: Tool[Any, Any]) -> tuple[Outcome, str] | None:
-        policies = self._policies_for(tool.name)
-        if not policies:
+        if not plan.policies:
             return None
         context = replace(
             plan.context,
@@ -680,7 +765,7 @@ class ToolRunner:
             call_id=plan.call.id,
             held_filesystem=self._read_only,
         )
-        for policy in policies:
+        for policy in plan.policies:
             try:
                 decision = policy.check(tool, plan.params, context=context)
             except Exception as error:  # a policy that cannot decide has not allowed it
@@ -695,8 +780,6 @@ class ToolRunner:
 
     def _policies_for(self, name: str) -> Sequence[ToolPolicy]:
         policies = self.policies
-        if not policies:
-            return ()
         return policies.get(name, ()) if isinstance(policies, Mapping) else policies
 
     def _forbidden(self, plan: _Plan, tool: Tool[Any, Any]) -> tuple[Outcome, str] | None:
@@ -792,6 +875,7 @@ class ToolRunner:
             state.clock.monotonic(),
             session.begin(),
             plan.record,
+            plan.policies,
             plan.turns,
             plan.hold_id,
             session.head,
@@ -808,8 +892,6 @@ class ToolRunner:
                 begun.pre = self._boundary(
                     begun, "pre_tool", None if begun.workspace is None else begun.workspace.base
                 )
-            if tool.takes_context or tool.handler is None:
-                self._make_context(begun)
         except Exception as error:  # noqa: BLE001  # whatever it is, the call cannot begin
             message = f"{tool.name} could not begin: {_describe(error)}"
             return self._roll_back(begun, ToolResult.error(message), "failed")
@@ -856,43 +938,6 @@ class ToolRunner:
         if chosen is None:
             chosen = _rolled_back(self.execution_state.resources, filesystem)
         return [(each, resource, resource.snapshot(tag="pre")) for each, resource in chosen.items()]
-
-    def _make_context(self, begun: OpenCall) -> ToolContext:
-        """Make the handler's context: everything in it ends with the call."""
-        _check_open(begun)
-        state, call, given = self.execution_state, begun.call, begun.given
-        scope: ToolScope | None = None
-        if isinstance(state.resources, ResourceContext):
-            begun.scope = state.resources.tool_scope()
-            scope = begun.scope.__enter__()
-        seen = self._read_only if begun.workspace is None else begun.base
-        handle: Any = None
-        if seen is not None:
-            handle = begun.filesystem = CallFilesystem(seen, call.id)
-        session = begun.transaction.session
-        begun.token = CancellationToken(given.cancellation)
-        begun.outbox = CallOutbox(
-            session.session_id, call.id, earlier=partial(_times_sent, state.session, call.id)
-        )
-        resources: Any = CallResources(state.resources, scope, begun.base, handle)
-        begun.made = ToolContext(
-            # The whole state as this call may use it: through its own session handle and its own filesystem.
-            state=ExecutionState(session, resources, state.clock, state.rng, state.checkpoints),
-            session=session,
-            call_id=call.id,
-            is_resume=given.is_resume,
-            deadline=given.deadline,
-            budget_tracker=given.budget_tracker,
-            cancellation=begun.token,
-            run_context=given.run_context,
-            outbox=begun.outbox,
-            prompt=given.prompt,
-            rendered_prompt=given.rendered_prompt,
-            adapter=given.adapter,
-            heartbeat=given.heartbeat,
-            held_filesystem=handle,
-        )
-        return begun.made
 
     def _boundary(
         self, begun: OpenCall, phase: Literal["pre_tool", "post_tool"], workspace: FilesystemSnapshot | None
@@ -941,7 +986,7 @@ class ToolRunner:
             begun.cancellation.raise_if_cancelled()
             if begun.given.deadline is not None:
                 begun.given.deadline.raise_if_passed(f"the tool call {begun.call.id}")
-            if result.success and (result.value is not None or begun.scope is not None or self.policies):
+            if result.success and (result.value is not None or begun.scope is not None or begun.policies):
                 copy_context().run(self._learn, begun, result)
         except BaseException as error:  # noqa: BLE001  # classified and raised again where it must be
             return self._fail(begun, error)
@@ -959,13 +1004,15 @@ class ToolRunner:
     def _learn(self, begun: OpenCall, result: ToolResult[Any]) -> None:
         """Stage what follows from a success: what policies remember, the typed result, what resources say."""
         begun.enter()
-        for policy in self._policies_for(begun.tool.name):
+        for policy in begun.policies:
             policy.on_result(begun.tool, begun.params, result, context=begun.context)
         for value in _typed_values(result):
             begun.transaction.session.dispatch(value)
         _close_scope(begun)
 
     def _commit(self, begun: OpenCall, result: ToolResult[Any]) -> FilesystemSnapshot | None:
+        begun.close()
+        _close_scope(begun)
         if begun.filesystem is not None:
             begun.filesystem.end()
         workspace = None if begun.workspace is None else begun.workspace.prepare()
@@ -1085,6 +1132,7 @@ class ToolRunner:
         self, begun: OpenCall, result: ToolResult[Any], outcome: Outcome, *, tell: bool = True
     ) -> ToolResult[Any]:
         undo = _Undoing()
+        undo.part("the context", begun.close)
         if begun.outbox is not None:
             undo.part("the outbox", begun.outbox.close)
         if begun.token is not None:
