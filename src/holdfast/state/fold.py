@@ -179,21 +179,21 @@ class Context:
 class Working:
     """Slices as they will be, over slices as they are."""
 
-    __slots__ = ("_context", "base", "changes", "touched")
+    __slots__ = ("_context", "base", "changes", "looked_at")
 
     def __init__(
         self, base: Mapping[type, Slice[Any]], changes: dict[type, Slice[Any]] | None = None
     ) -> None:
         self.base = base
         self.changes: dict[type, Slice[Any]] = {} if changes is None else changes
-        self.touched: set[type] = set()
-        """Which slices the fold depends on: its own, and those that reducers looked at."""
+        self.looked_at: set[type] = set()
+        """Which slices the fold depends on besides those that it changes."""
         self._context: Context | None = None
 
     def ahead(self) -> Working:
         """Return another one that can be thrown away."""
         copy = Working(self.base, dict(self.changes))
-        copy.touched.update(self.touched)
+        copy.looked_at.update(self.looked_at)
         return copy
 
     def look(self, slice_type: type) -> Slice[Any]:
@@ -203,13 +203,8 @@ class Working:
 
     def get(self, slice_type: type) -> Slice[Any]:
         """Return a slice as it will be, and note that the fold depends on it."""
-        self.touched.add(slice_type)
+        self.looked_at.add(slice_type)
         return self.look(slice_type)
-
-    def put(self, slice_type: type, value: Slice[Any]) -> None:
-        """Note what a slice will be."""
-        self.changes[slice_type] = value
-        self.touched.add(slice_type)
 
     @property
     def context(self) -> Context:
@@ -544,7 +539,7 @@ class Core:
             elif not logs_only or self.policy_of(kind) is SlicePolicy.LOG:
                 self.known.setdefault(kind, None)
                 kept = event if immutable else Kept(self.codec, kind, payload)
-                working.put(kind, working.look(kind).append(kept, seq))
+                working.changes[kind] = working.look(kind).append(kept, seq)
             return DispatchResult(event)
         ran: list[Callable[..., object]] = []
         failures: list[HandlerFailure] = []
@@ -583,7 +578,7 @@ class Core:
             finally:
                 self.reducing = None
             if after is not before:
-                working.put(slice_type, after)
+                working.changes[slice_type] = after
         return DispatchResult(event, tuple(ran), tuple(failures))
 
     def _fold_system(
@@ -601,7 +596,8 @@ class Core:
                 if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
                     continue
                 self.known.setdefault(slice_type, None)
-                working.put(slice_type, self._restored(slice_type, working.get(slice_type), each, seq))
+                restored = self._restored(slice_type, working.get(slice_type), each, seq)
+                working.changes[slice_type] = restored
             return
         assert isinstance(event, (InitializeSlice, ClearSlice))
         slice_type = self.codec.registry.resolve(event.slice_type)
@@ -609,13 +605,15 @@ class Core:
             return
         self.known.setdefault(slice_type, None)
         if isinstance(event, InitializeSlice):
-            working.put(slice_type, Slice.of((self._seal(slice_type, each), -seq) for each in event.items))
+            working.changes[slice_type] = Slice.of(
+                (self._seal(slice_type, each), -seq) for each in event.items
+            )
         elif event.removed is None:
-            working.put(slice_type, EMPTY)
+            working.changes[slice_type] = EMPTY
         elif event.removed:
             gone = set(event.removed)
             entries = enumerate(entries_of(working.get(slice_type)))
-            working.put(slice_type, Slice.of(entry for index, entry in entries if index not in gone))
+            working.changes[slice_type] = Slice.of(entry for index, entry in entries if index not in gone)
 
     def _seal(self, slice_type: type, item: Any) -> Any:
         if not isinstance(item, slice_type):

@@ -931,7 +931,7 @@ class Transaction:
         core = self._core
         self._working = working
         self._generation = core.generation
-        self._under = {each: core.slices.get(each, EMPTY) for each in working.touched}
+        self._under = {each: core.slices.get(each, EMPTY) for each in (*working.looked_at, *working.changes)}
 
     def _fold(self, working: Working, staged: Staged) -> DispatchResult:
         core = self._core

@@ -134,7 +134,7 @@ class Slice(Sequence[T]):
 
     def latest(self) -> T | None:
         """Return the last item, or None."""
-        return self[-1] if self._count else None
+        return opened(self._tail[-1][0]) if self._count else None
 
     def where(self, predicate: Callable[[T], bool]) -> tuple[T, ...]:
         """Return the items for which the predicate holds."""
