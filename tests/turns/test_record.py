@@ -1,9 +1,13 @@
-"""What a turn writes down: each message is one of its own."""
+"""What a turn writes down: its messages, and what each model call was sent."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+from holdfast import Agent, tool
+from holdfast.conversation import ProviderUsage, replay
+from holdfast.conversation.replay import SHOWN_HASH
+from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.state import Session
 from holdfast.turns.record import TurnRecord
 
@@ -23,3 +27,25 @@ def test_every_message_has_an_id_of_its_own() -> None:
         ]
     assert len(set(made)) == 1_000
     assert {each.version for each in made} == {4}
+
+
+def test_what_each_call_was_sent_can_be_checked_against_the_log() -> None:
+    """The hash that is recorded with a call is that of the log's replay up to there."""
+
+    @tool(effects="none")
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    script = [Answer("", [("look", {})]), Answer("", [("look", {}), ("look", {})]), Answer("done")]
+    with Agent("looker", tools=[look]).run("go", provider=ScriptedProvider(script)) as run:
+        session = run.execution_state.session
+        calls = [
+            (envelope.seq, each) for envelope, each in session.events() if isinstance(each, ProviderUsage)
+        ]
+        assert len(calls) == len(script)
+        for seq, used in calls:
+            sent = replay(session, upto=seq - 1, model=used.model, dialect=used.provider)
+            assert len(used.prefix_hash) == SHOWN_HASH
+            assert sent.prefix_hash().startswith(used.prefix_hash)
+            assert len(sent.items) == used.input_items

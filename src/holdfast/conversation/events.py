@@ -151,7 +151,7 @@ class ProviderUsage:
     stop_reason: str = ""
     input_items: int = 0
     prefix_hash: str = ""
-    """The hash of the input that was sent."""
+    """The beginning of the hash of the input that was sent."""
     extends_previous: bool = True
     """Whether the previous call's input is a prefix of this one: if not, the provider's cache was missed."""
     output_truncated: bool = False

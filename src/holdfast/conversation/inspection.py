@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.conversation.events import HistoryCompacted
 from holdfast.conversation.messages import ReasoningPart
-from holdfast.conversation.replay import LeftOut, Replayer, ReplayItem
+from holdfast.conversation.replay import SHOWN_HASH, LeftOut, Replayer, ReplayItem
 from holdfast.state.session import Session
 
 
@@ -67,7 +67,7 @@ class ReplayInspection:
         about = [
             f"session {self.session_id} after event {self.at_seq}",
             f"{len(self.items)} items, {self.size_bytes} bytes, about {self.token_estimate} tokens",
-            f"prefix hash {self.prefix_hash[:16]}",
+            f"prefix hash {self.prefix_hash[:SHOWN_HASH]}",
         ]
         if not self.is_sendable:
             about.append("nothing to send: the conversation has not begun")

@@ -77,6 +77,9 @@ BYTES_PER_TOKEN = 3
 BEGIN_TEXT = "Begin."
 """The request of a conversation that has none: providers want the user to speak first."""
 
+SHOWN_HASH = 16
+"""How much of an input's hash is recorded with each call, and shown: enough to tell two inputs apart."""
+
 AUDIT_REASON = "kept for audit, never shown to the model"
 """Why most of a log is left out."""
 

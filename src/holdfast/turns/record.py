@@ -27,6 +27,7 @@ from holdfast.conversation.messages import (
 from holdfast.conversation.replay import (
     ORPHAN_TEXT,
     REPLAYED_KINDS,
+    SHOWN_HASH,
     WITHDRAWN_TEXT,
     Replay,
     Replayer,
@@ -312,7 +313,7 @@ class TurnRecord:
             cost_usd=answer.cost_usd,
             stop_reason="cut_off" if is_cut_off else answer.stop,
             input_items=len(replayed.items),
-            prefix_hash=replayed.prefix_hash(),
+            prefix_hash=replayed.prefix_hash()[:SHOWN_HASH],
             extends_previous=extends,
             output_truncated=answer.stop == "length",
             notes=(*notes, *answer.notes),

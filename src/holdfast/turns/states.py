@@ -722,25 +722,29 @@ class Teller:
 
     def tellings(self, envelope: Envelope, value: object | None) -> Sequence[Telling]:
         """Return what an event tells, in its order."""
-        match value:
-            case InnerMessage():
-                return (Telling(value, envelope.turn_id),) if self._is_new(value) else ()
-            case StateRestored():
-                brought = [
-                    item.item
-                    for each in value.slices
-                    for item in each.items
-                    if item.origin == 0 and item.item is not None
-                ]
-            case InitializeSlice():
-                brought = list(value.items)
-            case _:
-                return (Telling(value, envelope.turn_id),)
-        new = [each for each in brought if self._is_new(each)]
-        return (
-            Telling(value, envelope.turn_id),
-            *(Telling(each, None, is_brought=True) for each in _as_it_happened(new)),
-        )
+        if not self.is_news(value):
+            return ()
+        first = Telling(value, envelope.turn_id)
+        return (first, *(Telling(each, None, is_brought=True) for each in self.brought_by(value)))
+
+    def is_news(self, value: object | None) -> bool:
+        """Say whether an event itself is to be told: a message that was told before is not."""
+        return not isinstance(value, InnerMessage) or self._is_new(value)
+
+    def brought_by(self, value: object | None) -> Iterable[object]:
+        """Return what an event takes over from elsewhere, as far as it was not told before."""
+        if isinstance(value, StateRestored):
+            brought = [
+                item.item
+                for each in value.slices
+                for item in each.items
+                if item.origin == 0 and item.item is not None
+            ]
+        elif isinstance(value, InitializeSlice):
+            brought = list(value.items)
+        else:
+            return ()
+        return _as_it_happened([each for each in brought if self._is_new(each)])
 
     def _is_new(self, value: object) -> bool:
         key = value.message_id if isinstance(value, InnerMessage) else (type(value), repr(value))
@@ -827,20 +831,27 @@ class TurnFollower:
 
         With a codec the value of a `ToolInvoked` may be left out: it is read here if it matters.
         """
-        if envelope.seq <= self.seq:
+        seq = envelope.seq
+        if seq <= self.seq:
             return
-        self.seq = envelope.seq
+        self.seq = seq
         if value is None and codec is not None and self.fold.attempts:
             value = _end_of_call(envelope, codec)
-        if type(value) not in TURN_KINDS:
-            return  # It tells nothing of turns.
-        for told in self._teller.tellings(envelope, value):
-            if isinstance(told.value, TurnStarted):
-                self._is_inside = told.value.turn_id == self.turn_id
-            if self._is_inside:
-                self.fold.take_told(envelope.seq, told)
-            elif told.is_brought:
-                self.fold.keep_loose(envelope.seq, told.value)
+        if type(value) not in TURN_KINDS or not self._teller.is_news(value):
+            return  # It tells nothing of turns, or nothing new.
+        if self._is_of_turn(value):
+            self.fold.take(seq, envelope.turn_id, value)
+        for brought in self._teller.brought_by(value):
+            if self._is_of_turn(brought):
+                self.fold.take(seq, None, brought)
+            else:
+                self.fold.keep_loose(seq, brought)
+
+    def _is_of_turn(self, value: object) -> bool:
+        """Say whether this is the turn's part of the log; a start says which part begins."""
+        if isinstance(value, TurnStarted):
+            self._is_inside = value.turn_id == self.turn_id
+        return self._is_inside
 
     def catch_up(self, session: Session, started: TurnStarted) -> TurnFold:
         """Fold what the log has of this turn by now. Returns a fold of the caller's own."""
