@@ -10,6 +10,7 @@ import random
 import sqlite3
 import tempfile
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,6 +76,39 @@ def durable_append(directory: Path, count: int) -> Iterator[Row]:
     yield ("the same with checkpoints (us, mean)", mean, floor, mean / floor, None)
 
 
+def tool_call(directory: Path, count: int) -> Iterator[Row]:
+    """What a tool call appends, a message and a record with the same text, beside a row of 1 KB by hand."""
+    raw = raw_sqlite(directory / "raw-call.db", "NORMAL")
+    ours: list[float] = []
+    theirs: list[float] = []
+    with SqliteLog(directory / "call.db", synchronous="NORMAL", heartbeat=False) as log:
+        lease = begin(log)
+        for number in range(count):
+            text = phrase(number)
+            batch = [
+                draft(b'{"role":"tool","sequence":%d,"content":"%s"}' % (number, text)),
+                draft(b'{"name":"look","success":true,"result":{"message":"%s"}}' % text),
+            ]
+            theirs += timed(lambda _: raw.execute(INSERT, (KILOBYTE,)), 1)
+            ours += timed(lambda _, n=number, b=batch: log.append(lease, b, expected_seq=2 * n), 1)
+    raw.close()
+    beside = median(ours) - median(theirs)
+    yield ("append of a tool call's message and record, beside a raw commit (us)", beside, None, None, None)
+
+
+WORDS = [bytes(random.Random(number).choices(b"etaoinshrdlu", k=2 + number % 9)) for number in range(3000)]
+
+
+def phrase(seed: int) -> bytes:
+    """Return a kilobyte of words, another one for each seed, about as hard to deflate as prose."""
+    return b" ".join(random.Random(seed).choices(WORDS, k=160))[:1024]
+
+
+def noise(seed: int) -> bytes:
+    """Return a kilobyte of text in which there is nothing to find."""
+    return b64encode(random.Random(seed).randbytes(768))
+
+
 def flatness(directory: Path, sizes: list[int]) -> Iterator[Row]:
     """The last tenth of a long session's appends against the first tenth, without waiting for the disk."""
     for size in sizes:
@@ -121,6 +155,25 @@ def space(directory: Path, count: int) -> Iterator[Row]:
         yield (name, per_event, 1024.0, per_event / 1024, 1.6)
 
 
+def room(directory: Path, count: int) -> Iterator[Row]:
+    """Bytes of the closed file per byte of text, where each text stands in two events of an append."""
+    for kind, text in (("words", phrase), ("noise", noise)):
+        path = directory / f"room-{kind}.db"
+        with SqliteLog(path, synchronous="NORMAL", heartbeat=False) as log:
+            lease = begin(log)
+            for number in range(count):
+                batch = [draft(b'{"content":"%s"}' % text(number)), draft(b'{"result":"%s"}' % text(number))]
+                log.append(lease, batch, expected_seq=2 * number)
+        stored, given = path.stat().st_size, 1024 * count
+        yield (
+            f"file size for {count:,} texts of 1 KB, {kind}, twice each (bytes)",
+            stored,
+            given,
+            stored / given,
+            None,
+        )
+
+
 def reading(directory: Path, count: int) -> Iterator[Row]:
     """All events of a session, verified, beside fetching the same rows without looking at them."""
     path = directory / "reading.db"
@@ -128,7 +181,8 @@ def reading(directory: Path, count: int) -> Iterator[Row]:
         lease = begin(log)
         session_id: UUID = lease.session_id
         for start in range(0, count, 1000):
-            log.append(lease, [draft()] * min(1000, count - start), expected_seq=start)
+            batch = [draft(phrase(number)) for number in range(start, min(start + 1000, count))]
+            log.append(lease, batch, expected_seq=start)
         raw = sqlite3.connect(path)
         ours = timed(lambda _: sum(1 for _ in log.read(session_id)), 3)
         theirs = timed(lambda _: raw.execute("SELECT * FROM events ORDER BY session_key, seq").fetchall(), 3)
@@ -141,6 +195,8 @@ def rows(quick: bool = True) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
         directory = Path(name)
         yield from durable_append(directory, 500 if quick else 2000)
+        yield from tool_call(directory, 500 if quick else 2000)
         yield from flatness(directory, [10, 1000] if quick else [10, 1000, 100_000])
         yield from space(directory, 2000 if quick else 10_000)
+        yield from room(directory, 1000)
         yield from reading(directory, 10_000)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import LogDamagedError, StaleWriterError
 from holdfast.log import Draft
+from holdfast.log.database import still_in_use
 from holdfast.log.rows import DEFLATED, SEVERAL, EventRow, first_of, pack, parts_of, unpack
 from holdfast.log.sqlite import SqliteLog
 
@@ -218,6 +219,7 @@ def test_pruning_may_end_anywhere(path: Path, tmp_path: Path, upto: int) -> None
         "turn_id = 'other'",
         "checksum = zeroblob(16)",
         "type = ''",
+        "seq = seq + 100",
     ],
 )
 def test_a_damaged_row_is_noticed_and_everything_before_it_is_whole(
@@ -231,11 +233,18 @@ def test_a_damaged_row_is_noticed_and_everything_before_it_is_whole(
     good = {3: 0, 4: 3, 8: 4, 10: 8}[seq]
     with SqliteLog(path, heartbeat=False) as log:
         for after in range(10):
-            # Who begins behind the damaged row, and not right behind it, does not come across it.
-            if after < seq or (damage.startswith("checksum") and after == seq < 10):
+            begins_with = max(end for end in (0, 3, 4, 8) if end <= after)
+            if after < seq or (damage.startswith("checksum") and begins_with == seq):
                 with pytest.raises(LogDamagedError) as caught:
                     list(log.read(SESSION, after=after))
                 assert caught.value.last_good_seq == good
+            elif damage.startswith("seq"):
+                # The number promises later events.
+                with pytest.raises(LogDamagedError):
+                    list(log.read(SESSION, after=after))
+            else:
+                # Who begins behind the damaged row does not come across it.
+                assert contents(log, after=after) == DRAFTS[after:]
         report = log.check(SESSION)
         assert (report.ok, report.events, report.last_good_seq) == (False, good, good)
     (report,) = SqliteLog.salvage(path, tmp_path / "new.db")
@@ -320,5 +329,37 @@ def test_an_append_that_failed_is_not_remembered(path: Path) -> None:
         with pytest.raises(StaleWriterError, match="is at event 11"):
             log.append(lease, DRAFTS[:1], expected_seq=10)
         log.append(lease, DRAFTS[:2], expected_seq=11)
+        assert contents(log, after=10) == [DRAFTS[0], *DRAFTS[:2]]
+        assert log.check(SESSION).ok
+
+
+class _BusyOnce:
+    """A connection whose first commit finds the file in use, as another process may have it."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.refused = 0
+
+    def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+        if statement == "COMMIT" and not self.refused:
+            self.refused += 1
+            raise still_in_use("not now")
+        return self._connection.execute(statement, *values)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._connection, name)
+
+
+def test_an_append_that_is_tried_again_begins_where_the_first_attempt_began(path: Path) -> None:
+    """What was not committed does not count, not even for the writer itself."""
+    with SqliteLog(path, heartbeat=False) as log:
+        lease = log.acquire(SESSION, owner="me")
+        log.append(lease, DRAFTS[:1], expected_seq=10)
+        connection = log._database._connection
+        assert connection is not None
+        busy = _BusyOnce(connection)
+        log._database._connection = busy  # type: ignore[assignment]  # it does what a connection does
+        log.append(lease, DRAFTS[:2], expected_seq=11)
+        assert busy.refused == 1
         assert contents(log, after=10) == [DRAFTS[0], *DRAFTS[:2]]
         assert log.check(SESSION).ok

@@ -73,14 +73,14 @@ def parts_of(drafts: Sequence[Draft]) -> list[Sequence[Draft]]:
 
 def pack(part: Sequence[Draft]) -> tuple[int, bytes]:
     """Return the flags and the payload of the row that holds these events."""
-    last = part[-1]
-    flags, payload = int(last.rolled_back), last.payload
-    if len(part) > 1:
-        entries = [
-            f"{kind}\0{at_us}\0{rolled_back:d}\0{len(its)}\0"
-            for kind, its, at_us, _, _, _, rolled_back in part[:-1]
-        ]
-        payload = b"".join(("".join(entries).encode(), b"\0", *[each.payload for each in part]))
+    *earlier, (_, payload, _, _, _, _, rolled_back) = part
+    flags = int(rolled_back)
+    if earlier:
+        front, payloads = "", []
+        for kind, its, at_us, _, _, _, its_flag in earlier:
+            front += f"{kind}\0{at_us}\0{int(its_flag)}\0{len(its)}\0"
+            payloads.append(its)
+        payload = b"".join((front.encode(), b"\0", *payloads, payload))
         flags += SEVERAL
     if _LEAST_DEFLATED <= len(payload) <= _MOST_DEFLATED:
         deflated = _deflated(payload)
