@@ -48,7 +48,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, TextIO
-from uuid import UUID
 
 from holdfast.clock import Clock, SystemClock, new_id
 from holdfast.errors import (
@@ -207,9 +206,10 @@ class HostFilesystem:
     def close(self) -> None:
         """Let go of files, and remove the store if it is a temporary one. A call that is open stays open."""
         with self._lock:
-            for journal in (self._ambient, self._call.journal if self._call is not None else None):
-                if journal is not None:
-                    journal.close()
+            if self._ambient is not None:
+                self._ambient.close()
+            if self._call is not None:
+                self._call.journal.close()
             if self._history is not None:
                 if self._cleanup is None and not self._read_only:
                     try:
@@ -853,17 +853,16 @@ class HostFilesystem:
                 )
             history.hold()
             try:
-                self._flush_ambient()
+                if self._ambient is not None:
+                    self._flush_ambient()
                 manifest = self._scan_boundary() if foreign else None
-                head = self._head()
+                head = history.line.head or self._head()
                 base = self._snapshot_at(head, tool_name or None, manifest)
-                journal = self._start_journal(
-                    base.snapshot_id, "call", call_id, tool_name, head, foreign=foreign
-                )
+                journal = self._start_journal("call", call_id, base, foreign=True) if foreign else None
             except BaseException:
                 history.release()
                 raise
-            self._call = _HostCall(self, journal, base)
+            self._call = _HostCall(self, call_id, base, journal)
             return self._call
 
     def unfinished(self) -> Sequence[str]:
@@ -1081,20 +1080,22 @@ class HostFilesystem:
         history.stage(journal)
         base = history.line.position(journal.base)
         boundary = history.line.boundaries[base] if base is not None else self._head()
-        self._call = _HostCall(self, journal, self._snapshot_at(boundary, journal.tool_name or None, None))
+        base_snapshot = self._snapshot_at(boundary, journal.tool_name or None, None)
+        self._call = _HostCall(self, journal.call_id, base_snapshot, journal)
         return self._call
 
     def _start_journal(
-        self, id: UUID, kind: JournalKind, call_id: str, tool_name: str, head: Boundary, *, foreign: bool
+        self, kind: JournalKind, call_id: str, base: FilesystemSnapshot, *, foreign: bool
     ) -> Journal:
+        """Start the journal of what begins at a boundary; the boundary's tag is the tool's name."""
         history = self._opened()
         return Journal.create(
             history.call_path,
-            id=id.hex[:16],
+            id=base.snapshot_id.hex[:16],
             kind=kind,
             call_id=call_id,
-            tool_name=tool_name,
-            base=head.commit,
+            tool_name=base.tag or "",
+            base=base.commit_ref,
             foreign=foreign,
             durable=self._durable,
         )
@@ -1517,10 +1518,9 @@ class HostFilesystem:
         self, snapshot: FilesystemSnapshot, plan: Mapping[str, State], current: Mapping[str, State]
     ) -> Outcome:
         """Restore under a journal of its own, so that a crash or an error leaves all or nothing."""
-        journal = self._start_journal(
-            new_id(), "restore", f"to {snapshot.commit_ref[:12]}", "restore", self._head(), foreign=False
-        )
-        call = _HostCall(self, journal, snapshot, boundary_kind="restore")
+        base = self._snapshot_at(self._head(), "restore", None)
+        journal = self._start_journal("restore", f"to {snapshot.commit_ref[:12]}", base, foreign=False)
+        call = _HostCall(self, journal.call_id, base, journal)
         self._opened().hold()
         self._call = call
         try:
@@ -1689,28 +1689,36 @@ class HostFilesystem:
 class _HostCall:
     """One tool call's hold on a workspace on disk."""
 
-    __slots__ = ("_base", "_filesystem", "_finished", "_working", "boundary_kind", "dirty", "journal")
+    __slots__ = ("_base", "_call_id", "_filesystem", "_finished", "_journal", "_working", "dirty")
 
     def __init__(
-        self,
-        filesystem: HostFilesystem,
-        journal: Journal,
-        base: FilesystemSnapshot,
-        *,
-        boundary_kind: BoundaryKind = "call",
+        self, filesystem: HostFilesystem, call_id: str, base: FilesystemSnapshot, journal: Journal | None
     ) -> None:
-        self.journal = journal
-        self.boundary_kind = boundary_kind if journal.kind == "call" else "restore"
         self.dirty: set[str] = set()
         self._filesystem = filesystem
+        self._call_id = call_id
         self._base = base
+        self._journal = journal
         self._finished = False
         self._working: Manifest | None = None
 
     @property
     def call_id(self) -> str:
         """The tool call that holds the workspace."""
-        return self.journal.call_id
+        return self._call_id
+
+    @property
+    def journal(self) -> Journal:
+        """How to undo the call; a plain one has no journal until somebody asks for it."""
+        if self._journal is None:
+            filesystem = self._filesystem
+            self._journal = filesystem._start_journal("call", self._call_id, self._base, foreign=False)
+        return self._journal
+
+    @property
+    def boundary_kind(self) -> BoundaryKind:
+        """What the boundary at the end of the call is called."""
+        return "call" if self.journal.kind == "call" else "restore"
 
     @property
     def base(self) -> FilesystemSnapshot:
@@ -1749,8 +1757,10 @@ class _HostCall:
 
     def _is_idle(self) -> bool:
         """Whether the call has not touched anything, so that its boundary is the one before it."""
-        journal = self.journal
-        return journal.kind == "call" and not (journal.foreign or journal.touched or journal.segments)
+        journal = self._journal
+        return journal is None or (
+            journal.kind == "call" and not (journal.foreign or journal.touched or journal.segments)
+        )
 
     def finish(self) -> None:
         """Forget how to undo the call. Only after the log has committed it."""
@@ -1762,9 +1772,10 @@ class _HostCall:
             if not self._is_idle() and (not self.journal.prepared or self.journal.touched):
                 self.prepare()
             history = filesystem._opened()
-            for boundary in self.journal.segments:
-                history.append(boundary)
-            self.journal.end()
+            if self._journal is not None:
+                for boundary in self._journal.segments:
+                    history.append(boundary)
+                self._journal.end()
             if self._working is not None:
                 history.adopt_manifest(self._working, self.dirty)
             self._finished = True

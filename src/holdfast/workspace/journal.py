@@ -382,7 +382,8 @@ class Line:
     @property
     def head(self) -> Boundary | None:
         """The newest boundary."""
-        return self.boundaries[-1] if self.boundaries else None
+        boundaries = self.boundaries
+        return boundaries[-1] if boundaries else None
 
     def position(self, commit: str) -> int | None:
         """Return the place of the newest boundary with that commit, or None."""
