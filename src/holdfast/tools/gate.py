@@ -70,7 +70,8 @@ class Gate:
                 self._pass_on()
             elif turn in self._waiting:
                 self._waiting.remove(turn)
-        self._wake()
+        if self._holder is not None:
+            self._wake()
 
     def _pass_on(self) -> None:
         self._holder = weakref.ref(self._waiting.popleft(), self._forget) if self._waiting else None
@@ -170,24 +171,24 @@ class Turns:
     __slots__ = ("_turns",)
 
     def __init__(self, gates: Sequence[Gate]) -> None:
-        self._turns = tuple(Turn(gate) for gate in gates)
+        self._turns = [Turn(gate) for gate in gates]
 
     def take(self, token: CancellationToken, deadline: Deadline | None) -> None:
         """Go through all gates, blocking the thread."""
         for each in self._turns:
-            if not each.take_nowait():
+            if not each.gate._enter(each, queue=False):
                 each.take(token, deadline)
 
     async def take_async(self, token: CancellationToken, deadline: Deadline | None) -> None:
         """Go through all gates, letting other tasks run."""
         for each in self._turns:
-            if not each.take_nowait():
+            if not each.gate._enter(each, queue=False):
                 await each.take_async(token, deadline)
 
     def give_back(self) -> None:
         """Leave all gates. Calling it again does nothing."""
         for each in reversed(self._turns):
-            each.give_back()
+            each.gate._leave(each)
 
 
 def _nothing() -> None:

@@ -74,7 +74,6 @@ from holdfast.log.event import SlicePolicy
 from holdfast.state.events import AttentionNeeded
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import ResourceContext, ResourceRegistry, Snapshotable, ToolScope
-from holdfast.state.run_context import RunContext
 from holdfast.state.session import Session, Transaction
 from holdfast.state.snapshot import CompositeSnapshot, SnapshotMetadata
 from holdfast.tools.boundaries import recover, workspace_call_id
@@ -348,6 +347,8 @@ class ToolRunner:
     """The session's gate, and the workspace's if there is one that can be changed."""
     _own_context: ToolContext | None = field(default=None, init=False, repr=False)
     """What the calls share that come without a context."""
+    _workspace_suffix: str = field(default="", init=False, repr=False)
+    """How the names end that this session's calls have towards the workspace."""
     _filesystem: Filesystem | None = field(default=None, init=False, repr=False)
     _read_only: Filesystem | None = field(default=None, init=False, repr=False)
     """The workspace as a call without effects sees it."""
@@ -357,6 +358,7 @@ class ToolRunner:
     def __post_init__(self) -> None:
         state, session = self.execution_state, self.execution_state.session
         filesystem = self._filesystem = filesystem_of(state)
+        self._workspace_suffix = workspace_call_id(session.session_id, "")
         gates = [gate_of(session.session_id, "the session")]
         if filesystem is not None:
             self._read_only = filesystem.read_only_view()
@@ -855,8 +857,18 @@ class ToolRunner:
         """End a call that did not begin: nothing to undo, one append."""
         result: ToolResult[Any] = ToolResult.error(message)
         recorded, problem = _recorded(plan.record, result)
-        invoked = self._invoked(
-            plan.call, plan.context.run_context, result, outcome, new_id(), batch_events=len(recorded)
+        invoked = ToolInvoked(
+            prompt_name=self.prompt_name,
+            adapter=self.adapter,
+            name=plan.call.name,
+            params=_kept_arguments(plan.call),
+            result=_kept_result(result),
+            session_id=self.execution_state.session.session_id,
+            created_at=self.execution_state.clock.now(),
+            call_id=plan.call.id,
+            run_context=plan.context.run_context,
+            outcome=outcome,
+            batch_events=len(recorded),
         )
         self.execution_state.session.dispatch_all([*recorded, invoked])
         if problem is not None:
@@ -918,16 +930,15 @@ class ToolRunner:
         return begun
 
     def _hold(self, begun: OpenCall, filesystem: Filesystem) -> None:
-        name = workspace_call_id(self.execution_state.session.session_id, begun.call.id)
-        hold = partial(filesystem.begin, name, tool_name=begun.tool.name, foreign=begun.tool.foreign)
+        name, tool = f"{begun.call.id}{self._workspace_suffix}", begun.tool
         try:
-            begun.workspace = hold()
+            begun.workspace = filesystem.begin(name, tool_name=tool.name, foreign=tool.foreign)
         except WorkspaceError:
             # This call has the gate, so whatever holds the workspace is no longer at work. If it is a call of
             # this session that an interrupt or a crash cut off, the log says how it ended.
             if not recover(self.execution_state):
                 raise
-            begun.workspace = hold()
+            begun.workspace = filesystem.begin(name, tool_name=tool.name, foreign=tool.foreign)
         self._gates[-1].boundary = begun.workspace.base
 
     def _save_others(
@@ -1201,54 +1212,25 @@ class ToolRunner:
         conflicts: tuple[str, ...] = (),
     ) -> ToolInvoked:
         """Make the event that ends a call that had begun."""
-        return self._invoked(
-            begun.call,
-            begun.given.run_context,
-            result,
-            outcome,
-            begun.event_id,
-            # A call without effects has no start in the log.
-            attempt_id="" if begun.tool.effects == "none" else begun.attempt_id,
-            elapsed_ms=self._elapsed_ms(begun),
-            workspace=workspace,
-            conflicts=conflicts,
-            hold_id=begun.hold_id,
-            batch_events=batch_events,
-        )
-
-    def _invoked(
-        self,
-        call: ToolCall,
-        run_context: RunContext | None,
-        result: ToolResult[Any],
-        outcome: Outcome,
-        event_id: UUID,
-        *,
-        attempt_id: str = "",
-        elapsed_ms: float = 0.0,
-        workspace: FilesystemSnapshot | None = None,
-        conflicts: tuple[str, ...] = (),
-        hold_id: str = "",
-        batch_events: int = 0,
-    ) -> ToolInvoked:
         state = self.execution_state
         return ToolInvoked(
             prompt_name=self.prompt_name,
             adapter=self.adapter,
-            name=call.name,
-            params=_kept_arguments(call),
+            name=begun.call.name,
+            params=_kept_arguments(begun.call),
             result=_kept_result(result),
             session_id=state.session.session_id,
             created_at=state.clock.now(),
-            call_id=call.id,
-            run_context=run_context,
-            event_id=event_id,
-            attempt_id=attempt_id,
+            call_id=begun.call.id,
+            run_context=begun.given.run_context,
+            event_id=begun.event_id,
+            # A call without effects has no start in the log.
+            attempt_id="" if begun.tool.effects == "none" else begun.attempt_id,
             outcome=outcome,
-            elapsed_ms=elapsed_ms,
+            elapsed_ms=self._elapsed_ms(begun),
             workspace=workspace,
             conflicts=conflicts,
-            hold_id=hold_id,
+            hold_id=begun.hold_id,
             batch_events=batch_events,
         )
 
@@ -1503,12 +1485,9 @@ def _is_record(value: object) -> bool:
 
 
 def _kept_result(result: ToolResult[Any]) -> ToolResult[Any]:
-    """Return what `ToolInvoked` keeps of a result; most are short, and kept as they are."""
-    if (
-        result.value is None
-        and not result.exclude_value_from_context
-        and len(result.message) <= _KEPT_MESSAGE
-    ):
+    """Return what `ToolInvoked` keeps of a result; a short one is kept as it is."""
+    is_plain = result.value is None and not result.exclude_value_from_context
+    if is_plain and len(result.message) <= _KEPT_MESSAGE:
         return result
     return ToolResult(result.render()[:_KEPT_MESSAGE], success=result.success)
 
