@@ -22,6 +22,11 @@ A dataclass marked as `sparse` leaves out of its stored form what is empty and i
 by default: None, False, 0, and empty texts and collections. The mark is a promise: what
 was left out comes back as the default, so these defaults must never change.
 
+A value that can never change in place may be handed to everybody; any other has to be decoded anew
+for each reader. `is_immutable` tells which it is. Along the declared types nearly all of that is known
+beforehand, so that only the fields in doubt are looked at. A mapping is immutable if it is a
+`FrozenDict` of what is immutable; declared as one, its stored form is that of a dict.
+
 A type's stable name is `module:qualname` unless it was registered with another.
 Types are registered when they are used as a slice, dispatched, or named in a
 registered type's fields, and explicitly with `register_type`.

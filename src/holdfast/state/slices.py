@@ -189,7 +189,7 @@ class Slice(Sequence[T]):
         tail = self._tail
         if len(tail) < _WIDTH:
             new._root, new._shift = self._root, self._shift
-            new._tail = (*tail, (item, origin))
+            new._tail = tail + ((item, origin),)  # noqa: RUF005  # unpacking takes three times as long
             return new
         new._tail = ((item, origin),)
         if (self._count >> _BITS) > (1 << self._shift):
