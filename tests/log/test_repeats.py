@@ -1,10 +1,11 @@
-"""A file as version 3 of the schema wrote it: a text that an append holds twice is stored once."""
+"""What an append says twice is stored once: very long texts, and every text in a file of version 3."""
 
 import gzip
 import json
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
+from random import Random
 from uuid import UUID
 
 import pytest
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 from holdfast.errors import LogDamagedError
 from holdfast.log import Draft, Envelope
 from holdfast.log.migrations import LATEST
-from holdfast.log.repeats import REACH, with_repeats
+from holdfast.log.repeats import REACH, with_repeats, without_repeats
 from holdfast.log.sqlite import SqliteLog
+
+from .conftest import BIRTH
 
 VERSION_3 = Path(__file__).with_name("version-3.db.gz")
 SESSION = UUID(int=7)
@@ -23,6 +26,12 @@ SAID = "what a tool has said, at length; " * 40
 MESSAGE = json.dumps({"role": "tool", "content": SAID + "and more"}).encode()
 INVOKED = json.dumps({"name": "look", "result": {"message": SAID, "success": True}}).encode()
 DRAFTS = [Draft("message", MESSAGE, 1, "turn"), Draft("invoked", INVOKED, 2, "turn", rolled_back=True)]
+
+
+texts = st.text(st.sampled_from('ab"\\\n\u2028é'), max_size=12).map(lambda text: text * 40)
+payloads = st.dictionaries(st.sampled_from("xyz"), texts).map(
+    lambda data: json.dumps(data, ensure_ascii=False).encode()
+) | st.binary(max_size=600)
 
 
 @pytest.fixture
@@ -38,6 +47,16 @@ def contents(events: Iterable[Envelope]) -> list[tuple[int, bytes, bool]]:
 
 
 ALL = [(1, MESSAGE, False), (2, INVOKED, True), (3, MESSAGE, False), (4, INVOKED, True)]
+
+
+@given(st.lists(payloads, min_size=1, max_size=REACH + 2), st.data())
+def test_a_payload_comes_back_byte_for_byte(before: list[bytes], data: st.DataObject) -> None:
+    """Whatever the payload is, and whichever of those before it are stored whole."""
+    payload = data.draw(payloads | st.sampled_from(before))
+    known = [data.draw(st.sampled_from([each, None])) for each in before]
+    stored = without_repeats(payload, known)
+    if stored is not None:
+        assert with_repeats(stored, lambda back: known[-back]) == payload
 
 
 @given(st.binary(max_size=80) | st.from_regex(rb"\d{1,4}:[1-5]:\d{1,3}:\d{1,3}\n.*", fullmatch=True))
@@ -131,3 +150,30 @@ def test_a_changed_text_is_noticed_where_it_is_repeated_as_well(path: Path) -> N
                 list(log.read(SESSION, after=after))
             assert caught.value.last_good_seq == 0
         assert contents(log.read(SESSION, after=2)) == ALL[2:]
+
+
+def test_very_long_texts_are_abbreviated_still(tmp_path: Path) -> None:
+    """They are read, pruned and salvaged as those of version 3 are."""
+    said = Random(9).randbytes(50_000).hex().encode()
+    message, invoked = b'{"content":"%s"}' % said, b'{"result":"%s"}' % said
+    batch = [Draft("message", message, 1), Draft("small", b"{}", 2), Draft("invoked", invoked, 3)]
+    path = tmp_path / "log.db"
+    with SqliteLog(path, heartbeat=False) as log:
+        log.create(SESSION, created_at=BIRTH)
+        lease = log.acquire(SESSION, owner="me")
+        log.append(lease, batch, expected_seq=0)
+        log.append(lease, batch, expected_seq=3)
+        written = [message, b"{}", invoked] * 2
+        for after in range(6):
+            assert [each.payload for each in log.read(SESSION, after=after)] == written[after:]
+        reader = sqlite3.connect(path)
+        assert reader.execute("SELECT max(length(payload)) FROM events WHERE seq % 3 = 0").fetchone() < (100,)
+        reader.close()
+        log.put_snapshot(lease, 6, b"state")
+        assert log.prune(lease, upto=2) == 2
+        assert [each.payload for each in log.read(SESSION)] == written[2:]
+        assert log.check(SESSION).ok
+    (report,) = SqliteLog.salvage(path, tmp_path / "new.db")
+    assert report.ok
+    with SqliteLog(tmp_path / "new.db", heartbeat=False) as log:
+        assert [each.payload for each in log.read(SESSION)] == written[2:]

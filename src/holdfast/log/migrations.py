@@ -75,8 +75,8 @@ MIGRATIONS: Mapping[int, tuple[str, ...]] = {
     # The tables stay as they are. From here on an event's payload may be stored without a text that
     # an event shortly before it has, see `repeats.py`; who does not know that must not read the file.
     3: (),
-    # The tables stay as they are again. A row of `events` may now hold several events of one append,
-    # deflated, see `rows.py`; its columns are those of the last one.
+    # The tables stay as they are again. A row of `events` may now hold several events of one append, and
+    # be deflated, see `rows.py`; its columns are those of the last one.
     4: (),
 }
 

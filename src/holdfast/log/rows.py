@@ -11,12 +11,14 @@ the payloads, the last event's at the end. An event that is alone in its row is 
 is. Because checksums are chained, the last event's covers all of them.
 
 A payload that is long enough is then deflated, so that what two events of a row have in
-common is stored once. Every row can be read without another one: damage to a row does not reach
-beyond it, and pruning has nothing to rewrite but the row that it cuts.
+common is stored once. An event that is too long to be deflated has a row of its own; it is
+abbreviated if it repeats another such event of the append (`repeats.py`). All other rows
+can be read without one another: damage to a row does not reach beyond it, and pruning has
+nothing to rewrite but the row that it cuts.
 
 The column `rolled_back` says how to read the payload: it is a sum of the flags below.
-Rows with one event, not deflated, are those of schema versions 1 and 2; version 3 had
-abbreviated ones (`repeats.py`), which are read and no longer written.
+Rows of schema versions 1 and 2 have none but the first; version 3 had abbreviated rows of
+any length.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from holdfast.log.event import Draft, Envelope, chain_checksum
-from holdfast.log.repeats import Source, with_repeats
+from holdfast.log.repeats import Source, with_repeats, without_repeats
 
 ROLLED_BACK = 1
 """The row's last event was left behind by a rolled back call."""
@@ -40,11 +42,11 @@ DEFLATED = 8
 _FORMS = frozenset({0, ABBREVIATED, SEVERAL, DEFLATED, SEVERAL + DEFLATED})
 
 _MOST_IN_ROW = 64 * 1024
-"""How much of an append one row takes: zlib looks back half as far, and damage costs a whole row."""
+"""How much several events in one row have together: zlib looks back half as far, and damage costs a row."""
 _LEAST_DEFLATED = 1024
 """Shorter payloads gain less room than deflating them takes time."""
-_MOST_DEFLATED = 256 * 1024
-"""Longer payloads are stored as they are, so that an append takes no time for them."""
+_MOST_DEFLATED = 64 * 1024
+"""Longer payloads would take too long. More than this is not inflated either, so it must not be lowered."""
 _SMALL_BITS = 12
 _SMALL = 1 << _SMALL_BITS
 """Up to here a window of this size is enough; clearing the usual one takes longer than deflating."""
@@ -71,8 +73,27 @@ def parts_of(drafts: Sequence[Draft]) -> list[Sequence[Draft]]:
     return parts
 
 
-def pack(part: Sequence[Draft]) -> tuple[int, bytes]:
-    """Return the flags and the payload of the row that holds these events."""
+def packed(drafts: Sequence[Draft]) -> list[tuple[Sequence[Draft], int, bytes]]:
+    """Return the rows of an append: the events of each, its flags, and its payload."""
+    parts = parts_of(drafts)
+    if len(parts) == 1:
+        return [(drafts, *pack(drafts))]
+    rows = []
+    before: list[bytes | None] = []
+    for part in parts:
+        flags, payload = pack(part, before)
+        before += [None] * (len(part) - 1)
+        before.append(payload if flags in (0, ROLLED_BACK) else None)
+        rows.append((part, flags, payload))
+    return rows
+
+
+def pack(part: Sequence[Draft], before: Sequence[bytes | None] = ()) -> tuple[int, bytes]:
+    """Return the flags and the payload of the row that holds these events.
+
+    `before` are the payloads of the append's events before these, None for one that is not stored
+    as it is.
+    """
     *earlier, (_, payload, _, _, _, _, rolled_back) = part
     flags = int(rolled_back)
     if earlier:
@@ -82,7 +103,10 @@ def pack(part: Sequence[Draft]) -> tuple[int, bytes]:
             payloads.append(its)
         payload = b"".join((front.encode(), b"\0", *payloads, payload))
         flags += SEVERAL
-    if _LEAST_DEFLATED <= len(payload) <= _MOST_DEFLATED:
+    if len(payload) > _MOST_DEFLATED:
+        shorter = without_repeats(payload, before) if before and not earlier else None
+        return (flags, payload) if shorter is None else (flags + ABBREVIATED, shorter)
+    if len(payload) >= _LEAST_DEFLATED:
         deflated = _deflated(payload)
         if len(deflated) < len(payload):
             return flags + DEFLATED, deflated
@@ -141,6 +165,20 @@ def _inflated(payload: bytes) -> bytes | None:
     return whole if inflater.eof and not inflater.unused_data else None
 
 
+def chained(session_id: UUID, previous: bytes, first: int, drafts: Sequence[Draft]) -> list[Envelope]:
+    """Number events from `first` on, and give each its checksum, chained to that of the one before."""
+    events: list[Envelope] = []
+    for seq, draft in enumerate(drafts, first):
+        previous = chain_checksum(previous, session_id, seq, draft)
+        kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
+        events.append(
+            Envelope(
+                session_id, seq, at_us, kind, payload, previous, turn_id, run_id, trace_id, bool(rolled_back)
+            )
+        )
+    return events
+
+
 def verified(
     session_id: UUID, previous: bytes, first: int, row: EventRow, source: Source
 ) -> list[Envelope] | None:
@@ -148,20 +186,12 @@ def verified(
     drafts = unpack(row, source)
     if drafts is None or row[1] != first + len(drafts) - 1:
         return None
-    events: list[Envelope] = []
     try:
-        for seq, draft in enumerate(drafts, first):
-            previous = chain_checksum(previous, session_id, seq, draft)
-            kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
-            events.append(
-                Envelope(
-                    session_id, seq, at_us, kind, payload, previous, turn_id, run_id, trace_id, rolled_back
-                )
-            )
+        events = chained(session_id, previous, first, drafts)
     except (TypeError, ValueError):
         # A damaged row may hold a number where a text was.
         return None
-    return events if previous == row[8] else None
+    return events if events[-1].checksum == row[8] else None
 
 
 def first_of(row: EventRow) -> int | None:

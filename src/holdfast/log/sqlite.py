@@ -57,13 +57,12 @@ from holdfast.log.event import (
     Draft,
     Envelope,
     SessionInfo,
-    chain_checksum,
     from_microseconds,
     to_microseconds,
 )
 from holdfast.log.lease import LeaseKeeper
 from holdfast.log.repeats import REACH, with_repeats
-from holdfast.log.rows import EventRow, first_of, pack, parts_of, verified
+from holdfast.log.rows import EventRow, chained, first_of, pack, packed, verified
 from holdfast.log.salvage import Found, Place, Value, Wreck
 
 # --- the queries -------------------------------------------------------------------------------------
@@ -255,13 +254,6 @@ def _payload_at(connection: sqlite3.Connection, key: int, seq: int, query: str =
     return payload if flags in (0, 1) and type(payload) is bytes else None
 
 
-def _envelope(session_id: UUID, seq: int, checksum: bytes, draft: Draft) -> Envelope:
-    kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
-    return Envelope(
-        session_id, seq, at_us, kind, payload, checksum, turn_id, run_id, trace_id, bool(rolled_back)
-    )
-
-
 def _draft(event: Envelope) -> Draft:
     _, _, at_us, kind, payload, _, turn_id, run_id, trace_id, rolled_back = event
     return Draft(kind, payload, at_us, turn_id, run_id, trace_id, rolled_back)
@@ -450,7 +442,7 @@ class SqliteLog:
                 f"refused; nothing was written; open the session again"
             )
         session_id = lease.session_id
-        rows = [(part, *pack(part)) for part in parts_of(drafts)]
+        rows = packed(drafts)
 
         def work(connection: sqlite3.Connection) -> tuple[Sequence[Envelope], _Tail]:
             generation = self._database.generation(connection)
@@ -461,11 +453,10 @@ class SqliteLog:
             key, seq, checksum = tail.key, tail.seq, tail.checksum
             batch: list[Envelope] = []
             for part, flags, stored in rows:
-                for draft in part:
-                    seq += 1
-                    checksum = chain_checksum(checksum, session_id, seq, draft)
-                    batch.append(_envelope(session_id, seq, checksum, draft))
+                events = chained(session_id, checksum, seq + 1, part)
+                seq, checksum = seq + len(events), events[-1].checksum
                 _insert(connection, key, seq, part[-1], flags, stored, checksum)
+                batch += events
             opening, writes, others = generation
             return batch, _Tail(lease, (opening, writes + 1, others), key, seq, checksum)
 
@@ -576,7 +567,8 @@ class SqliteLog:
                     break
                 position, previous, seq = stored[0], stored[8], stored[1]
                 passed[seq] = events[0].payload if stored[7] in (0, 1) else None
-                passed.pop(seq - REACH, None)
+                if len(passed) > REACH:
+                    del passed[next(iter(passed))]
                 good += 1
                 yield events
                 if seq >= last:
@@ -1021,7 +1013,8 @@ class SqliteLog:
                     continue
                 last, previous = seq, events[-1].checksum
                 passed[last] = events[-1].payload
-                passed.pop(last - REACH, None)
+                if len(passed) > REACH:
+                    del passed[next(iter(passed))]
                 part = [_draft(event) for event in events]
                 _insert(connection, new_key, last, part[-1], *pack(part), previous)
             for (owner, seq), place in sorted(found.snapshots.items(), key=lambda each: each[0]):
