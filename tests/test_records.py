@@ -6,14 +6,17 @@ import copy
 import dataclasses
 import inspect
 import pickle
+import typing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.records import quick
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,21 @@ def test_a_subclass_is_made_in_the_usual_way() -> None:
     assert (More(1, extra=2).extra, More(1).first, Same(3).doubled) == (2, 1, 6)
     with pytest.raises(dataclasses.FrozenInstanceError):
         Same(3).first = 4  # type: ignore[misc]
+
+
+def test_a_generic_record_can_be_quick() -> None:
+    @quick
+    @dataclass(frozen=True, slots=True)
+    class Box(Generic[T]):
+        content: T
+        label: str = ""
+
+    made = Box([1], label="a")
+    assert (made.content, made.label, type(made)) == ([1], "a", Box)
+    assert dataclasses.replace(made, label="b") == Box([1], "b") != made
+    assert typing.get_args(Box[int]) == (int,)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.label = "c"  # type: ignore[misc]
 
 
 def test_only_a_frozen_dataclass_with_slots_can_be_made_quick() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -35,13 +35,14 @@ def quick(cls: type[T]) -> type[T]:
     if (
         not described.__dataclass_params__.frozen
         or "__slots__" not in cls.__dict__
-        or cls.__base__ is not object
+        or cls.__bases__ not in ((object,), (Generic,))
     ):
         raise TypeError(
-            f"{cls.__qualname__} must be a dataclass with frozen=True, slots=True and no base class"
+            f"{cls.__qualname__} must be a dataclass with frozen=True, slots=True and no base but Generic"
         )
     fields: Mapping[str, Field[Any]] = described.__dataclass_fields__
-    twin = type(cls.__name__, (), {"__slots__": cls.__dict__["__slots__"]})
+    shape = {each: cls.__dict__[each] for each in ("__slots__", "__orig_bases__") if each in cls.__dict__}
+    twin = type(cls.__name__, cls.__bases__, shape)
     names: dict[str, Any] = {
         "__builtins__": {},
         "_set_class": _set_class,

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -541,8 +542,10 @@ class ToolRunner:
         # A handler without a context cannot cancel its own call, so the caller's token will do.
         token = begun.own_token() if begun.tool.takes_context else begun.cancellation
         deadline = begun.given.deadline
-        seconds = None if deadline is None else max(deadline.remaining().total_seconds(), 0)
-        with anyio.move_on_after(seconds) as scope:
+        until = math.inf
+        if deadline is not None:
+            until = anyio.current_time() + max(deadline.remaining().total_seconds(), 0)
+        with anyio.CancelScope(deadline=until) as scope:
             forget = token.on_cancel(threadsafe(scope.cancel))
             try:
                 return await work
@@ -782,7 +785,7 @@ class ToolRunner:
 
     def _policies_for(self, name: str) -> Sequence[ToolPolicy]:
         policies = self.policies
-        return policies.get(name, ()) if isinstance(policies, Mapping) else policies
+        return policies.get(name, ()) if isinstance(policies, dict | Mapping) else policies
 
     def _forbidden(self, plan: _Plan, tool: Tool[Any, Any]) -> tuple[Outcome, str] | None:
         """Ask the permissions. Raises `HoldRequired` if a person has to answer first."""

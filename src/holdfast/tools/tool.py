@@ -39,6 +39,7 @@ _SHOWN_ERRORS = 8
 
 
 @sparse
+@quick
 @dataclass(frozen=True, slots=True)
 class ToolResult(Generic[R]):
     """What a tool call came to."""
