@@ -27,7 +27,8 @@ provider has answered in it, a new one begins with the whole conversation as tex
 
 A structured answer is asked for by a tool of ours, whose arguments are the answer. The CLI's own way
 would make model calls that nobody has allowed. For the same reason it neither compacts nor retries
-by itself.
+by itself; and where it cannot be told not to go on (an answer that reached its length limit, or that
+is empty), it is killed as soon as the answer says so.
 
 The CLI runs below the supervisor that commands run below (`holdfast.tools._supervisor`): when its
 control pipe is closed, which our death does too, the CLI and all that it started are killed.
@@ -77,6 +78,7 @@ from holdfast.providers.base import (
 )
 from holdfast.providers.collect import Collector
 from holdfast.providers.errors import Facts, classify, environment_secrets, model_call_error
+from holdfast.providers.translate import Wire, anthropic_images
 from holdfast.providers.vendor import CUT_SHORT, Mender, ask_egress
 from holdfast.providers.vendor_loop import VendorSeat
 from holdfast.state.budget import TokenUsage
@@ -126,6 +128,8 @@ _STOPS: Mapping[str, StopReason] = {
     "model_context_window_exceeded": "length",
     "refusal": "refused",
 }
+
+_ENDS = tuple(name for name, reason in _STOPS.items() if reason == "end")
 
 _BASE_URL = "ANTHROPIC_BASE_URL"
 _MOST_TOKENS = "CLAUDE_CODE_MAX_OUTPUT_TOKENS"
@@ -712,14 +716,19 @@ class ClaudeAgentRun:
                 if collector.text:
                     seen.partial, seen.phase = collector.text, "response"
                 raise seen
-            for each in reading.take(seen):
+            taken = reading.take(seen)
+            if reading.is_nudged and self._cli is not None:
+                # What it would say to the model, and the model to it, nobody has asked for.
+                self._cli.kill()
+                taken += reading.take({"type": "message_stop"})
+            for each in taken:
                 shown = self._note(each, collector) if isinstance(each, ToolCallRequested) else each
                 if shown is not each and isinstance(shown, TextDelta):
                     # The structured answer is the answer's text; that it came as a call is nobody's business.
                     reading.chars += len(shown.text)
                 if isinstance(shown, Stopped):
                     reason = shown.reason
-                    self._is_broken = reason not in ("end", "tools")
+                    self._is_broken = reading.is_nudged or reason not in ("end", "tools")
                     yield Stopped("end") if reason == "tools" and not self._open else shown
                     return
                 if not isinstance(shown, ToolCallRequested):
@@ -871,12 +880,15 @@ class ClaudeAgentRun:
         await self._idle.wait()
         self._seen.clear()  # What the CLI said behind its last answer.
         self._idle = anyio.Event()
-        await self._say(client, news or CONTINUE)
+        await self._say(client, news or CONTINUE, new)
 
-    async def _say(self, client: sdk.ClaudeSDKClient, text: str) -> None:
+    async def _say(self, client: sdk.ClaudeSDKClient, text: str, told: Sequence[ReplayItem]) -> None:
+        """Send a message: the text that something was told in, and the pictures that belong to that."""
+        pictures = [each for item in told for each in anthropic_images(item.parts)]
+        said: Any = text if not pictures else _with_pictures(text, pictures)
         failure: Exception
         try:
-            await client.query(text)
+            await client.query(said)
         except (sdk.ClaudeSDKError, OSError) as error:
             failure = error
         else:
@@ -887,22 +899,23 @@ class ClaudeAgentRun:
     # .. the CLI's life ..
 
     async def _start(self, offer: _Offer, items: tuple[ReplayItem, ...]) -> None:
-        text = ""
+        text, told = "", items
         client: sdk.ClaudeSDKClient | None = None
         newest = next((each for each in reversed(items) if each.role == "assistant"), None)
         if self._vendor_session_id is not None and newest is not None:
             remembers = partial(self._agent.remembers, self._vendor_session_id, newest)
             if await anyio.to_thread.run_sync(remembers):
-                text = _since_newest_answer(items)
+                told = _news(items)
+                text = _since_newest_answer(told)
                 client = await self._connect(offer, resume=self._vendor_session_id)
         if client is None:
             vendor_session_id = str(new_id())
             self._seat.began(vendor_session_id)
             self._vendor_session_id = vendor_session_id
-            text = _whole_conversation(items)
+            text, told = _whole_conversation(items), items
             client = await self._connect(offer, session_id=vendor_session_id)
             assert client is not None
-        await self._say(client, text)
+        await self._say(client, text, told)
 
     async def _connect(self, offer: _Offer, **conversation: str) -> sdk.ClaudeSDKClient | None:
         """Start the CLI on a conversation; None if it does not have the one that it is to resume."""
@@ -1160,10 +1173,13 @@ class _Reading:
         self._thought_mender = Mender()
         self._stop: str | None = None
         self._has_begun = False
+        self._is_seen = False
         self._calls = 0
         self.chars = 0
         self.is_cut = False
         """Whether the answer ended without saying that it is whole."""
+        self.is_nudged = False
+        """Whether the CLI would now make its model go on by itself: the answer was too long, or empty."""
 
     def take(self, event: Mapping[str, Any]) -> list[ModelEvent]:
         """Return what an event says."""
@@ -1181,6 +1197,8 @@ class _Reading:
             return self._end_of_block()
         if kind == "message_delta":
             self._stop = event["delta"].get("stop_reason") or self._stop
+            is_empty = self._stop in _ENDS and not self._calls and not self._is_seen
+            self.is_nudged = is_empty or _STOPS.get(self._stop or "") == "length"
             return [self._used(event.get("usage"))]
         if kind == "message_stop":
             if self._stop is None:
@@ -1193,6 +1211,7 @@ class _Reading:
 
     def _text(self, piece: str) -> list[ModelEvent]:
         text = self._mender.feed(piece)
+        self._is_seen = self._is_seen or bool(piece.strip())
         self.chars += len(text)
         return [TextDelta(text)] if text else []
 
@@ -1288,13 +1307,20 @@ def _whole_conversation(items: Sequence[ReplayItem]) -> str:
     return f"This conversation began elsewhere. So far:\n<conversation>\n{told}\n</conversation>\n\n{said}"
 
 
-def _since_newest_answer(items: Sequence[ReplayItem]) -> str:
+async def _with_pictures(text: str, pictures: Sequence[Wire]) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the one message that a text with pictures is."""
+    content = [{"type": "text", "text": text}, *pictures]
+    yield {"type": "user", "message": {"role": "user", "content": content}, "parent_tool_use_id": None}
+
+
+def _news(items: tuple[ReplayItem, ...]) -> tuple[ReplayItem, ...]:
+    """Return what came after the newest answer."""
+    answers = [place for place, each in enumerate(items) if each.role == "assistant"]
+    return items[answers[-1] + 1 :] if answers else items
+
+
+def _since_newest_answer(new: Sequence[ReplayItem]) -> str:
     """Tell what happened after the newest answer, which the model has given itself."""
-    new: list[ReplayItem] = []
-    for each in reversed(items):
-        if each.role == "assistant":
-            break
-        new.insert(0, each)
     results = "\n".join(_told(each) for each in new if each.role == "tool")
     said = "\n\n".join(each.text for each in new if each.role == "user") or CONTINUE
     if not results:

@@ -204,12 +204,12 @@ def _anthropic_blocks(item: ReplayItem) -> list[Wire]:
     text = clean(item.text)
     if item.role == "tool":
         said: Any = _not_blank(text)
-        if images := _images(item.parts):
-            said = [{"type": "text", "text": said}, *map(_anthropic_image, images)]
+        if images := anthropic_images(item.parts):
+            said = [{"type": "text", "text": said}, *images]
         result: Wire = {"type": "tool_result", "tool_use_id": wire_id(item.call_id or ""), "content": said}
         return [{**result, "is_error": True} if item.is_error else result]
     if item.role == "user":
-        return [{"type": "text", "text": _not_blank(text)}, *map(_anthropic_image, _images(item.parts))]
+        return [{"type": "text", "text": _not_blank(text)}, *anthropic_images(item.parts)]
     blocks: list[Wire] = []
     for piece in _in_order(item):
         if isinstance(piece, str):
@@ -329,6 +329,11 @@ def _chat_image(part: ImagePart) -> Wire:
 
 def _responses_image(part: ImagePart) -> Wire:
     return {"type": "input_image", "image_url": _image_url(part)}
+
+
+def anthropic_images(parts: Sequence[ContentPart]) -> list[Wire]:
+    """Write the pictures among some parts as Anthropic's blocks."""
+    return [_anthropic_image(part) for part in _images(parts)]
 
 
 def _anthropic_image(part: ImagePart) -> Wire:

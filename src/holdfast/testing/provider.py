@@ -14,6 +14,7 @@ as the scripted provider does here.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager
@@ -49,6 +50,12 @@ from holdfast.turns.states import PartialText, TurnState
 
 CUT_KINDS = ("connection", "transient")
 """How a stream that breaks may be classified: as a broken connection, or as the server's failure."""
+
+
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+)
+"""A picture of one red dot: some look into it before they send it."""
 
 
 class ProviderBench:
@@ -245,6 +252,9 @@ def outcome_of(provider: Provider, request: ModelRequest | None = None) -> _Outc
 class ProviderConformance:
     """The promises of the provider seam. Subclass it, and say how a provider is made."""
 
+    many_calls = 1000
+    """How many calls an answer may ask for; fewer where each one takes long."""
+
     def make_provider(self, server: WireServer) -> Provider:
         """Make the provider under test, talking to a server."""
         raise NotImplementedError
@@ -353,7 +363,7 @@ class ProviderConformance:
 
     def test_a_picture_in_a_result_reaches_the_model(self) -> None:
         """As the interface takes one: inside of the result, or behind all results of the answer."""
-        picture = ImagePart("image/png", b"\x89PNG a picture")
+        picture = ImagePart("image/png", PICTURE)
         calls = (ToolCallRecord("a", "look", "{}"), ToolCallRecord("b", "look", "{}"))
         with self.open([Answer("A cat.")]) as bench:
             asked = request_of(
@@ -574,13 +584,13 @@ class ProviderConformance:
 
     def test_a_thousand_calls_in_one_answer_arrive_and_go_back(self) -> None:
         """Each once and in order, and the other side takes a thousand results."""
-        calls = [("double", {"number": each}) for each in range(1000)]
+        calls = [("double", {"number": each}) for each in range(self.many_calls)]
         with self.open([Answer("", calls), Answer("Done.")]) as bench:
             run = CALCULATOR.run("?", provider=bench.provider)
             assert bench.calls == 2
         assert (run.state, run.output) == (TurnState.COMPLETED, "Done."), run.result.details
         results = [each.content for each in run.messages if each.role == "tool"]
-        assert results == [str(2 * each) for each in range(1000)]
+        assert results == [str(2 * each) for each in range(self.many_calls)]
 
     def test_an_answer_of_ten_megabytes_is_cut_and_noted(self) -> None:
         """The run ends as truncated, and the log says what was dropped."""

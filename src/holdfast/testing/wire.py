@@ -92,6 +92,8 @@ class Broken:
     how: Literal["cut", "ended", "error", "garbage", "hang"] = "cut"
     after: int = 1
     """How many pieces arrive before it: lines of text, thoughts, calls."""
+    waits: bool = False
+    """Whether it goes wrong only after `WireServer.release`: by then the client can have read the pieces."""
 
 
 Step = Answer | Fault | Broken | str
@@ -312,13 +314,13 @@ class WireServer:
         seen = 0
         for kind, frame in _frames(request, answer):
             if broken is not None and (kind == "tail" or (kind == "content" and seen >= broken.after)):
-                if broken.how == "hang":
+                if broken.how == "hang" or broken.waits:
                     assert self._released is not None
                     await sender.hang(self._released)
-                elif broken.how == "cut":
+                if broken.how == "cut":
                     sender.abort()
                     return False
-                else:
+                if broken.how != "hang":
                     if broken.how == "error":
                         await sender.frame(_error_frame(request.api))
                     elif broken.how == "garbage":
