@@ -134,9 +134,15 @@ def beyond_commits(directory: Path, one: Tool[Any, Any], commits: int, count: in
     ours: list[float] = []
     floor: list[float] = []
     log: list[float] = []
+    busy: list[float] = []
+    raw: list[float] = []
     for _ in range(count):
+        began = time.process_time()
         ours += timed(lambda: bench.call(one), 1)
+        between = time.process_time()
         floor += timed(lambda: bench.commit(batches), 1)
+        busy.append((between - began) * 1e6)
+        raw.append((time.process_time() - between) * 1e6)
         log += timed(lambda: bench.append(drafts), 1)
     bench.close()
     middle, least = median(ours), median(floor)
@@ -144,6 +150,8 @@ def beyond_commits(directory: Path, one: Tool[Any, Any], commits: int, count: in
     yield name, middle, least, beyond(ours, floor) / ALLOWED_US, 1.0
     part = f"  of which the log's own part, share of {ALLOWED_US:.0f} us"
     yield part, median(log), least, beyond(log, floor) / ALLOWED_US, None
+    part = f"  of which time of the processor, share of {ALLOWED_US:.0f} us"
+    yield part, median(busy), median(raw), beyond(busy, raw) / ALLOWED_US, None
 
 
 def flatness(directory: Path, count: int) -> Iterator[Row]:
