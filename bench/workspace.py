@@ -82,7 +82,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _first_capture(size: int, tree: str, store: str) -> Iterator[Row]:
-    tries = 9 if size <= 1_000 else 4 if size <= 10_000 else 2
+    tries = 15 if size <= 1_000 else 6 if size <= 10_000 else 3
     floors, ours, copies, empty = [], [], [], []
     for number in range(tries):
         floors.append(_timed(lambda: _read_and_hash(tree)))
