@@ -184,11 +184,6 @@ class TurnRecord:
                     replayer.add(envelope.seq, value, envelope.type)
                 follower.add(envelope, value, self.session.codec)
 
-    def input(self) -> Replay:
-        """Return what the model is sent now: what the log says, whoever wrote it."""
-        self.catch_up()
-        return self.replayer.input()
-
     def _close_orphans(self) -> None:
         """Answer for good the calls that an earlier turn left open: this turn does not go on with them.
 

@@ -467,17 +467,17 @@ class InnerLoop:
     async def _ask(self) -> CollectedAnswer | TurnResult:
         """Call the model once, inside the containment, and record its answer."""
         self._check_budget()
+        replayer = self._record.replayer
         self._record.catch_up()
-        await self._compactor.before_call(
-            self.state.session,
-            self._record.replayer,
-            model=self.provider.model,
-            beside=self._tool_tokens,
+        compacted = await self._compactor.before_call(
+            self.state.session, replayer, model=self.provider.model, beside=self._tool_tokens
         )
+        if compacted is not None:
+            self._record.catch_up()  # Writing the summary may have taken a while.
         if self._compactor.pressure is not None:
             self._show(self._compactor.pressure)
         self._status("thinking", ahead=1)
-        replayed = self._record.input()
+        replayed = replayer.input()
         request = self._request(replayed)
         collector = Collector()
         answer = CollectedAnswer()
