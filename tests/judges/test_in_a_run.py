@@ -43,6 +43,7 @@ from holdfast.judges import (
     derive_nested_deadline,
     nested_usage,
 )
+from holdfast.log import rows
 from holdfast.log.sqlite import SqliteLog
 from holdfast.prompt import MarkdownSection, Prompt, PromptExecuted, PromptTemplate
 from holdfast.providers.adapter import ProviderAdapter
@@ -531,7 +532,11 @@ def test_what_a_judge_was_asked_and_said_can_be_read_in_the_store_afterwards(tmp
     log.close()
 
 
-def test_a_run_that_is_erased_takes_what_its_judges_were_shown_with_it(tmp_path: Path) -> None:
+def test_a_run_that_is_erased_takes_what_its_judges_were_shown_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Deflated, what is left behind could not be searched for.
+    monkeypatch.setattr(rows, "_LEAST_DEFLATED", 1 << 40)
     store = tmp_path / "runs.db"
     judging = judge({"complete": True, "explanation": "all there"})
     agent = Agent("one", completion=LLMCompletionVerifier(adapter=judging))
