@@ -52,11 +52,12 @@ def to_openai_chat(items: Sequence[ReplayItem]) -> list[Wire]:
     """Translate to OpenAI's Chat Completions messages.
 
     A result is text there. Pictures of results follow in a message of their own, behind all results of
-    an answer, because nothing may stand between those.
+    an answer, because nothing may stand between those. Results stand in the order of their calls: some that
+    this is passed on to have no ids, and count.
     """
     messages: list[Wire] = []
     shown: list[ImagePart] = []
-    for item in items:
+    for item in _in_call_order(items):
         text = clean(item.text)
         if item.role == "tool":
             messages.append({"role": "tool", "tool_call_id": wire_id(item.call_id or ""), "content": text})
@@ -83,6 +84,23 @@ def to_openai_chat(items: Sequence[ReplayItem]) -> list[Wire]:
             messages.append({"role": item.role, "content": content})
     _show(messages, shown)
     return messages
+
+
+def _in_call_order(items: Sequence[ReplayItem]) -> Iterator[ReplayItem]:
+    """Yield a conversation with the results of each answer in the order in which it asked for them."""
+    places: dict[str | None, int] = {}
+    results: list[ReplayItem] = []
+    for item in items:
+        if item.role == "tool":
+            results.append(item)
+            continue
+        if results:
+            yield from sorted(results, key=lambda result: places.get(result.call_id, len(places)))
+            results = []
+        if item.role == "assistant":
+            places = {call.call_id: place for place, call in enumerate(item.calls)}
+        yield item
+    yield from sorted(results, key=lambda result: places.get(result.call_id, len(places)))
 
 
 def _show(messages: list[Wire], shown: list[ImagePart]) -> None:
