@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
+import json
 import os
+import random
 import sqlite3
 import sys
 import tempfile
@@ -36,11 +39,23 @@ from holdfast.providers.scripted import Answer, ScriptedProvider
 Row = tuple[str, float | str, float | str | None, float | None, float | None]
 """What was measured, ours, the other side's, their ratio, and the ratio to stay under."""
 
-ARGUMENT = "look for the place where the answer is made, and say what it needs; then " * 2
+ARGUMENT_CHARS, RESULT_CHARS = 146, 1_020
+"""How much the model writes into each call, and how much the tool returns each time."""
+
+
+def passages(size: int, count: int = 997) -> list[str]:
+    """Cut passages of one size out of this project's own pages: texts that differ as much as texts do."""
+    pages = sorted(Path(__file__).resolve().parent.parent.glob("docs/*.md"))
+    prose = "".join(each.read_text() for each in pages).encode("ascii", "ignore").decode()
+    begin = random.Random(size)
+    return [prose[at : at + size] for at in (begin.randrange(len(prose) - size) for _ in range(count))]
+
+
+ARGUMENTS = itertools.cycle(passages(ARGUMENT_CHARS))
 """What the model writes into each call."""
-RESULT = "a line of a file that a tool might have read, with some words in it\n" * 15
-"""What the tool returns each time: about a thousand characters."""
-PAYLOAD_BYTES = len(ARGUMENT) + len(RESULT)
+RESULTS = itertools.cycle(passages(RESULT_CHARS))
+"""What the tool returns each time."""
+PAYLOAD_BYTES = ARGUMENT_CHARS + RESULT_CHARS
 """What a call has to be stored for: all else is overhead."""
 
 CAP_S = 120.0
@@ -87,13 +102,13 @@ def size_of(directory: Path | None) -> int:
 @tool(effects="none", name="look")
 def look(place: str) -> str:
     """Look at a place."""
-    return RESULT
+    return next(RESULTS)
 
 
 @tool(effects="none", name="look")
 async def look_async(place: str) -> str:
     """Look at a place."""
-    return RESULT
+    return next(RESULTS)
 
 
 TOOLS = {True: look_async, False: look}
@@ -105,7 +120,7 @@ def holdfast(calls: int, directory: Path | None) -> Measured:
     def answer(request: ModelRequest) -> Answer:
         marks.append(time.perf_counter())
         if request.answers_so_far < calls:
-            return Answer("", [("look", {"place": ARGUMENT})])
+            return Answer("", [("look", {"place": next(ARGUMENTS)})])
         return Answer("Done.")
 
     agent = Agent(
@@ -159,7 +174,9 @@ def langgraph(calls: int, directory: Path | None, *, delta: bool = False) -> Mea
             marks.append(time.perf_counter())
             number = len(marks)
             said = (
-                AIMessage("", tool_calls=[{"name": "look", "args": {"place": ARGUMENT}, "id": f"c{number}"}])
+                AIMessage(
+                    "", tool_calls=[{"name": "look", "args": {"place": next(ARGUMENTS)}, "id": f"c{number}"}]
+                )
                 if number <= calls
                 else AIMessage("Done.")
             )
@@ -167,11 +184,11 @@ def langgraph(calls: int, directory: Path | None, *, delta: bool = False) -> Mea
 
     def look(place: str) -> str:
         """Look at a place."""
-        return RESULT
+        return next(RESULTS)
 
     async def look_async(place: str) -> str:
         """Look at a place."""
-        return RESULT
+        return next(RESULTS)
 
     look_async.__name__ = "look"
     connection = None
@@ -215,7 +232,7 @@ def pydantic_ai(calls: int, directory: Path | None) -> Measured:
     def answer(messages: Any, info: Any) -> Any:
         marks.append(time.perf_counter())
         if len(marks) <= calls:
-            return ModelResponse(parts=[ToolCallPart("look", {"place": ARGUMENT}, f"c{len(marks)}")])
+            return ModelResponse(parts=[ToolCallPart("look", {"place": next(ARGUMENTS)}, f"c{len(marks)}")])
         return ModelResponse(parts=[TextPart("Done.")])
 
     agent = PydanticAgent(FunctionModel(answer), system_prompt="You look.")
@@ -223,7 +240,7 @@ def pydantic_ai(calls: int, directory: Path | None) -> Measured:
     @agent.tool_plain
     async def look(place: str) -> str:
         """Look at a place."""
-        return RESULT
+        return next(RESULTS)
 
     began = time.perf_counter()
     ended = agent.run_sync("Look", usage_limits=UsageLimits(request_limit=None))
@@ -250,7 +267,7 @@ def openai_agents(calls: int, directory: Path | None) -> Measured:
             said: Any
             if len(marks) <= calls:
                 said = ResponseFunctionToolCall(
-                    arguments=f'{{"place": "{ARGUMENT}"}}',
+                    arguments=json.dumps({"place": next(ARGUMENTS)}),
                     call_id=f"c{len(marks)}",
                     name="look",
                     type="function_call",
@@ -268,7 +285,7 @@ def openai_agents(calls: int, directory: Path | None) -> Measured:
     @function_tool
     async def look(place: str) -> str:
         """Look at a place."""
-        return RESULT
+        return next(RESULTS)
 
     agent = OpenAIAgent(name="bench", instructions="You look.", tools=[look], model=Fake())
     began = time.perf_counter()
