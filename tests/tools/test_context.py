@@ -296,19 +296,28 @@ def test_a_handlers_context_can_be_copied_with_another_part(small_world: World) 
 
 
 def test_a_handler_that_stops_its_own_call_is_not_waited_for(small_world: World) -> None:
-    """Whichever thread sets the call's token, whoever waits for the call is released."""
-    over = threading.Event()
+    """Whoever waits for the call is released, also if the handler asks for its token only later."""
+    others_are_served, over = threading.Event(), threading.Event()
 
     @tool
     def gives_up(*, context: ToolContext) -> str:
         """Stop the call and hang."""
         context.filesystem.write("file.txt", "changed")
-        threading.Timer(0.01, context.cancellation.cancel).start()
+        assert others_are_served.wait(30)
+        context.cancellation.cancel()
         over.wait(30)
         return "never"
 
-    with pytest.raises(CancelledByToken):
-        anyio.run(small_world.runner(gives_up).aexecute, ToolCall("c1", "gives_up"))
+    async def serve() -> None:
+        others_are_served.set()
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(serve)
+            with pytest.raises(CancelledByToken):
+                await small_world.runner(gives_up).aexecute(ToolCall("c1", "gives_up"))
+
+    anyio.run(main)
     over.set()
     assert small_world.files() == {"file.txt": "original"}
     assert small_world.outcomes() == ["interrupted"]
