@@ -114,7 +114,11 @@ class CancellationToken:
     def raise_if_cancelled(self) -> None:
         """Raise `CancelledByToken` if the token is cancelled; a long handler calls this between its steps."""
         if self.reason is not None:
-            raise CancelledByToken(f"the work was stopped: {self.detail or self.reason}")
+            raise self.error()
+
+    def error(self) -> CancelledByToken:
+        """Return what a piece of work ends with that the token has stopped."""
+        return CancelledByToken(f"the work was stopped: {self.detail or self.reason}")
 
 
 def _nothing() -> None:

@@ -344,6 +344,11 @@ class ToolRunner:
     """Policies for all tools, or per tool name."""
     permissions: Permissions = field(default_factory=Permissions)
     outbox: Outbox = field(default_factory=Outbox)
+    watches_token: bool = True
+    """Whether a call that is awaited watches its caller's token itself.
+
+    False for a caller who is cancelled when that token is set: its calls are cut off with it.
+    """
     _gates: tuple[Gate, ...] = field(default=(), init=False, repr=False)
     """The session's gate, and the workspace's if there is one that can be changed."""
     _own_context: ToolContext | None = field(default=None, init=False, repr=False)
@@ -542,6 +547,8 @@ class ToolRunner:
         # A handler without a context cannot cancel its own call, so the caller's token will do.
         token = begun.own_token() if begun.tool.takes_context else begun.cancellation
         deadline = begun.given.deadline
+        if deadline is None and not begun.tool.takes_context and not self.watches_token:
+            return await work
         until = math.inf
         if deadline is not None:
             until = anyio.current_time() + max(deadline.remaining().total_seconds(), 0)

@@ -175,8 +175,6 @@ class InnerLoop:
     """The places of the results of the calls that are running, by call id."""
     _expansions: list[tuple[ToolCall, int, VisibilityExpansionRequired]] = field(default_factory=list)
     """The calls that want sections opened, with their places in the conversation."""
-    _under_way: list[anyio.CancelScope] = field(default_factory=list)
-    """The model calls that the turn's token cuts off."""
     _seat: Seat = field(init=False, repr=False)
     _judges: Judges = field(init=False, repr=False)
     _began: float = 0.0
@@ -266,6 +264,7 @@ class InnerLoop:
             adapter=self.provider.name,
             policies=rendered.policies,
             permissions=self.permissions,
+            watches_token=False,
         )
         self._context = ToolContext(
             self.state,
@@ -295,7 +294,7 @@ class InnerLoop:
     async def _to_its_end(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
         self._began = self.state.clock.monotonic()
         self._show_plan()
-        with noted_signals() as noted, self._stoppable():
+        with noted_signals() as noted:
             try:
                 return await self._in_seat(pending)
             except _Halted as halt:
@@ -308,27 +307,20 @@ class InnerLoop:
             except Exception as error:  # noqa: BLE001  # every stop has an ending, also one that nobody foresaw
                 return self._ended_by(error)
 
-    @contextmanager
-    def _stoppable(self) -> Iterator[None]:
-        """Let the turn's token cut off whatever model call is under way when it is set."""
-
-        def cut_off() -> None:
-            for each in self._under_way:
-                each.cancel()
-
-        forget = self.cancellation.on_cancel(threadsafe(cut_off))
-        try:
-            yield
-        finally:
-            forget()
-
     async def _in_seat(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
         """Run the loop with the provider in its seat: one that brings a loop of its own is held there."""
         async with seated(
             self.provider, self.state, deadline=self.deadline, cancellation=self.cancellation
         ) as self._seat:
             self._runner.tool_registry = self._registry()
-            return await self._loop(pending)
+            # The turn's token cuts off whatever is waited for, model calls and tools alike.
+            with anyio.CancelScope() as scope:
+                forget = self.cancellation.on_cancel(threadsafe(scope.cancel))
+                try:
+                    return await self._loop(pending)
+                finally:
+                    forget()
+            raise self.cancellation.error()
 
     def _registry(self) -> Mapping[str, Tool[Any, Any]]:
         """Return the tools that can be run: the prompt's, and the native ones of a vendor's loop."""
@@ -599,28 +591,21 @@ class InnerLoop:
     async def _in_time(
         self, call: Callable[[], Awaitable[CollectedAnswer]], request: ModelRequest, replayed: Replay
     ) -> None:
-        """Make a model call inside the containment; the turn's token and its deadline cut it off."""
-        outcome: CallOutcome[CollectedAnswer] | None = None
-        with anyio.CancelScope() as scope:
-            if self.deadline is not None:
-                scope.deadline = anyio.current_time() + max(self.deadline.remaining().total_seconds(), 0)
-            self._under_way.append(scope)
-            # One that was set before there was a scope has cut off nothing.
-            if self.cancellation.is_cancelled:
-                scope.cancel()
-            try:
-                if self.containment is None:
-                    await call()
-                else:
-                    options = self._options(request, replayed)
-                    outcome = await self.containment.acall_llm(call, options)
-            finally:
-                self._under_way.remove(scope)
-        if scope.cancelled_caught:
-            self.cancellation.raise_if_cancelled()
-            raise DeadlineExceededError("the deadline passed while the model was answering")
-        if outcome is None:
+        """Make a model call inside the containment; the turn's deadline cuts it off."""
+        self.cancellation.raise_if_cancelled()
+        if self.deadline is None:
+            return await self._contained_call(call, request, replayed)
+        with anyio.move_on_after(max(self.deadline.remaining().total_seconds(), 0)):
+            return await self._contained_call(call, request, replayed)
+        raise DeadlineExceededError("the deadline passed while the model was answering")
+
+    async def _contained_call(
+        self, call: Callable[[], Awaitable[CollectedAnswer]], request: ModelRequest, replayed: Replay
+    ) -> None:
+        if self.containment is None:
+            await call()
             return
+        outcome = await self.containment.acall_llm(call, self._options(request, replayed))
         if not outcome.ok and outcome.node.status != "error":
             raise self._halted(outcome)
         if outcome.error is not None:
