@@ -35,6 +35,7 @@ from holdfast import Agent, TurnState, tool
 from holdfast.log.sqlite import SqliteLog
 from holdfast.providers.base import ModelRequest
 from holdfast.providers.scripted import Answer, ScriptedProvider
+from holdfast.tools.tool import ToolCall
 
 Row = tuple[str, float | str, float | str | None, float | None, float | None]
 """What was measured, ours, the other side's, their ratio, and the ratio to stay under."""
@@ -51,8 +52,10 @@ def passages(size: int, count: int = 997) -> list[str]:
     return [prose[at : at + size] for at in (begin.randrange(len(prose) - size) for _ in range(count))]
 
 
-ARGUMENTS = itertools.cycle(passages(ARGUMENT_CHARS))
+ARGUMENTS = itertools.cycle([{"place": each} for each in passages(ARGUMENT_CHARS)])
 """What the model writes into each call."""
+ARGUMENTS_JSON = itertools.cycle([json.dumps({"place": each}) for each in passages(ARGUMENT_CHARS)])
+"""The same, as the interfaces of models spell it. Each framework's fake model says it as its kind does."""
 RESULTS = itertools.cycle(passages(RESULT_CHARS))
 """What the tool returns each time."""
 PAYLOAD_BYTES = ARGUMENT_CHARS + RESULT_CHARS
@@ -120,7 +123,8 @@ def holdfast(calls: int, directory: Path | None) -> Measured:
     def answer(request: ModelRequest) -> Answer:
         marks.append(time.perf_counter())
         if request.answers_so_far < calls:
-            return Answer("", [("look", {"place": next(ARGUMENTS)})])
+            number = request.answers_so_far + 1
+            return Answer("", [ToolCall(f"c{number}", "look", next(ARGUMENTS_JSON))])
         return Answer("Done.")
 
     agent = Agent(
@@ -174,9 +178,7 @@ def langgraph(calls: int, directory: Path | None, *, delta: bool = False) -> Mea
             marks.append(time.perf_counter())
             number = len(marks)
             said = (
-                AIMessage(
-                    "", tool_calls=[{"name": "look", "args": {"place": next(ARGUMENTS)}, "id": f"c{number}"}]
-                )
+                AIMessage("", tool_calls=[{"name": "look", "args": next(ARGUMENTS), "id": f"c{number}"}])
                 if number <= calls
                 else AIMessage("Done.")
             )
@@ -232,7 +234,7 @@ def pydantic_ai(calls: int, directory: Path | None) -> Measured:
     def answer(messages: Any, info: Any) -> Any:
         marks.append(time.perf_counter())
         if len(marks) <= calls:
-            return ModelResponse(parts=[ToolCallPart("look", {"place": next(ARGUMENTS)}, f"c{len(marks)}")])
+            return ModelResponse(parts=[ToolCallPart("look", next(ARGUMENTS), f"c{len(marks)}")])
         return ModelResponse(parts=[TextPart("Done.")])
 
     agent = PydanticAgent(FunctionModel(answer), system_prompt="You look.")
@@ -267,7 +269,7 @@ def openai_agents(calls: int, directory: Path | None) -> Measured:
             said: Any
             if len(marks) <= calls:
                 said = ResponseFunctionToolCall(
-                    arguments=json.dumps({"place": next(ARGUMENTS)}),
+                    arguments=next(ARGUMENTS_JSON),
                     call_id=f"c{len(marks)}",
                     name="look",
                     type="function_call",

@@ -29,9 +29,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from holdfast.clock import Clock
 from holdfast.codec import Codec
@@ -993,7 +994,20 @@ def _reducer_name(reducer: Callable[..., Any]) -> str:
     return f"{getattr(reducer, '__module__', None) or type(reducer).__module__}:{name}"
 
 
+_TAKES_CONTEXT: WeakKeyDictionary[Callable[..., Any], bool] = WeakKeyDictionary()
+"""What is known of functions already: every session registers the same ones, and looking takes a while."""
+
+
 def _takes_context(function: Callable[..., Any]) -> bool:
+    if isinstance(function, FunctionType):
+        known = _TAKES_CONTEXT.get(function)
+        if known is None:
+            known = _TAKES_CONTEXT[function] = _is_context_taken(function)
+        return known
+    return _is_context_taken(function)
+
+
+def _is_context_taken(function: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
