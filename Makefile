@@ -8,6 +8,8 @@ PEERS := $(VENV)/.peers
 # A model server that is not ours, which the providers are tested against; from npm, with its version.
 FOREIGN_VERSION := 1.43.0
 FOREIGN := $(VENV)/.foreign-$(FOREIGN_VERSION)
+# Node has a list of certificates of its own; the machine's list is asked as well.
+CERTIFICATES := $(or $(NODE_EXTRA_CA_CERTS),/etc/ssl/certs/ca-certificates.crt)
 COMMA := ,
 
 # $(call install,what): install into the environment, with the versions that are known to work together.
@@ -44,8 +46,9 @@ $(FOREIGN): | $(TOOLS)
 		echo "make test needs node (20.15 or newer) and npm: it tests the providers against a server from npm." >&2; \
 		echo "Install both (Debian: apt-get install nodejs npm) and run it again." >&2; exit 1; }
 	@mkdir -p $(VENV)/npm
-	@npm install --prefix $(VENV)/npm --no-save --no-package-lock --no-audit --no-fund --ignore-scripts \
-		--loglevel=error @copilotkit/aimock@$(FOREIGN_VERSION)
+	@if test -r $(CERTIFICATES); then export NODE_EXTRA_CA_CERTS=$(CERTIFICATES); fi; \
+		npm install --prefix $(VENV)/npm --no-save --no-package-lock --no-audit --no-fund --ignore-scripts \
+		--legacy-peer-deps --loglevel=error @copilotkit/aimock@$(FOREIGN_VERSION)
 	@touch $@
 
 ## demo: the main job on embedded defaults, offline, in a scratch directory
