@@ -79,16 +79,7 @@ def export_state(
     for slice_type, kept in slices.items():
         if not len(kept):
             continue
-        entries: list[Any] = []
-        for item, origin in entries_of(kept):
-            if origin > pruned_upto:
-                _add_reference(entries, origin)
-            else:
-                is_kept = type(item) is Kept
-                name = name_of(item.cls if is_kept else type(item))
-                fields = parse_json(item.payload) if is_kept else codec.record_to_data(item)
-                entries.append({"o": -abs(origin), "t": name, "v": fields})
-        out.append({"t": name_of(slice_type), "e": entries})
+        out.append({"t": name_of(slice_type), "e": _exported(codec, kept, pruned_upto)})
     data = {
         "v": _VERSION,
         "reducers": folding.reducers,
@@ -99,15 +90,28 @@ def export_state(
     return json.dumps(data, separators=(",", ":")).encode()
 
 
-def _add_reference(entries: list[Any], seq: int) -> None:
-    """Add an event's number; numbers that follow each other become one run `[first, last]`."""
-    last = entries[-1] if entries else None
-    if isinstance(last, list) and last[1] == seq - 1:
-        last[1] = seq
-    elif isinstance(last, int) and last == seq - 1:
-        entries[-1] = [last, seq]
-    else:
-        entries.append(seq)
+def _exported(codec: Codec, kept: Slice[Any], pruned_upto: int) -> list[Any]:
+    """Write items that are events as their numbers, those that follow each other as `[first, last]`."""
+    entries: list[Any] = []
+    first = last = -1
+    for item, origin in entries_of(kept):
+        if origin == last + 1 and first > 0:
+            last = origin
+            continue
+        _add_references(entries, first, last)
+        first = last = origin if origin > pruned_upto else -1
+        if first < 0:
+            is_kept = type(item) is Kept
+            name = codec.registry.name_of(item.cls if is_kept else type(item))
+            fields = parse_json(item.payload) if is_kept else codec.record_to_data(item)
+            entries.append({"o": -abs(origin), "t": name, "v": fields})
+    _add_references(entries, first, last)
+    return entries
+
+
+def _add_references(entries: list[Any], first: int, last: int) -> None:
+    if first > 0:
+        entries.append(first if first == last else [first, last])
 
 
 def _import_slices(
