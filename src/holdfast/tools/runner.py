@@ -51,6 +51,7 @@ from uuid import UUID
 
 import anyio
 import anyio.from_thread
+import anyio.lowlevel
 from pydantic_core import from_json
 
 from holdfast.clock import new_id
@@ -480,6 +481,9 @@ class ToolRunner:
             if self._is_free(tool_calls[first]):
                 while end < len(tool_calls) and self._is_free(tool_calls[end]):
                     end += 1
+            if first:
+                # Calls may end without the event loop having run: whoever wants to stop them is heard here.
+                await anyio.lowlevel.checkpoint()
             if end == first + 1:
                 results.append(await self._one(tool_calls[first], context, record, around))
             else:
@@ -507,7 +511,9 @@ class ToolRunner:
         """Run calls without effects at the same time. The first one's error is raised when all are done."""
         results: dict[int, ToolResult[Any]] = {}
         errors: dict[int, Exception] = {}
+        interrupts: list[BaseException] = []
         limit = anyio.CapacityLimiter(MAX_PARALLEL)
+        cancelled = anyio.get_cancelled_exc_class()
 
         async def one(index: int, call: ToolCall) -> None:
             async with limit:
@@ -515,10 +521,22 @@ class ToolRunner:
                     results[index] = await self._one(call, context, record, around)
                 except Exception as error:  # noqa: BLE001  # raised when those beside it are done
                     errors[index] = error
+                except BaseException as error:
+                    if isinstance(error, cancelled):
+                        raise
+                    # A task that ends with an interrupt wraps it in a group, or tears the event loop down.
+                    interrupts.append(error)
+                    group.cancel_scope.cancel()
 
-        async with anyio.create_task_group() as group:
-            for index, call in enumerate(calls):
-                group.start_soon(one, index, call)
+        try:
+            async with anyio.create_task_group() as group:
+                for index, call in enumerate(calls):
+                    group.start_soon(one, index, call)
+        except BaseExceptionGroup as several:  # an interrupt that came between the calls
+            raise _foremost(several) from None
+        finally:
+            if interrupts:
+                raise interrupts[0]
         if errors:
             raise errors[min(errors)]
         return [results[index] for index in range(len(calls))]
@@ -1449,6 +1467,16 @@ async def _off_loop(work: Callable[P, T], *arguments: P.args, **keywords: P.kwar
     with anyio.CancelScope(shield=True):
         await handover.wait_finished()
     return cast(T, handover.result())
+
+
+def _foremost(several: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the exception of a group that counts: the first that is no cancellation, if there is one."""
+    cancelled = anyio.get_cancelled_exc_class()
+    counting = several.subgroup(lambda each: not isinstance(each, BaseExceptionGroup | cancelled)) or several
+    found: BaseException = counting
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
 
 
 def _is_awaitable(outcome: object) -> bool:

@@ -299,8 +299,17 @@ class InnerLoop:
                 return await self._in_seat(pending)
             except _Halted as halt:
                 return self._stopped_by_limits(halt)
-            except (KeyboardInterrupt, anyio.get_cancelled_exc_class()) as stopped:
-                self._end(self._ending(stopped, stop_reason=noted.reason))
+            except (
+                KeyboardInterrupt,
+                SystemExit,
+                BaseExceptionGroup,
+                anyio.get_cancelled_exc_class(),
+            ) as stopped:
+                if isinstance(stopped, Exception):
+                    return self._ended_by(stopped)
+                # What a person or the program wants goes on; a provider with tasks of its own wraps it.
+                interrupt = _leaf(stopped, KeyboardInterrupt) or stopped
+                self._end(self._ending(interrupt, stop_reason=noted.reason))
                 raise
             except LogError:
                 raise  # What cannot be written down cannot be given an ending either.
@@ -843,6 +852,14 @@ class _Halted(Exception):
         self.kind = kind
         self.detail = detail
         super().__init__(kind)
+
+
+def _leaf(error: BaseException, kind: type[BaseException]) -> BaseException | None:
+    """Return an exception of that kind: this one, or one of those in the group that it is."""
+    if isinstance(error, BaseExceptionGroup):
+        found = (_leaf(each, kind) for each in error.exceptions)
+        return next((each for each in found if each is not None), None)
+    return error if isinstance(error, kind) else None
 
 
 def _costs_nothing(result: object) -> float:

@@ -1,0 +1,130 @@
+"""Whatever cuts a turn off is heard at the next moment, on asyncio and on trio, and has its ending."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+from holdfast import Agent, TurnState, tool
+from holdfast.containment.threads import threadsafe
+from holdfast.log.memory import MemoryLog
+from holdfast.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta
+from holdfast.providers.scripted import Answer, ScriptedProvider
+from holdfast.state import ExecutionState, Session
+from holdfast.tools.tool import Tool
+from holdfast.turns import InnerLoop, TurnEnded, turn_state
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.parametrize("backend", ["asyncio", "trio"])]
+
+CALLS = 50
+
+
+def loop_of(
+    script: Sequence[Answer | str], *tools: Tool[Any, Any], log: MemoryLog | None = None
+) -> InnerLoop:
+    session = Session(log=log or MemoryLog(heartbeat=False))
+    return InnerLoop(ExecutionState(session), ScriptedProvider(script), Agent("agent", tools=tools).prompt)
+
+
+def kinds(loop: InnerLoop) -> list[str | None]:
+    return [each.error_kind for each in loop.state.session[TurnEnded].all()]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("stop", ["outer scope", "ctrl-c"])
+def test_no_call_of_an_answer_begins_after_the_turn_was_cut_off(
+    backend: str, stop: str, is_async: bool
+) -> None:
+    """Calls that end at once leave room in between for whoever stops the turn; a resume runs the others."""
+    ran: list[int] = []
+    act: list[Callable[[], None]] = []
+
+    def body() -> str:
+        ran.append(1)
+        if len(ran) == 3:
+            act[0]()
+        return "done"
+
+    if is_async:
+
+        @tool
+        async def step() -> str:
+            """Do a step."""
+            return body()
+    else:
+
+        @tool
+        def step() -> str:
+            """Do a step."""
+            return body()
+
+    loop = loop_of([Answer("", [("step", {})] * CALLS), "done"], step)
+
+    async def main() -> None:
+        with anyio.CancelScope() as scope:
+            outer = threadsafe(scope.cancel)
+            act.append(outer if stop == "outer scope" else lambda: signal.raise_signal(signal.SIGINT))
+            await loop.run("go")
+
+    if stop == "outer scope":
+        anyio.run(main, backend=backend)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            anyio.run(main, backend=backend)
+    assert len(ran) <= 4
+    assert kinds(loop) == ["cancelled" if stop == "outer scope" else "interrupt"]
+    assert anyio.run(loop.resume, backend=backend).state is TurnState.COMPLETED
+    assert CALLS <= len(ran) <= CALLS + 1, "only the one that was cut off, if any, is run again"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_among_calls_side_by_side_is_raised_as_itself(
+    backend: str, error: type[BaseException]
+) -> None:
+    """Not in a group of exceptions, which nobody who waits for Ctrl-C would notice."""
+    ran: list[int] = []
+
+    @tool(effects="none")
+    async def look() -> str:
+        """Look."""
+        ran.append(1)
+        if len(ran) == 2:
+            raise error
+        await anyio.sleep_forever()
+        return ""
+
+    loop = loop_of([Answer("", [("look", {})] * 4)], look)
+    with pytest.raises(error):
+        anyio.run(loop.run, "go", backend=backend)
+    assert turn_state(loop.state.session) is TurnState.INTERRUPTED
+    assert kinds(loop) == ["interrupt" if error is KeyboardInterrupt else "cancelled"]
+
+
+class Nursing:
+    """A model whose stream has tasks of its own, one of which is interrupted."""
+
+    name = "model"
+    model = "a-model"
+
+    def estimate_usd(self, request: ModelRequest) -> float | None:
+        return 0.0
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        for each in ("one", "two"):
+            yield TextDelta(each)
+            if each == "two":
+                raise BaseExceptionGroup("tasks", [BaseExceptionGroup("inner", [KeyboardInterrupt()])])
+        yield Stopped("end")
+
+
+def test_an_interrupt_in_a_group_has_the_ending_of_an_interrupt(backend: str) -> None:
+    """A provider's own tasks wrap what a person wants; the log says it plainly."""
+    loop = loop_of([])
+    loop = InnerLoop(loop.state, Nursing(), loop.prompt)
+    with pytest.raises(BaseExceptionGroup):
+        anyio.run(loop.run, "go", backend=backend)
+    assert kinds(loop) == ["interrupt"]
