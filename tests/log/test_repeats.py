@@ -3,6 +3,7 @@
 import gzip
 import json
 import sqlite3
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from random import Random
@@ -47,6 +48,22 @@ def contents(events: Iterable[Envelope]) -> list[tuple[int, bytes, bool]]:
 
 
 ALL = [(1, MESSAGE, False), (2, INVOKED, True), (3, MESSAGE, False), (4, INVOKED, True)]
+
+
+def test_damage_cannot_make_a_payload_grow_without_bounds() -> None:
+    """A few bytes that name the same long text again and again are refused."""
+    said = b"y" * 200_000
+    assert with_repeats(b"0:1:0:200000\n", lambda back: said) == said
+    assert with_repeats(b",".join([b"0:1:0:200000"] * 1000) + b"\n", lambda back: said) is None
+
+
+def test_what_is_no_json_is_searched_in_one_pass() -> None:
+    """A quote that nothing closes does not make the search begin again at every quote behind it."""
+    payload = b'"' + b'\\"' * 20_000
+    started = time.process_time()
+    stored = without_repeats(payload, [payload])
+    assert time.process_time() - started < 2
+    assert stored is not None and with_repeats(stored, lambda back: payload) == payload
 
 
 @given(st.lists(payloads, min_size=1, max_size=REACH + 2), st.data())

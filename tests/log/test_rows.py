@@ -153,6 +153,13 @@ def test_damage_cannot_make_a_row_grow_without_bounds(change: bytes) -> None:
     assert unpack(row([Draft("t", b"", 1)], flags=DEFLATED, payload=packed + change), nothing_before) is None
 
 
+def test_lengths_that_go_back_and_forth_cannot_make_a_row_grow() -> None:
+    """Each event of a row has its own bytes of it, so together they are never longer than the row."""
+    front = b"".join(b"a\0001\0000\0%d\0" % length for length in [30_000, -29_999] * 500)
+    payload = front + b"\0" + bytes(30_500)
+    assert unpack(row([Draft("t", b"", 1)], flags=SEVERAL, payload=payload), nothing_before) is None
+
+
 # --- in a file ---------------------------------------------------------------------------------------
 
 BATCHES = (3, 1, 4, 2)

@@ -1,9 +1,11 @@
 """Damaged files: what is whole stays readable, what is not is said, and nothing is deleted."""
 
+import functools
 import os
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -18,6 +20,7 @@ from holdfast.errors import LogDamagedError, LogError, LogVersionError, ReadOnly
 from holdfast.log import Draft, Envelope
 from holdfast.log.lease import this_process_owner
 from holdfast.log.migrations import APPLICATION_ID, LATEST
+from holdfast.log.salvage import PAGE, Wreck
 from holdfast.log.sqlite import SqliteLog
 
 from .conftest import BIRTH, History, append_some, copy_open, describe
@@ -422,6 +425,61 @@ def test_salvage_reads_past_a_damaged_first_page(tmp_path: Path, rebuilt: bool) 
         assert snapshot is not None and snapshot.payload == b"state"
     assert path.read_bytes() == content
     assert sorted(each.name for each in tmp_path.iterdir()) == ["log.db", "new.db"]
+
+
+def test_salvage_passes_over_an_event_whose_number_is_none(tmp_path: Path) -> None:
+    """One changed byte says that the number is a text; the other events are copied."""
+    path = tmp_path / "log.db"
+    session_id = UUID(int=1)
+    with SqliteLog(path, heartbeat=False) as log:
+        log.create(session_id, created_at=BIRTH)
+        lease = log.acquire(session_id, owner="me")
+        for seq in range(4):
+            log.append(lease, [Draft("type", b"%d" % seq, 1)], expected_seq=seq)
+    content = path.read_bytes()
+    # The header of the last event's record: its length, then the kinds of position, session, number (one
+    # byte), time, type, three ids, flags, checksum and payload.
+    header = b"\x0c\0\x09\x01\x09\x15\0\0\0\x08\x2c\x0e"
+    assert content.count(header) == 3
+    path.write_bytes(content.replace(header, header[:3] + b"\x0d" + header[4:], 1))
+    (report,) = SqliteLog.salvage(path, tmp_path / "new.db")
+    assert (report.last_good_seq, report.ok) == (3, False)
+    with SqliteLog(tmp_path / "new.db", heartbeat=False) as log:
+        assert [event.payload for event in log.read(session_id)] == [b"0", b"1", b"2"]
+
+
+def test_salvage_is_not_led_round_in_circles(tmp_path: Path) -> None:
+    """A row that says it is very long, in pages that follow each other in a circle, takes no memory."""
+    path = tmp_path / "log.db"
+    session_id = UUID(int=1)
+    with SqliteLog(path, heartbeat=False) as log:
+        log.create(session_id, created_at=BIRTH)
+        lease = log.acquire(session_id, owner="me")
+        log.append(lease, [Draft("t", Random(1).randbytes(2_500_000), 1)], expected_seq=0)
+        log.append(lease, [Draft("t", b"x", 1)], expected_seq=1)
+    wreck = Wreck(path)
+    (place,) = wreck.find().events[1][1]
+    wreck.close()
+    content = bytearray(path.read_bytes())
+    start = place.image * PAGE + place.offset
+    # Four bytes say how long the row is. As long as can be said, with as much of it in this page as before.
+    assert all(byte & 0x80 for byte in content[start : start + 3])
+    size = functools.reduce(lambda value, byte: value << 7 | byte & 0x7F, content[start : start + 4], 0)
+    size += ((1 << 28) - 1 - size) // (PAGE - 4) * (PAGE - 4)
+    for place_of_byte, shift in enumerate((21, 14, 7, 0), start):
+        content[place_of_byte] = size >> shift & 0x7F | (0x80 if shift else 0)
+    # Every page of the row is followed by itself.
+    for page in range(place.image * PAGE + PAGE, len(content), PAGE):
+        if int.from_bytes(content[page : page + 4], "big") == page // PAGE + 2:
+            content[page : page + 4] = (page // PAGE + 1).to_bytes(4, "big")
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        (report,) = SqliteLog.salvage(path, tmp_path / "new.db")
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
+    assert (report.last_good_seq, report.ok) == (0, False)
 
 
 def test_salvage_writes_to_a_new_file_only(closed_history: History, tmp_path: Path) -> None:

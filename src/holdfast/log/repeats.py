@@ -28,9 +28,12 @@ REACH = 4
 _LEAST = 128
 """Shorter texts are not worth the line that speaks of them."""
 _MOST_SEARCHED = 256 * 1024
-"""Longer payloads are stored whole, so that an append takes no time for searching them."""
+"""Longer payloads are stored whole, so that an append takes no time for searching them.
 
-_TEXT = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
+Nothing longer is put together either, whatever damage promises, so it must not be lowered."""
+
+# In what is not JSON, a text that no quote closes reaches up to the end: each byte is looked at once.
+_TEXT = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"?', re.DOTALL)
 
 Source = Callable[[int], bytes | None]
 """Returns the payload of the event so many places back, or None if it is not stored whole."""
@@ -75,12 +78,15 @@ def with_repeats(stored: bytes, source: Source) -> bytes | None:
     if not found:
         return None
     parts: list[bytes] = []
-    done = 0
+    done, size = 0, len(cut)
     try:
         for note in line.split(b","):
             at, back, start, length = map(int, note.split(b":"))
             text = source(back) if 1 <= back <= REACH else None
             if text is None or not done <= at <= len(cut) or not 0 <= start <= start + length <= len(text):
+                return None
+            size += length
+            if size > _MOST_SEARCHED:
                 return None
             parts += (cut[done:at], text[start : start + length])
             done = at

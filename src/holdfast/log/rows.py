@@ -146,6 +146,9 @@ def unpack(row: EventRow, source: Source) -> list[Draft] | None:
         values = iter(entries.decode().split("\0"))
         for its_kind, its_us, its_flag, length in zip(values, values, values, values, strict=True):
             end = place + int(length)
+            # Lengths that go back and forth would make a short row a very long list.
+            if not place <= end <= len(rest):
+                return None
             its = rest[place:end]
             drafts.append(Draft(its_kind, its, int(its_us), turn_id, run_id, trace_id, its_flag == "1"))
             place = end

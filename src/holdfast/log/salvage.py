@@ -178,7 +178,7 @@ class Wreck:
 
     def _sort_in_by_head(self, found: Found, place: Place, record: bytes) -> None:
         kinds, keys = _head(record)
-        if len(kinds) == 11 and kinds[0] == 0:
+        if len(kinds) == 11 and kinds[0] == 0 and len(keys) == 3:
             found.events.setdefault(keys[1], {}).setdefault(keys[2], []).append(place)
         elif len(kinds) == 4:
             found.snapshots[keys[0], keys[1]] = place
@@ -207,7 +207,8 @@ class Wreck:
             if local > _MOST_LOCAL[place.kind]:
                 local = _LEAST_LOCAL
         record = page[start : start + local]
-        if len(record) != local or size > 1 << 31:
+        # No row is longer than all pages together; a chain of pages that leads back to itself would be.
+        if len(record) != local or size > len(self._newest) * PAGE:
             raise _Broken
         return rowid, record, size
 
