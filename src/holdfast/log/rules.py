@@ -72,7 +72,7 @@ def check_drafts(drafts: Sequence[Draft]) -> None:
     if len(drafts) > MAX_BATCH:
         raise UsageError(f"one append takes at most {MAX_BATCH} events, not {len(drafts)}; append in parts")
     for draft in drafts:
-        kind, payload, at_us, turn_id, run_id, trace_id, _ = draft
+        kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
         try:
             _check_texts(kind, turn_id, run_id, trace_id)
         except TypeError:  # It cannot be hashed, so it is no text.
@@ -81,6 +81,8 @@ def check_drafts(drafts: Sequence[Draft]) -> None:
             check_payload(f"the payload of {kind!r}", payload)
         if type(at_us) is not int or not _EARLIEST_US <= at_us <= _LATEST_US:
             raise UsageError(f"at_us of {kind!r} must be whole microseconds since 1970, not {at_us!r}")
+        if rolled_back not in (False, True):
+            raise UsageError(f"rolled_back of {kind!r} must be True or False, not {rolled_back!r}")
 
 
 @lru_cache(maxsize=256)
