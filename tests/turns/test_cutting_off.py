@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import anyio
 import pytest
 
 from holdfast import Agent, TurnState, tool
+from holdfast.containment import CancellationToken
 from holdfast.containment.threads import threadsafe
 from holdfast.log.memory import MemoryLog
 from holdfast.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta
 from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import ExecutionState, Session
+from holdfast.state import ExecutionState, ResourceRegistry, Session
+from holdfast.tools import ToolContext, ToolInvoked
 from holdfast.tools.tool import Tool
 from holdfast.turns import InnerLoop, TurnEnded, turn_state
+from holdfast.workspace import Filesystem, InMemoryFilesystem
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.parametrize("backend", ["asyncio", "trio"])]
 
@@ -128,3 +133,39 @@ def test_an_interrupt_in_a_group_has_the_ending_of_an_interrupt(backend: str) ->
     with pytest.raises(BaseExceptionGroup):
         anyio.run(loop.run, "go", backend=backend)
     assert kinds(loop) == ["interrupt"]
+
+
+def test_a_handler_that_swallows_its_cancellation_is_rolled_back_when_the_token_is_set(backend: str) -> None:
+    """Also while the token is still telling those that follow it: the call's own token may be the last."""
+    token, is_over = CancellationToken(), threading.Event()
+    ran: list[int] = []
+
+    @tool
+    async def stubborn(*, context: ToolContext) -> str:
+        """Change something, and return whatever happens."""
+        context.filesystem.write("half.txt", "half")
+        ran.append(1)
+        if len(ran) == 1:
+            threading.Thread(target=token.cancel).start()
+            with suppress(BaseException):
+                await anyio.sleep_forever()
+        return "done"
+
+    def call(request: ModelRequest) -> Answer:
+        token.on_cancel(lambda: is_over.wait(20))  # Told after the turn, and before the call.
+        return Answer("", [("stubborn", {})])
+
+    session, filesystem = Session(log=MemoryLog(heartbeat=False)), InMemoryFilesystem()
+    loop = InnerLoop(
+        ExecutionState(session, ResourceRegistry.build({Filesystem: filesystem})),
+        ScriptedProvider([call, "done"]),
+        Agent("agent", tools=(stubborn,)).prompt,
+        cancellation=token,
+    )
+    try:
+        result = anyio.run(loop.run, "go", backend=backend)
+    finally:
+        is_over.set()
+    assert (result.state, result.error_kind) == (TurnState.INTERRUPTED, "aborted")
+    assert [each.outcome for each in session[ToolInvoked].all()] == ["interrupted"]
+    assert not filesystem.exists("half.txt")

@@ -1022,6 +1022,8 @@ class ToolRunner:
         """Commit a call that succeeded; roll back one that did not."""
         try:
             result = as_result(outcome)
+            # The caller's token is set before those below it follow.
+            begun.given.cancellation.raise_if_cancelled()
             begun.cancellation.raise_if_cancelled()
             if begun.given.deadline is not None:
                 begun.given.deadline.raise_if_passed(f"the tool call {begun.call.id}")
