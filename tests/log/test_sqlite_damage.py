@@ -164,6 +164,34 @@ def test_a_damaged_index_costs_nothing_but_time(tmp_path: Path) -> None:
             log.acquire(session_id, owner="me")
 
 
+@pytest.mark.parametrize("also", ["nothing", "lease", "events"])
+def test_a_damaged_index_of_a_killed_writer_loses_nothing_silently(also: str, tmp_path: Path) -> None:
+    """The lease knows how far the session had come at its last heartbeat; that does not pass for its end."""
+    path = tmp_path / "log.db"
+    with SqliteLog(tmp_path / "open.db", synchronous="NORMAL", heartbeat=False) as log:
+        session_id = UUID(int=1)
+        log.create(session_id, created_at=BIRTH)
+        lease = log.acquire(session_id, owner="me")
+        events = list(log.append(lease, [Draft("t", b"%d" % n, 1) for n in range(50)], expected_seq=0))
+        copy_open(tmp_path / "open.db", path)
+    connection = sqlite3.connect(path)
+    roots = dict(connection.execute("SELECT name, rootpage FROM sqlite_schema").fetchall())
+    if also == "lease":
+        connection.execute("UPDATE leases SET ttl_us = ttl_us + 1")
+        connection.commit()
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    with path.open("r+b") as stream:
+        for name in ("events_by_session", "events")[: 2 if also == "events" else 1]:
+            stream.seek((roots[name] - 1) * 4096)
+            stream.write(b"\xff" * 4096)
+    with SqliteLog(path, heartbeat=False) as log:
+        found, error = read_all(log, session_id)
+        assert found == ([] if also == "events" else events)
+        assert isinstance(error, LogDamagedError) == (also == "events")
+        assert not log.check(session_id).ok
+
+
 def test_a_damaged_snapshot_is_passed_over(tmp_path: Path) -> None:
     """The one before it is used, then none; the report names it."""
     path = tmp_path / "log.db"

@@ -92,6 +92,7 @@ FROM sessions AS s NOT INDEXED LEFT JOIN leases AS l ON l.session_key = s.key OR
 """
 INDEXED_SESSION_KEYS = "SELECT session_id, key FROM sessions ORDER BY session_id"
 HEAD = "SELECT max(seq) FROM events WHERE session_key = ?"
+SCAN_FOR_HEAD = "SELECT max(seq) FROM events NOT INDEXED WHERE session_key = ?"
 LAST_USED = "SELECT at_us FROM events WHERE session_key = ? ORDER BY seq DESC LIMIT 1"
 WRITER_AND_HEAD = """
 SELECT s.key, s.anchor, s.first_seq, l.epoch, l.owner, l.head_seq, e.seq, e.checksum
@@ -151,6 +152,8 @@ PENDING_SCRUBS = "SELECT digest FROM scrubs"
 SCRUBS_DONE = "DELETE FROM scrubs WHERE rowid <= ?"
 LAST_SCRUB = "SELECT max(rowid) FROM scrubs"
 
+_UNKNOWN_HEAD = 1 << 63
+"""More than any event's number."""
 _CHUNK_ROWS = 512
 _CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -643,14 +646,20 @@ class SqliteLog:
         """Return the newest event's number: by the index, but no less than the lease row remembers."""
         witnessed = row.head_seq if row.is_lease_whole else 0
 
-        def work(connection: sqlite3.Connection) -> int:
-            found = connection.execute(HEAD, (row.key,)).fetchone()[0]
-            return found if type(found) is int else row.first_seq - 1
+        def by(query: str) -> int:
+            found = self._database.run(
+                "find the newest event",
+                lambda connection: connection.execute(query, (row.key,)).fetchone()[0],
+            )
+            return max(found if type(found) is int else row.first_seq - 1, witnessed)
 
-        try:
-            return max(self._database.run("find the newest event", work), witnessed)
-        except LogDamagedError:
-            return witnessed
+        for query in (HEAD, SCAN_FOR_HEAD):
+            try:
+                return by(query)
+            except LogDamagedError:
+                continue
+        # Nobody knows: whoever reads comes to the damage, and does not take what is before it for everything.
+        return _UNKNOWN_HEAD
 
     def _place(self, row: _Row, seq: int) -> tuple[int, int, bytes] | None:
         """Return position, number and checksum of the last event at the end of a row and not behind `seq`.
