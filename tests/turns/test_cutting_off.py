@@ -14,6 +14,7 @@ import pytest
 from holdfast import Agent, TurnState, tool
 from holdfast.containment import CancellationToken
 from holdfast.containment.threads import threadsafe
+from holdfast.judges.completion import TaskCompletionContext, TaskCompletionResult
 from holdfast.log.memory import MemoryLog
 from holdfast.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta
 from holdfast.providers.scripted import Answer, ScriptedProvider
@@ -169,3 +170,31 @@ def test_a_handler_that_swallows_its_cancellation_is_rolled_back_when_the_token_
     assert (result.state, result.error_kind) == (TurnState.INTERRUPTED, "aborted")
     assert [each.outcome for each in session[ToolInvoked].all()] == ["interrupted"]
     assert not filesystem.exists("half.txt")
+
+
+def test_a_judge_that_swallows_its_cancellation_cannot_complete_a_stopped_turn(backend: str) -> None:
+    """What it answers after the token was set does not count, also while the token still tells the others."""
+    token, is_over = CancellationToken(), threading.Event()
+
+    class Stubborn:
+        async def check(self, context: TaskCompletionContext) -> TaskCompletionResult:
+            threading.Thread(target=token.cancel).start()
+            with suppress(BaseException):
+                await anyio.sleep_forever()
+            return TaskCompletionResult.ok()
+
+    def answer(request: ModelRequest) -> str:
+        token.on_cancel(lambda: is_over.wait(20))  # Told after the turn, and before the judge.
+        return "done"
+
+    loop = InnerLoop(
+        ExecutionState(Session(log=MemoryLog(heartbeat=False))),
+        ScriptedProvider([answer]),
+        Agent("agent", completion=Stubborn()).prompt,
+        cancellation=token,
+    )
+    try:
+        result = anyio.run(loop.run, "go", backend=backend)
+    finally:
+        is_over.set()
+    assert (result.state, result.error_kind) == (TurnState.INTERRUPTED, "aborted")

@@ -593,10 +593,11 @@ class Judges:
                 finally:
                     forget()
                     timer.cancel()
+            # The run's own token first: those below it, which cut the judge off, follow a moment later.
+            self._cancellation.raise_if_cancelled()
             if limit.cancel_called:
                 # Also if it answered after all: what comes too late does not count.
                 asked.answer = None
-                self._cancellation.raise_if_cancelled()
                 asked.error = DeadlineExceededError(f"{name} did not answer within {limit_s:.3g} s")
         except BaseException as error:
             if self._is_the_runs(error):
