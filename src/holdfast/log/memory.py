@@ -25,61 +25,64 @@ from holdfast.log.event import (
 from holdfast.log.lease import LeaseKeeper
 
 
-class _Event:
-    """A draft in its place. Few look at an event's checksum: it is computed for those that do."""
+class _Events:
+    """Some events in a row. Few look at their checksums: these are computed for those that do."""
 
-    __slots__ = ("_before", "_checksum", "draft", "seq")
+    __slots__ = ("_checksums", "anchor", "drafts", "first", "session_id")
 
-    def __init__(self, seq: int, draft: Draft, before: _Event | bytes) -> None:
-        self.seq = seq
-        self.draft = draft
-        self._before = before
-        self._checksum: bytes | None = None
+    def __init__(self, session_id: UUID, first: int, anchor: bytes, drafts: list[Draft]) -> None:
+        self.session_id = session_id
+        self.first = first
+        # The checksum of the event before the first one.
+        self.anchor = anchor
+        self.drafts = drafts
+        self._checksums: list[bytes] = []
 
-    def checksum(self, session_id: UUID) -> bytes:
-        """Return the checksum. Those of the events before it are then known too, and let go of."""
-        waiting: list[_Event] = []
-        each: _Event | bytes = self
-        while isinstance(each, _Event):
-            if each._checksum is not None:
-                each = each._checksum
-                break
-            waiting.append(each)
-            each = each._before
-        for event in reversed(waiting):
-            each = chain_checksum(each, session_id, event.seq, event.draft)
-            event._checksum = event._before = each
-        return each
+    @property
+    def head(self) -> int:
+        return self.first - 1 + len(self.drafts)
 
-    def envelope(self, session_id: UUID) -> Envelope:
-        """Return the event as it is read."""
-        kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = self.draft
+    def checksum(self, seq: int) -> bytes:
+        """Return an event's checksum, or the anchor. Those of the events before it are then known too."""
+        known = self._checksums
+        for each in range(self.first + len(known), seq + 1):
+            before = known[-1] if known else self.anchor
+            known.append(chain_checksum(before, self.session_id, each, self.drafts[each - self.first]))
+        return known[seq - self.first] if seq >= self.first else self.anchor
+
+    def envelope(self, seq: int) -> Envelope:
+        """Return an event as it is read."""
+        kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = self.drafts[seq - self.first]
         return Envelope(
-            session_id,
-            self.seq,
+            self.session_id,
+            seq,
             at_us,
             kind,
             payload,
-            self.checksum(session_id),
+            self.checksum(seq),
             turn_id,
             run_id,
             trace_id,
             bool(rolled_back),
         )
 
+    def behind(self, upto: int) -> _Events:
+        """Return the events after `upto`, on their own."""
+        return _Events(self.session_id, upto + 1, self.checksum(upto), self.drafts[upto - self.first + 1 :])
+
 
 class _Appended(Sequence[Envelope]):
     """What was appended, made for whoever looks."""
 
-    __slots__ = ("_events", "_lock", "_session_id")
+    __slots__ = ("_events", "_lock", "_places")
 
-    def __init__(self, session_id: UUID, events: Sequence[_Event], lock: threading.RLock) -> None:
-        self._session_id = session_id
+    def __init__(self, events: _Events, places: range, lock: threading.RLock) -> None:
         self._events = events
+        self._places = places
         self._lock = lock
 
     def __len__(self) -> int:
-        return len(self._events)
+        return len(self._places)
 
     @overload
     def __getitem__(self, index: int) -> Envelope: ...
@@ -88,33 +91,33 @@ class _Appended(Sequence[Envelope]):
     def __getitem__(self, index: int | slice) -> Envelope | Sequence[Envelope]:
         with self._lock:
             if isinstance(index, slice):
-                return [each.envelope(self._session_id) for each in self._events[index]]
-            return self._events[index].envelope(self._session_id)
+                return [self._events.envelope(seq) for seq in self._places[index]]
+            return self._events.envelope(self._places[index])
 
 
 class _Session:
     """Everything that is kept about one session."""
 
-    __slots__ = ("anchor", "created_us", "events", "first", "lease", "parent_id", "snapshots", "tags")
+    __slots__ = ("created_us", "events", "lease", "parent_id", "snapshots", "tags")
 
-    def __init__(self, created_us: int, parent_id: UUID | None, tags: tuple[tuple[str, str], ...]) -> None:
+    def __init__(
+        self, session_id: UUID, created_us: int, parent_id: UUID | None, tags: tuple[tuple[str, str], ...]
+    ) -> None:
         self.created_us = created_us
         self.parent_id = parent_id
         self.tags = tags
-        self.first = 1
-        # The checksum of the event before the first one kept.
-        self.anchor = GENESIS
-        self.events: list[_Event] = []
+        self.events = _Events(session_id, 1, GENESIS, [])
         self.snapshots: dict[int, bytes] = {}
         self.lease = rules.LeaseState()
 
     @property
-    def head(self) -> int:
-        return self.first - 1 + len(self.events)
+    def session_id(self) -> UUID:
+        return self.events.session_id
 
     @property
     def used_us(self) -> int:
-        return max(self.created_us, self.events[-1].draft.at_us if self.events else self.created_us)
+        drafts = self.events.drafts
+        return max(self.created_us, drafts[-1].at_us if drafts else self.created_us)
 
 
 class MemoryLog:
@@ -123,7 +126,8 @@ class MemoryLog:
     def __init__(self, *, clock: Clock | None = None, heartbeat: bool = True) -> None:
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
-        self._sessions: dict[UUID, _Session] = {}
+        # By the number of the id: a number is hashed at once, a UUID by a function of Python's.
+        self._sessions: dict[int, _Session] = {}
         self._keeper = LeaseKeeper(self.renew, beat=heartbeat)
 
     def __repr__(self) -> str:
@@ -148,28 +152,29 @@ class MemoryLog:
         """Make an empty session. Raises `UsageError` if it exists."""
         rules.check_created(created_at, tags)
         with self._lock:
-            if session_id in self._sessions:
+            if session_id.int in self._sessions:
                 raise UsageError(
                     f"session {session_id} exists already in this log; open it, or take a new id"
                 )
-            stored = _Session(to_microseconds(created_at), parent_id, tuple((tags or {}).items()))
-            self._sessions[session_id] = stored
+            self._sessions[session_id.int] = _Session(
+                session_id, to_microseconds(created_at), parent_id, tuple((tags or {}).items())
+            )
 
     def info(self, session_id: UUID) -> SessionInfo:
         """Describe a session. Raises `SessionNotFoundError`."""
         with self._lock:
-            return self._describe(session_id, self._find(session_id))
+            return self._describe(self._find(session_id))
 
     def sessions(self, *, parent_id: UUID | None = None) -> Sequence[SessionInfo]:
         """List the sessions, oldest first; with `parent_id`, only its children."""
         with self._lock:
             chosen = [
-                (key, stored)
-                for key, stored in self._sessions.items()
+                stored
+                for stored in self._sessions.values()
                 if parent_id is None or stored.parent_id == parent_id
             ]
-            chosen.sort(key=lambda pair: pair[1].created_us)
-            return [self._describe(key, stored) for key, stored in chosen]
+            chosen.sort(key=lambda stored: stored.created_us)
+            return [self._describe(stored) for stored in chosen]
 
     def acquire(self, session_id: UUID, *, owner: str, ttl_s: float = DEFAULT_LEASE_SECONDS) -> Lease:
         """Take the writer's lease, or take it over if its holder is gone.
@@ -196,7 +201,7 @@ class MemoryLog:
         """Give the lease back. Releasing a lease that was taken over does nothing."""
         self._keeper.drop(lease)
         with self._lock:
-            stored = self._sessions.get(lease.session_id)
+            stored = self._sessions.get(lease.session_id.int)
             if stored is not None and stored.lease.epoch == lease.epoch:
                 stored.lease = rules.LeaseState(epoch=lease.epoch)
 
@@ -207,29 +212,25 @@ class MemoryLog:
         """
         rules.check_drafts(drafts)
         with self._lock:
-            stored = self._writable(lease)
-            rules.check_head(lease, expected_seq=expected_seq, head=stored.head)
-            before = stored.events[-1] if stored.events else stored.anchor
-            batch: list[_Event] = []
-            for seq, draft in enumerate(drafts, expected_seq + 1):
-                before = _Event(seq, draft, before)
-                batch.append(before)
-            stored.events += batch
-            return _Appended(lease.session_id, batch, self._lock)
+            events = self._writable(lease).events
+            rules.check_head(lease, expected_seq=expected_seq, head=events.head)
+            events.drafts += drafts
+            return _Appended(events, range(expected_seq + 1, events.head + 1), self._lock)
 
     def read(self, session_id: UUID, *, after: int = 0, upto: int | None = None) -> Iterator[Envelope]:
         """Yield the events with `after < seq <= upto`, in order, as they stand when reading begins."""
         with self._lock:
-            stored = self._find(session_id)
-            start = max(after - stored.first + 1, 0)
-            stop = len(stored.events) if upto is None else max(upto - stored.first + 1, 0)
-            return iter([each.envelope(session_id) for each in stored.events[start:stop]])
+            events = self._find(session_id).events
+            start = max(after + 1, events.first)
+            stop = events.head if upto is None else min(upto, events.head)
+            return iter([events.envelope(seq) for seq in range(start, stop + 1)])
 
     def put_snapshot(self, lease: Lease, seq: int, payload: bytes) -> None:
         """Keep a snapshot of the folded state after event `seq`, in place of older ones."""
         with self._lock:
             stored = self._writable(lease)
-            rules.check_snapshot(lease.session_id, seq, first=stored.first, head=stored.head, payload=payload)
+            first, head = stored.events.first, stored.events.head
+            rules.check_snapshot(lease.session_id, seq, first=first, head=head, payload=payload)
             stored.snapshots[seq] = payload
             for old in sorted(stored.snapshots)[: -rules.SNAPSHOTS_KEPT]:
                 del stored.snapshots[old]
@@ -248,13 +249,9 @@ class MemoryLog:
         with self._lock:
             stored = self._writable(lease)
             rules.check_prune(lease.session_id, upto=upto, covered=max(stored.snapshots, default=None))
-            count = max(upto - stored.first + 1, 0)
+            count = max(upto - stored.events.first + 1, 0)
             if count:
-                stored.anchor = stored.events[count - 1].checksum(lease.session_id)
-                del stored.events[:count]
-                if stored.events:
-                    stored.events[0].checksum(lease.session_id)  # It lets go of what was before it.
-                stored.first = upto + 1
+                stored.events = stored.events.behind(upto)
                 stored.snapshots = {seq: data for seq, data in stored.snapshots.items() if seq >= upto}
             return count
 
@@ -262,7 +259,7 @@ class MemoryLog:
         """Forget a session and everything in it. Raises `LeaseHeldError` while somebody is writing it."""
         with self._lock:
             rules.refuse_if_held(session_id, self._find(session_id).lease, self._now_us())
-            del self._sessions[session_id]
+            del self._sessions[session_id.int]
 
     def keep_last(self, count: int) -> Sequence[UUID]:
         """Erase all but the `count` most recently used sessions; returns the ids of those that went.
@@ -283,8 +280,8 @@ class MemoryLog:
     def check(self, session_id: UUID) -> LogReport:
         """Verify every stored event of a session. Memory does not decay: the report is always good."""
         with self._lock:
-            stored = self._find(session_id)
-            return LogReport(session_id, events=len(stored.events), last_good_seq=stored.head)
+            events = self._find(session_id).events
+            return LogReport(session_id, events=len(events.drafts), last_good_seq=events.head)
 
     def close(self) -> None:
         """Release the leases held through this object."""
@@ -298,7 +295,7 @@ class MemoryLog:
         return to_microseconds(self._clock.now())
 
     def _find(self, session_id: UUID) -> _Session:
-        stored = self._sessions.get(session_id)
+        stored = self._sessions.get(session_id.int)
         if stored is None:
             rules.not_found(session_id, "this memory log")
         return stored
@@ -317,25 +314,25 @@ class MemoryLog:
             from_microseconds(state.expires_us),
         )
 
-    def _describe(self, session_id: UUID, stored: _Session) -> SessionInfo:
+    def _describe(self, stored: _Session) -> SessionInfo:
         return SessionInfo(
-            session_id,
+            stored.session_id,
             from_microseconds(stored.created_us),
             parent_id=stored.parent_id,
             tags=stored.tags,
-            head=stored.head,
-            first=stored.first,
+            head=stored.events.head,
+            first=stored.events.first,
             owner=stored.lease.owner if stored.lease.is_live(self._now_us()) else None,
         )
 
     def _ages(self) -> list[rules.Age]:
         now_us = self._now_us()
         return [
-            rules.Age(key, stored.parent_id, stored.used_us, stored.lease.is_live(now_us))
-            for key, stored in self._sessions.items()
+            rules.Age(stored.session_id, stored.parent_id, stored.used_us, stored.lease.is_live(now_us))
+            for stored in self._sessions.values()
         ]
 
     def _erase_all(self, chosen: Sequence[UUID]) -> Sequence[UUID]:
         for session_id in chosen:
-            del self._sessions[session_id]
+            del self._sessions[session_id.int]
         return chosen

@@ -49,7 +49,7 @@ from holdfast.errors import (
 )
 from holdfast.log.base import Lease, Log
 from holdfast.log.event import Draft, Envelope, SlicePolicy
-from holdfast.state.dispatch import Dispatcher, DispatchResult, HandlerFailure, call_isolated
+from holdfast.state.dispatch import Dispatcher, HandlerFailure, Outcome, Outcomes, call_isolated
 from holdfast.state.events import (
     SYSTEM_EVENTS,
     ClearSlice,
@@ -88,6 +88,8 @@ MAX_RECENT_BYTES = 1024 * 1024
 
 _new = tuple.__new__
 """Makes a named tuple of its fields in half the time that its own constructor takes."""
+
+_SYSTEM_EVENTS = frozenset(SYSTEM_EVENTS)
 
 Observer = Callable[[Sequence[Any], Sequence[Any]], object]
 
@@ -180,7 +182,7 @@ class Context:
 class Working:
     """Slices as they will be, over slices as they are."""
 
-    __slots__ = ("_context", "base", "changes", "looked_at")
+    __slots__ = ("base", "changes", "looked_at")
 
     def __init__(
         self, base: Mapping[type, Slice[Any]], changes: dict[type, Slice[Any]] | None = None
@@ -189,7 +191,6 @@ class Working:
         self.changes: dict[type, Slice[Any]] = {} if changes is None else changes
         self.looked_at: set[type] = set()
         """Which slices the fold depends on besides those that it changes."""
-        self._context: Context | None = None
 
     def ahead(self) -> Working:
         """Return another one that can be thrown away."""
@@ -207,13 +208,6 @@ class Working:
         self.looked_at.add(slice_type)
         return self.look(slice_type)
 
-    @property
-    def context(self) -> Context:
-        """What reducers are given as `context`."""
-        if self._context is None:
-            self._context = Context(self)
-        return self._context
-
 
 class _Notes:
     """What a fold of the log notices on its way."""
@@ -229,44 +223,51 @@ class _Notes:
 class _Recent:
     """What this process wrote last, so that whoever follows the log need not read and decode it again."""
 
-    __slots__ = ("_bytes", "_events")
+    __slots__ = ("_bytes", "_events", "_seq")
 
     def __init__(self) -> None:
         self._bytes = 0
-        self._events: list[tuple[Envelope, object | None]] = []
+        self._events: list[Staged] = []
+        self._seq = 0
+        """The place of the newest of them."""
 
-    def add(
-        self, session_id: UUID, seq: int, written: Sequence[Draft], values: Sequence[object | None]
-    ) -> None:
-        """Take a batch that is in the log after `seq`, with those of its values that cannot change."""
-        events = self._events
-        if events and events[-1][0].seq != seq:
+    def add(self, seq: int, written: Sequence[Staged]) -> None:
+        """Take a batch that is in the log after `seq`."""
+        if self._seq != seq:
             self.clear()
-        for draft, value in zip(written, values, strict=True):
-            kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
-            seq += 1
-            self._bytes += len(payload)
-            fields = (session_id, seq, at_us, kind, payload, b"", turn_id, run_id, trace_id, rolled_back)
-            events.append((_new(Envelope, fields), value))
+        events = self._events
+        events += written
+        self._seq = seq + len(written)
+        for each in written:
+            self._bytes += len(each.draft.payload)
         while len(events) > MAX_RECENT_EVENTS or self._bytes > MAX_RECENT_BYTES:
             # By halves, so that it is not done for each batch.
-            gone = len(events) // 2 or 1
-            self._bytes -= sum([len(each.payload) for each, _ in events[:gone]])
-            del events[:gone]
+            del events[: len(events) // 2 or 1]
+            self._bytes = sum([len(each.draft.payload) for each in events])
 
     def clear(self) -> None:
         """Forget everything: it is not certain any more what the log has."""
         self._events.clear()
         self._bytes = 0
 
-    def since(self, after: int, head: int) -> list[tuple[Envelope, object | None]] | None:
-        """Return everything behind `after` and up to the head, or None if that is not all at hand."""
+    def since(self, session_id: UUID, after: int, head: int) -> list[tuple[Envelope, object | None]] | None:
+        """Return everything behind `after` and up to the head, or None if that is not all at hand.
+
+        A value that could change stays here.
+        """
         if after >= head:
             return []
-        events = self._events
-        if not events or events[-1][0].seq != head or events[0][0].seq > after + 1:
+        count = head - max(after, 0)
+        if self._seq != head or len(self._events) < count:
             return None
-        return events[max(after - head, -len(events)) :]
+        found: list[tuple[Envelope, object | None]] = []
+        seq = head - count
+        for each in self._events[-count:]:
+            kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = each.draft
+            seq += 1
+            fields = (session_id, seq, at_us, kind, payload, b"", turn_id, run_id, trace_id, rolled_back)
+            found.append((_new(Envelope, fields), each.event if each.immutable else None))
+        return found
 
 
 MAX_CLOSED_CHILDREN = 32
@@ -530,31 +531,32 @@ class Core:
         immutable: bool,
         logs_only: bool = False,
         notes: _Notes | None = None,
-    ) -> DispatchResult:
+    ) -> Outcome:
         """Run an event's reducers. Raises `EncodeError` if one of them makes what cannot be stored."""
         kind = type(event)
         registrations = self.reducers.get(kind)
-        if not registrations or kind in SYSTEM_EVENTS:
-            if kind in SYSTEM_EVENTS:
+        if not registrations or kind in _SYSTEM_EVENTS:
+            if kind in _SYSTEM_EVENTS:
                 self._fold_system(working, event, seq, logs_only=logs_only, notes=notes)
             elif not logs_only or self.policy_of(kind) is SlicePolicy.LOG:
-                self.known.setdefault(kind, None)
+                if kind not in self.known:
+                    self.known[kind] = None
                 kept = event if immutable else Kept(self.codec, kind, payload)
                 working.changes[kind] = working.look(kind).append(kept, seq)
-            return DispatchResult(event)
-        ran: list[Callable[..., object]] = []
-        failures: list[HandlerFailure] = []
+            return event, (), ()
+        ran: tuple[Callable[..., object], ...] = ()
+        failures: tuple[HandlerFailure, ...] = ()
         for registration in registrations:
             slice_type, reducer = registration.slice_type, registration.reducer
             if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
                 continue
             before = working.get(slice_type)
-            ran.append(reducer)
+            ran += (reducer,)
             given = event if immutable else self.codec.decode(kind, payload)
             self.reducing = threading.get_ident()
             try:
                 outcome = (
-                    reducer(before, given, context=working.context)
+                    reducer(before, given, context=Context(working))
                     if registration.takes_context
                     else reducer(before, given)
                 )
@@ -574,13 +576,13 @@ class Core:
                 _logger.warning(
                     "the reducer %s failed on %s: %s", name, kind.__qualname__, error, exc_info=error
                 )
-                failures.append(HandlerFailure(reducer, error))
+                failures += (HandlerFailure(reducer, error),)
                 continue
             finally:
                 self.reducing = None
             if after is not before:
                 working.changes[slice_type] = after
-        return DispatchResult(event, tuple(ran), tuple(failures))
+        return event, ran, failures
 
     def _fold_system(
         self, working: Working, event: object, seq: int, *, logs_only: bool, notes: _Notes | None
@@ -689,39 +691,45 @@ class Core:
 
     def append(
         self, staged: Sequence[Staged], *, written: Callable[[], None] | None = None
-    ) -> tuple[list[Change], list[DispatchResult]]:
+    ) -> tuple[Sequence[Change], list[Outcome]]:
         """Fold events on the present state, log them in one batch, and make the new state the present.
 
         If anything goes wrong, neither the log nor the state has changed. `written` is called as soon
         as it is certain that the batch is in the log.
         """
         if not staged:
+            if written is not None:
+                written()
             return [], []
         with self.lock:
             self.check_writable()
             if not self.loaded or self.unknown:
                 self.ensure_loaded()
             working = Working(self.slices)
-            results: list[DispatchResult] = []
-            drafts: list[Draft] = []
-            values: list[object | None] = []
+            outcomes: list[Outcome] = []
+            batch: list[Staged] = []
             seq = self.head
             for each in staged:
                 if each.is_live:
-                    results.append(DispatchResult(each.event))
+                    outcomes.append((each.event, (), ()))
                     continue
                 if each.predicate is not None:
                     each = self.choose(working, each)  # noqa: PLW2901  # the chosen one takes its place
                 seq += 1
-                event, draft, immutable = each.event, each.draft, each.immutable
-                payload = draft.payload
-                results.append(
-                    self.fold(working, event, payload, seq, immutable=immutable, logs_only=draft.rolled_back)
+                draft = each.draft
+                outcomes.append(
+                    self.fold(
+                        working,
+                        each.event,
+                        draft.payload,
+                        seq,
+                        immutable=each.immutable,
+                        logs_only=draft.rolled_back,
+                    )
                 )
-                drafts.append(draft)
-                values.append(event if immutable else None)
+                batch.append(each)
             try:
-                interrupted = self._write(drafts, values) if drafts else None
+                interrupted = self._write(batch) if batch else None
                 self.head = seq
                 changes = self._install(working.changes)
                 if written is not None:
@@ -735,14 +743,15 @@ class Core:
             since = seq - self.stored_seq
             if since >= SNAPSHOT_EVERY and since >= seq // 2:
                 self.try_to_store()
-            return changes, results
+            return changes, outcomes
 
-    def _write(self, drafts: list[Draft], values: list[object | None]) -> BaseException | None:
+    def _write(self, batch: list[Staged]) -> BaseException | None:
         """Append to the log. Returns an interrupt that came when the batch was in the log already."""
         assert self.lease is not None
+        drafts = [each.draft for each in batch]
         try:
             self.log.append(self.lease, drafts, expected_seq=self.head)
-            self.recent.add(self.session_id, self.head, drafts, values)
+            self.recent.add(self.head, batch)
         except (StaleWriterError, UsageError):
             raise  # Refused before anything was written.
         except BaseException as error:
@@ -766,7 +775,7 @@ class Core:
             return False
         return there == [(each.type, each.payload, each.at_us) for each in drafts]
 
-    def _install(self, slices: dict[type, Slice[Any]]) -> list[Change]:
+    def _install(self, slices: dict[type, Slice[Any]]) -> Sequence[Change]:
         """Make new slices the present ones. Returns what observers are told."""
         changes = []
         if self.observers:
@@ -799,7 +808,7 @@ class Core:
         self.log.put_snapshot(self.lease, self.head, payload)
         self.stored_seq = self.head
 
-    def prune(self, upto: int) -> tuple[int, list[Change]]:
+    def prune(self, upto: int) -> tuple[int, Sequence[Change]]:
         """Forget the events up to `upto`, and the history that came from them."""
         with self.lock:
             self.check_writable()
@@ -829,13 +838,13 @@ class Core:
 
     # .. telling others ..
 
-    def notify(self, changes: Sequence[Change], results: list[DispatchResult]) -> list[DispatchResult]:
+    def notify(self, changes: Sequence[Change], outcomes: Sequence[Outcome]) -> Outcomes:
         """Tell observers and subscribers, outside the lock, each isolated from the others.
 
         What observers did stands in the result of the batch's first event.
         """
         if not changes and self.dispatcher is None:
-            return results
+            return Outcomes(outcomes)
         observers: list[Callable[..., object]] = []
         failures: list[HandlerFailure] = []
         for change in changes:
@@ -844,14 +853,14 @@ class Core:
                 failure = call_isolated(observer, change.before, change.after)
                 if failure is not None:
                     failures.append(failure)
-        told = []
-        for result in results:
-            handlers = (*result.handlers_invoked, *observers)
-            errors = (*result.errors, *failures)
+        told: list[Outcome] = []
+        for event, ran, failed in outcomes:
+            handlers = (*ran, *observers)
+            errors = (*failed, *failures)
             observers, failures = [], []
             if self.dispatcher is not None:
                 try:
-                    delivered = self.dispatcher.dispatch(result.event)
+                    delivered = self.dispatcher.dispatch(event)
                 except Exception as error:  # telemetry is best effort: the event stands
                     _logger.warning("the dispatcher failed: %s", error, exc_info=error)
                     handlers += (self.dispatcher.dispatch,)
@@ -859,8 +868,8 @@ class Core:
                 else:
                     handlers += delivered.handlers_invoked
                     errors += delivered.errors
-            told.append(DispatchResult(result.event, handlers, errors))
-        return told
+            told.append((event, handlers, errors))
+        return Outcomes(told)
 
 
 # --- what reducers return --------------------------------------------------------------------------

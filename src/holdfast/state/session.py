@@ -37,7 +37,7 @@ from holdfast.log.event import Channel, Draft, Envelope, SlicePolicy, to_microse
 from holdfast.log.lease import this_process_owner
 from holdfast.log.memory import MemoryLog
 from holdfast.state import fold
-from holdfast.state.dispatch import Dispatcher, DispatchResult
+from holdfast.state.dispatch import Dispatcher, DispatchResult, Outcome, Outcomes
 from holdfast.state.events import (
     ClearSlice,
     InitializeSlice,
@@ -58,6 +58,8 @@ _COPIED_AT_ONCE = 1000
 
 _new = tuple.__new__
 """Makes a named tuple of its fields in half the time that its own constructor takes."""
+
+_NOTHING: Mapping[type, Slice[Any]] = MappingProxyType({})
 
 _NO_STAMP = Stamp()
 _stamp: ContextVar[Stamp] = ContextVar("holdfast_stamp", default=_NO_STAMP)
@@ -433,7 +435,7 @@ class Session:
         core = self._core
         with core.lock:
             is_writer = core.lease is not None and not core.closed
-            return core.recent.since(after, core.head) if is_writer and core.loaded else None
+            return core.recent.since(core.session_id, after, core.head) if is_writer and core.loaded else None
 
     def policy_of(self, slice_type: type) -> SlicePolicy:
         """Return what a rollback does with a slice."""
@@ -464,8 +466,8 @@ class Session:
         if transaction is not None:
             return transaction._take(staged)
         core = self._core
-        changes, results = core.append(staged)
-        return core.notify(changes, results)
+        changes, outcomes = core.append(staged)
+        return core.notify(changes, outcomes)
 
     def _seed(self, slice_type: type, items: tuple[Any, ...]) -> DispatchResult:
         for item in items:
@@ -597,8 +599,8 @@ class Session:
             if transaction is not None:
                 transaction._take(staged)
                 return
-            changes, results = core.append(staged)
-        core.notify(changes, results)
+            changes, outcomes = core.append(staged)
+        core.notify(changes, outcomes)
 
     def check_fits(self, snapshot: Snapshot) -> None:
         """Raise `SnapshotMismatchError` if a snapshot names a slice that this session does not know."""
@@ -866,6 +868,8 @@ class Transaction:
     (where every handle of the session stages).
     """
 
+    __slots__ = ("_committed", "_core", "_generation", "_handle", "_open", "_staged", "_under", "_working")
+
     def __init__(self, session: Session) -> None:
         self._core = session._core
         self._open = True
@@ -874,10 +878,17 @@ class Transaction:
         self._working: Working | None = None
         """The slices as this call sees them, when somebody has looked."""
         self._generation = 0
-        self._under: dict[type, Slice[Any]] = {}
+        self._under: Mapping[type, Slice[Any]] = _NOTHING
         """What the slices that the view depends on were when it was made."""
-        self.session = _handle(self._core, self)
+        self._handle: Session | None = None
+
+    @property
+    def session(self) -> Session:
         """A handle of the session that stages what is dispatched through it."""
+        # Not every call asks for it, and the two hold each other until the garbage is collected.
+        if self._handle is None:
+            self._handle = _handle(self._core, self)
+        return self._handle
 
     def active(self) -> AbstractContextManager[Session]:
         """Let everything that this call dispatches to the session be staged here."""
@@ -933,7 +944,7 @@ class Transaction:
         self._generation = core.generation
         self._under = {each: core.slices.get(each, EMPTY) for each in (*working.looked_at, *working.changes)}
 
-    def _fold(self, working: Working, staged: Staged) -> DispatchResult:
+    def _fold(self, working: Working, staged: Staged) -> Outcome:
         core = self._core
         chosen = core.choose(working, staged)
         return core.fold(working, chosen.event, chosen.draft.payload, 0, immutable=chosen.immutable)
@@ -946,7 +957,7 @@ class Transaction:
             core.check_writable()
             core.ensure_loaded()
             ahead = self._view().ahead()
-            results: dict[int, DispatchResult] = {}
+            outcomes: dict[int, Outcome] = {}
             waiting: list[Staged] = []
             history: list[Staged] = []
             for index, each in enumerate(staged):
@@ -957,7 +968,7 @@ class Transaction:
                 if not each.immutable:
                     # The caller may change its object before the commit.
                     mine = replace(each, event=core.codec.decode(type(each.event), each.draft.payload))
-                results[index] = self._fold(ahead, mine)
+                outcomes[index] = self._fold(ahead, mine)
                 waiting.append(mine)
             self._show(ahead)
             # All that can be refused was tried: from here on only the log can say no. If it does, the
@@ -967,20 +978,23 @@ class Transaction:
             self._staged.extend(waiting)
             self._generation = core.generation
         told = iter(self._notify(changes, logged))
-        return [results[index] if index in results else next(told) for index in range(len(staged))]
+        return [
+            DispatchResult(*outcomes[index]) if index in outcomes else next(told)
+            for index in range(len(staged))
+        ]
 
     def _is_history(self, event: object) -> bool:
         core = self._core
         return all(core.policy_of(target) is SlicePolicy.LOG for target in core.targets(event))
 
-    def _notify(self, changes: Sequence[Change], results: list[DispatchResult]) -> list[DispatchResult]:
+    def _notify(self, changes: Sequence[Change], outcomes: Sequence[Outcome]) -> Outcomes:
         """Tell the others. They stand outside this call, wherever it is that they are called from."""
         core = self._core
         if not changes and core.dispatcher is None:
-            return results
+            return Outcomes(outcomes)
         token = _transactions.set(tuple(each for each in _transactions.get() if each is not self))
         try:
-            return core.notify(changes, results)
+            return core.notify(changes, outcomes)
         finally:
             _transactions.reset(token)
 
@@ -992,13 +1006,9 @@ class Transaction:
         core = self._core
         with core.lock:
             self._check_open()
-            batch = [*self._staged, *_staged(core, extra)]
-            if batch:
-                changes, results = core.append(batch, written=self._end)
-            else:
-                changes, results = [], []
-                self._end()
-        return self._notify(changes, results)
+            batch = self._staged + _staged(core, extra)
+            changes, outcomes = core.append(batch, written=self._end)
+        return self._notify(changes, outcomes)
 
     def _end(self) -> None:
         self._open = False
@@ -1029,8 +1039,8 @@ class Transaction:
             self._open = False
             self._staged = []
             self._working = None
-            changes, results = core.append([*history, *added])
-        told = self._notify(changes, results)
+            changes, outcomes = core.append([*history, *added])
+        told = self._notify(changes, outcomes)
         if refused is not None:
             raise refused
         return told

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from holdfast.codec import Codec
@@ -127,14 +128,18 @@ class Slice(Sequence[T]):
     def all(self) -> tuple[T, ...]:
         """Return every item, in order."""
         if self._volatile:
-            return tuple(opened(kept) for kept, _ in entries_of(self))
+            return tuple([opened(kept) for kept, _ in entries_of(self)])
         if self._all is None:
-            self._all = tuple(item for item, _ in entries_of(self))
+            self._all = tuple([item for item, _ in entries_of(self)])
         return self._all
 
     def latest(self) -> T | None:
         """Return the last item, or None."""
-        return opened(self._tail[-1][0]) if self._count else None
+        if not self._tail:
+            return None
+        kept: Any = self._tail[-1][0]
+        item: T = kept.value() if type(kept) is Kept else kept
+        return item
 
     def where(self, predicate: Callable[[T], bool]) -> tuple[T, ...]:
         """Return the items for which the predicate holds."""
@@ -225,22 +230,16 @@ class Slice(Sequence[T]):
 
 
 def entries_of(slice_: Slice[Any]) -> Iterator[Entry]:
-    """Yield what a slice keeps, with the origins: for those who fold and store, not for those who look."""
-    yield from _walk(slice_._root, slice_._shift)
-    yield from slice_._tail
+    """Iterate over what a slice keeps, with the origins: for those who fold and store, not who look."""
+    entries: Iterable[Any] = slice_._root
+    for _ in range(0, slice_._shift, _BITS):
+        entries = chain.from_iterable(entries)
+    return chain(entries, slice_._tail)
 
 
 def entry_at(slice_: Slice[Any], index: int) -> Entry:
     """Return one entry of a slice with its origin, without walking the others."""
     return slice_._entry(index)
-
-
-def _walk(node: Any, shift: int) -> Iterator[Entry]:
-    if shift == 0:
-        yield from node
-        return
-    for child in node:
-        yield from _walk(child, shift - _BITS)
 
 
 def _new_path(shift: int, leaf: tuple[Any, ...]) -> tuple[Any, ...]:
