@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import anyio
+import pytest
+
 from holdfast import Agent, TurnState, tool
 from holdfast.agent import erase_run
 from holdfast.conversation.events import SubagentEvent
 from holdfast.log.sqlite import SqliteLog
 from holdfast.providers.base import ModelRequest
 from holdfast.providers.scripted import Answer, ScriptedProvider
+from holdfast.state import Session
 from holdfast.subagents import with_subagents
+from holdfast.turns import turn_state
 
 
 @tool(effects="workspace")
@@ -67,3 +72,38 @@ def test_erasing_a_run_forgets_its_subagents_and_their_copies(tmp_path: Path) ->
     (tmp_path / "work/note.txt").unlink()
     kept = b"".join(each.read_bytes() for each in tmp_path.rglob("*") if each.is_file())
     assert b"a private matter" not in kept
+
+
+@tool(effects="none")
+async def press_ctrl_c() -> str:
+    """Do what a person does who has seen enough."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_interrupt_in_a_childs_task_leaves_evidence_of_the_child(tmp_path: Path, backend: str) -> None:
+    """Trio raises Ctrl-C in whichever task runs: the parent's log says what became of the child in it."""
+
+    class Impatient(Model):
+        def _next(self, request: ModelRequest) -> Answer:
+            if "You take notes" in request.items[0].text:
+                return Answer("", [("press_ctrl_c", {})])
+            return super()._next(request)
+
+    worker = Agent("worker", "You take notes.", tools=(press_ctrl_c,))
+    boss = Agent("boss", "You hand work on.", extensions=(with_subagents([worker]),))
+    (tmp_path / "work").mkdir()
+    log = SqliteLog(tmp_path / "runs.db")
+
+    async def main() -> None:
+        await boss.arun("go", provider=Impatient([]), workspace=tmp_path / "work", store=log)
+
+    with pytest.raises((KeyboardInterrupt, BaseExceptionGroup)):
+        anyio.run(main, backend=backend)
+    told: list[str] = []
+    for each in log.sessions():
+        with Session.open(log, each.session_id) as session:
+            told += [event.event for event in session[SubagentEvent].all()]
+            assert turn_state(session) is TurnState.INTERRUPTED
+    assert told[-1] == "cancelled"
+    log.close()

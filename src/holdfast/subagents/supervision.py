@@ -676,13 +676,13 @@ class Subagents:
             if child._cancel_reason:
                 self._abort(work, child._cancel_reason)
             ended = await self._turns(child, work, workspace)
-        except anyio.get_cancelled_exc_class():
-            # Whoever cancels the task has no patience left: the evidence is written before anything else.
-            self._settle(child, work, None, "")
-            raise
         except Exception as error:
             _logger.exception("the subagent %s died of an error of its own", child.id)
             self._settle(child, work, None, _described(error))
+        except BaseException:
+            # Whoever cancels the task, or interrupts it, has no patience left: the evidence is written first.
+            self._settle(child, work, None, "")
+            raise
         else:
             self._settle(child, work, ended, "", self._artifacts(child, workspace))
         finally:
