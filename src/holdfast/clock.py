@@ -7,9 +7,11 @@ tests advance by hand is `holdfast.testing.FakeClock`.
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, runtime_checkable
@@ -105,9 +107,18 @@ _RANDOM_BITS = UUID(int=(1 << 128) - 1, version=4).int ^ _FIXED_BITS
 
 def new_id() -> UUID:
     """Make a random id (a UUID of version 4) for a session, a run or a snapshot."""
-    # As `uuid4` does, but past the constructor, which takes longer than all the rest.
+    return _as_id(int.from_bytes(os.urandom(16)) & _RANDOM_BITS | _FIXED_BITS)
+
+
+def new_ids() -> Iterator[UUID]:
+    """Yield ids without end: the first is random but for its last 32 bits, which count the others."""
+    return map(_as_id, itertools.count(new_id().int & ~0xFFFFFFFF))
+
+
+def _as_id(number: int) -> UUID:
+    # Past the constructor, which takes longer than all the rest.
     made = object.__new__(UUID)
-    _set_int(made, int.from_bytes(os.urandom(16)) & _RANDOM_BITS | _FIXED_BITS)
+    _set_int(made, number)
     _set_safety(made, SafeUUID.unknown)
     return made
 

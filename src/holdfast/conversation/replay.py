@@ -38,7 +38,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Generic, Literal, TypeVar, overload
-from uuid import UUID
 
 from pydantic_core import from_json
 
@@ -255,8 +254,8 @@ class Replayer:
     """The newest event that was taken."""
     _said: list[tuple[int, Said]] = field(default_factory=list)
     """What the conversation is made of, with its places in the log."""
-    _places: dict[UUID, int] = field(default_factory=dict)
-    """Where in `_said` a message is, by its id."""
+    _places: dict[int, int] = field(default_factory=dict)
+    """Where in `_said` a message is, by its id: as a number, which has its hash at hand."""
     _taken_back: dict[int, InnerMessage] = field(default_factory=dict)
     _left_out: list[LeftOut] = field(default_factory=list)
     _breaks: list[str] = field(default_factory=list)
@@ -299,16 +298,18 @@ class Replayer:
         if isinstance(event, InnerMessage):
             self._take_message(seq, event)
             return
-        if type(event) in REPLAYED_KINDS:
+        reason = AUDIT_REASON
+        if isinstance(event, ProviderUsage):
+            self._note_usage(event)
+        elif event is None:
+            if type_name in _NAMES:
+                reason = UNREADABLE_REASON
+        elif type(event) in REPLAYED_KINDS:
             if isinstance(event, _SAID):
                 self._take(seq, event)
                 return
-            if isinstance(event, ProviderUsage):
-                self._note_usage(event)
-            elif isinstance(event, _REWRITING) and self._rewrite(seq, event):
+            if isinstance(event, _REWRITING) and self._rewrite(seq, event):
                 return
-        is_damaged = event is None and type_name in _NAMES
-        reason = UNREADABLE_REASON if is_damaged else AUDIT_REASON
         self._left_out.append(LeftOut(seq, type_name or type(event).__name__, reason))
 
     def input(self) -> Replay:
@@ -325,7 +326,7 @@ class Replayer:
         if self._open or self._later:
             waiting = self._waiting()
             behind = (*map(_orphan, waiting), *self._later)
-        elif self._is_without_request and self._items:
+        elif len(self._items) == 1 and self._is_without_request:
             behind = (ReplayItem("user", BEGIN_TEXT),)
         if behind:
             digest = digest.copy()
@@ -366,7 +367,7 @@ class Replayer:
 
     def _take_message(self, seq: int, message: InnerMessage) -> None:
         end = len(self._said)
-        place = self._places.setdefault(message.message_id, end)
+        place = self._places.setdefault(message.message_id.int, end)
         if place == end:
             self._said.append((seq, message))
             self._add_message(seq, message)
@@ -447,7 +448,7 @@ class Replayer:
             ]
             self._fold_again(f"event {seq} took back {len(gone)} messages")
         for at, each in wanted:
-            place = self._places.get(each.message_id)
+            place = self._places.get(each.message_id.int)
             if place is None:
                 self._take_message(at, each)
             elif _as_sent(self._said[place][1]) != _as_sent(each):
@@ -462,7 +463,7 @@ class Replayer:
         self._open, self._used, self._system, self._summary = {}, {}, None, None
         self._begin_hash_anew()
         self._places = {
-            each.message_id: place
+            each.message_id.int: place
             for place, (_, each) in enumerate(self._said)
             if isinstance(each, InnerMessage)
         }
@@ -511,22 +512,23 @@ class Replayer:
         return len(self._items) == (self._system is not None)
 
     def _add_message(self, seq: int, message: InnerMessage) -> None:
-        if message.role == "tool":
+        role = message.role
+        if role == "tool":
             self._add_result(seq, message)
             return
-        if message.role == "system":
+        if role == "system":
             self._add_system(seq, message)
             return
         if self._open or self._later:
             self._close_open()
-        if message.role == "user":
+        if role == "user":
             parts = message.parts and self._parts(seq, message.parts)
             self._items.append(ReplayItem("user", message.content or EMPTY_TEXT, parts=parts, seq=seq))
             return
         if not message.content and not message.tool_calls:
             self._leave_out(seq, "InnerMessage", "an empty answer")
             return
-        if self._is_without_request:
+        if len(self._items) <= 1 and self._is_without_request:
             self._items.append(ReplayItem("user", BEGIN_TEXT))
         parts = message.parts and self._parts(seq, message.parts)
         calls = tuple([self._call(each) for each in message.tool_calls])
@@ -625,8 +627,8 @@ class Replayer:
 
     def _hash_new_items(self) -> None:
         items, digest = self._items, self._hash
-        for place in range(self._hashed, len(items)):
-            self._bytes += _digest_item(digest, items[place])
+        for item in items[self._hashed :]:
+            self._bytes += _digest_item(digest, item)
         self._hashed = len(items)
 
     def _begin_hash_anew(self) -> None:
@@ -727,11 +729,11 @@ def _as_sent(event: object) -> object:
 def _digest_item(digest: hashlib._Hash, item: ReplayItem) -> int:
     """Add an item to a hash; return how large it is, an image counted as what models make of one."""
     content = item.canonical()
-    digest.update(len(content).to_bytes(8, "big"))
-    digest.update(content)
-    if not item.parts:
-        return len(content)
-    return len(content) + IMAGE_BYTES * sum(not isinstance(each, ReasoningPart) for each in item.parts)
+    size = len(content)
+    digest.update(size.to_bytes(8, "big") + content)
+    if item.parts:
+        size += IMAGE_BYTES * sum(not isinstance(each, ReasoningPart) for each in item.parts)
+    return size
 
 
 def _orphan(wire_id: str) -> ReplayItem:

@@ -72,23 +72,36 @@ class CollectedAnswer:
 _NOTHING_USED = UsageReported(TokenUsage())
 
 
-@dataclass(slots=True)
 class Collector:
     """Takes the events of one answer, in order."""
 
-    _text: list[str] = field(default_factory=list)
-    _chars: int = 0
-    _dropped_chars: int = 0
-    _calls: list[ToolCall] = field(default_factory=list)
-    _ids: set[str] = field(default_factory=set)
-    _argument_chars: int = 0
-    _dropped_calls: int = 0
-    _parts: list[ReasoningPart] = field(default_factory=list)
-    _dropped_parts: int = 0
-    _usage: UsageReported = _NOTHING_USED
-    _stop: StopReason = "end"
-    _is_complete: bool = False
-    _notes: list[str] = field(default_factory=list)
+    __slots__ = (
+        "_argument_chars",
+        "_calls",
+        "_chars",
+        "_dropped_calls",
+        "_dropped_chars",
+        "_dropped_parts",
+        "_ids",
+        "_is_complete",
+        "_notes",
+        "_parts",
+        "_stop",
+        "_text",
+        "_usage",
+    )
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._ids: set[str] = set()
+        self._parts: list[ReasoningPart] = []
+        self._notes: list[str] = []
+        self._chars = self._argument_chars = 0
+        self._dropped_chars = self._dropped_calls = self._dropped_parts = 0
+        self._usage = _NOTHING_USED
+        self._stop: StopReason = "end"
+        self._is_complete = False
 
     def add(self, seen: ModelEvent) -> None:
         """Take the next event."""
@@ -139,17 +152,18 @@ class Collector:
             notes.append("the answer is empty")
         # An answer that we cut is not the whole one, whatever the provider says.
         was_cut = self._dropped_chars and self._stop in ("end", "tools")
+        used = self._usage
         return CollectedAnswer(
-            text=text,
-            calls=tuple(self._calls),
-            parts=tuple(self._parts),
-            usage=self._usage.usage,
-            cost_usd=self._usage.cost_usd,
-            cache_write_tokens=self._usage.cache_write_tokens,
-            model=self._usage.model,
-            stop="length" if was_cut else self._stop,
-            is_complete=self._is_complete,
-            notes=tuple(notes),
+            text,
+            tuple(self._calls),
+            tuple(self._parts),
+            used.usage,
+            used.cost_usd,
+            used.cache_write_tokens,
+            used.model,
+            "length" if was_cut else self._stop,
+            self._is_complete,
+            tuple(notes),
         )
 
     def _add_text(self, text: str) -> None:

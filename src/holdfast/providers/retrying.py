@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import anyio
@@ -152,17 +151,22 @@ class Retrying:
             used, own = spent, _NOTHING
             error: ModelCallError
             try:
-                async with aclosing(self._provider.stream(request)) as events:
+                events = self._provider.stream(request)
+                try:
                     async for each in events:
                         if isinstance(each, UsageReported):
                             own = each
-                            used = _sum(spent, each)
+                            used = each if spent is None else _sum(spent, each)
                             yield used
                             continue
-                        seen = seen or not isinstance(each, Stopped)
                         if isinstance(each, TextDelta):
                             said.append(each.text)
+                            seen = True
+                        elif not isinstance(each, Stopped):
+                            seen = True
                         yield each
+                finally:
+                    await events.aclose()
                 return
             except ModelCallError as raised:
                 error = raised
@@ -218,9 +222,7 @@ def _contained_call() -> ActiveCall | None:
     return call if call is not None and call.kind == "llm" else None
 
 
-def _sum(spent: UsageReported | None, now: UsageReported) -> UsageReported:
-    if spent is None:
-        return now
+def _sum(spent: UsageReported, now: UsageReported) -> UsageReported:
     # A cost that is unknown on one side is unknown in sum: a part would look like the whole.
     known = spent.cost_usd is not None and now.cost_usd is not None
     return UsageReported(

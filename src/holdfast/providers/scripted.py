@@ -9,7 +9,7 @@ memory, so that a resumed run goes on where the script was.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import anyio.lowlevel
@@ -31,6 +31,9 @@ from holdfast.records import quick
 from holdfast.state.budget import TokenUsage
 from holdfast.tools.tool import ToolCall
 
+_USUAL = TokenUsage(input_tokens=100, output_tokens=20)
+"""What an answer uses, unless the script says something else."""
+
 
 @quick
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class Answer:
     text: str = ""
     calls: Sequence[tuple[str, Mapping[str, Any]] | ToolCall] = ()
     """The tools to call: name and arguments, or a call with an id and arguments of its own."""
-    usage: TokenUsage = field(default_factory=lambda: TokenUsage(input_tokens=100, output_tokens=20))
+    usage: TokenUsage = _USUAL
     cost_usd: float | None = None
     error: Exception | None = None
     """Raised after the text, like a connection that breaks."""

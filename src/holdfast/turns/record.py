@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from uuid import UUID
 
-from holdfast.clock import new_id
+from holdfast.clock import new_id, new_ids
 from holdfast.conversation.events import ContextPressure, ProviderUsage
 from holdfast.conversation.messages import (
     ContentPart,
@@ -64,15 +63,16 @@ class TurnRecord:
     replayer: Replayer = field(default_factory=Replayer)
     """The conversation of the whole session, as it is sent."""
     answers_so_far: int = 0
-    usage: TokenUsage = field(default_factory=TokenUsage)
-    """What the evaluation has used, as far as providers said."""
     cost_usd: float | None = None
     """What it has cost; None while nobody knows."""
     _sequence: int = 0
     _turn: int = 0
     _breaks_seen: int = 0
-    _ids: Iterator[int] = field(default_factory=lambda: count(new_id().int & ~0xFFFFFFFF))
-    """The ids of the messages: the first is random but for its last 32 bits, which count the others."""
+    _ids: Iterator[UUID] = field(default_factory=new_ids)
+    """The ids of the messages."""
+    _usage: TokenUsage = field(default_factory=TokenUsage)
+    _uncounted: list[TokenUsage] = field(default_factory=list)
+    """What was used, and is not added up yet: few ask for the sum while a turn runs."""
     _follower: TurnFollower = field(default_factory=TurnFollower)
     """Who says how the turn stands."""
 
@@ -176,13 +176,14 @@ class TurnRecord:
 
     def catch_up(self) -> None:
         """Fold what was logged since, whoever wrote it: the conversation, and how the turn stands."""
-        follower, replayer = self._follower, self.replayer
+        follower, replayer, codec = self._follower, self.replayer, self.session.codec
         with follower.lock:
             taken = replayer.seq
             for envelope, value in read_events(self.session, _READ, after=min(taken, follower.seq)):
-                if envelope.seq > taken:
-                    replayer.add(envelope.seq, value, envelope.type)
-                follower.add(envelope, value, self.session.codec)
+                seq = envelope.seq
+                if seq > taken:
+                    replayer.add(seq, value, envelope.type)
+                follower.add(envelope, value, codec)
 
     def _close_orphans(self) -> None:
         """Answer for good the calls that an earlier turn left open: this turn does not go on with them.
@@ -254,14 +255,17 @@ class TurnRecord:
             self.prompt_ns,
             self.prompt_key,
             self.session.clock.now(),
-            UUID(int=next(self._ids)),
+            next(self._ids),
             parts,
             is_error,
         )
 
     def add(self, role: Role, content: str) -> InnerMessage:
         """Record a message at the end."""
-        return self._add(self.message(role, content, self.reserve()))
+        message = self.message(role, content, self.reserve())
+        self.session.dispatch(message)
+        self.messages.append(message)
+        return message
 
     def add_answer(self, answer: CollectedAnswer, usage: ProviderUsage) -> InnerMessage:
         """Record a model's answer together with what it used."""
@@ -269,11 +273,7 @@ class TurnRecord:
         self.answers_so_far += 1
         calls = tuple([ToolCallRecord(each.id, each.name, each.arguments_json) for each in answer.calls])
         message = self.message("assistant", answer.text, self.reserve(), tool_calls=calls, parts=answer.parts)
-        return self._add(message, usage)
-
-    def _add(self, message: InnerMessage, *before: object) -> InnerMessage:
-        """Record a message in one append with the events before it."""
-        self.session.dispatch_all((*before, message))
+        self.session.dispatch_all((usage, message))
         self.messages.append(message)
         return message
 
@@ -297,21 +297,21 @@ class TurnRecord:
 
         It counts from now on; whoever asks records it.
         """
-        extends = len(replayed.breaks) == self._breaks_seen
-        self._breaks_seen = len(replayed.breaks)
+        breaks = len(replayed.breaks)
+        extends, self._breaks_seen = breaks == self._breaks_seen, breaks
         self._count(answer.usage, answer.cost_usd)
         return ProviderUsage(
-            provider=self.provider,
-            model=model or answer.model or self.model,
-            call_index=self.answers_so_far + 1,
-            usage=answer.usage,
-            cost_usd=answer.cost_usd,
-            stop_reason="cut_off" if is_cut_off else answer.stop,
-            input_items=len(replayed.items),
-            prefix_hash=replayed.prefix_hash()[:SHOWN_HASH],
-            extends_previous=extends,
-            output_truncated=answer.stop == "length",
-            notes=(*notes, *answer.notes),
+            self.provider,
+            model or answer.model or self.model,
+            self.answers_so_far + 1,
+            answer.usage,
+            answer.cost_usd,
+            "cut_off" if is_cut_off else answer.stop,
+            len(replayed.items),
+            replayed.prefix_hash()[:SHOWN_HASH],
+            extends,
+            answer.stop == "length",
+            (*notes, *answer.notes),
             context_tier="" if pressure is None else pressure.tier,
             context_ratio=None if pressure is None else round(pressure.ratio, 4),
         )
@@ -332,7 +332,14 @@ class TurnRecord:
             purpose="summary",
         )
 
+    @property
+    def usage(self) -> TokenUsage:
+        """What the evaluation has used, as far as providers said."""
+        if self._uncounted:
+            self._usage, self._uncounted = sum(self._uncounted, start=self._usage), []
+        return self._usage
+
     def _count(self, usage: TokenUsage, cost_usd: float | None) -> None:
-        self.usage = self.usage + usage
+        self._uncounted.append(usage)
         if cost_usd is not None:
             self.cost_usd = (self.cost_usd or 0.0) + cost_usd

@@ -507,10 +507,12 @@ class TurnFold:
     def take(self, seq: int, stamp: str | None, value: object) -> None:
         """Fold one event: its place, the turn id beside it, and its value."""
         turn_id = self.turn_id
+        if isinstance(value, InnerMessage):
+            # A later turn closes the calls that this one left open: its stamp, this one's evaluation.
+            if stamp == turn_id if stamp is not None else self._is_of_evaluation(value):
+                self.take_message(seq, value)
+            return
         match value:
-            case InnerMessage():
-                if self._is_ours(value, stamp):
-                    self.take_message(seq, value)
             case ToolInvoked():
                 self.attempts.pop(value.attempt_id, None)
             case ToolStarted():
@@ -553,10 +555,7 @@ class TurnFold:
             return False
         return not self.loose or any(each.evaluation_id == started.evaluation_id for _, each in self.loose)
 
-    def _is_ours(self, message: InnerMessage, stamp: str | None) -> bool:
-        # A later turn closes the calls that this one left open: its stamp, this one's evaluation.
-        if stamp is not None:
-            return stamp == self.turn_id
+    def _is_of_evaluation(self, message: InnerMessage) -> bool:
         return self.started is not None and message.evaluation_id == self.started[1].evaluation_id
 
     def take_message(self, seq: int, message: InnerMessage) -> None:
@@ -719,6 +718,7 @@ class Teller:
     """
 
     _known: set[object] = field(default_factory=set)
+    """What was told: messages by their ids, as numbers, which have their hashes at hand."""
 
     def tellings(self, envelope: Envelope, value: object | None) -> Sequence[Telling]:
         """Return what an event tells, in its order."""
@@ -747,10 +747,10 @@ class Teller:
         return _as_it_happened([each for each in brought if self._is_new(each)])
 
     def _is_new(self, value: object) -> bool:
-        key = value.message_id if isinstance(value, InnerMessage) else (type(value), repr(value))
-        before = len(self._known)
-        self._known.add(key)
-        return len(self._known) > before
+        known = self._known
+        before = len(known)
+        known.add(value.message_id.int if isinstance(value, InnerMessage) else (type(value), repr(value)))
+        return len(known) > before
 
 
 def _as_it_happened(values: Sequence[object]) -> Iterator[object]:
@@ -835,10 +835,14 @@ class TurnFollower:
         if seq <= self.seq:
             return
         self.seq = seq
+        if isinstance(value, InnerMessage):
+            if self._teller.is_news(value) and self._is_inside:
+                self.fold.take(seq, envelope.turn_id, value)
+            return
         if value is None and codec is not None and self.fold.attempts:
             value = _end_of_call(envelope, codec)
-        if type(value) not in TURN_KINDS or not self._teller.is_news(value):
-            return  # It tells nothing of turns, or nothing new.
+        if type(value) not in TURN_KINDS or (isinstance(value, ToolInvoked) and not self.fold.attempts):
+            return  # It tells nothing of turns.
         if self._is_of_turn(value):
             self.fold.take(seq, envelope.turn_id, value)
         for brought in self._teller.brought_by(value):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from uuid import UUID
 
 from holdfast import telemetry
 from holdfast.clock import Clock
-from holdfast.providers.collect import CollectedAnswer
+from holdfast.providers.collect import CollectedAnswer, Collector
 from holdfast.state.run_context import RunContext
 from holdfast.telemetry import Span
 from holdfast.tools.tool import ToolCall
@@ -60,23 +60,15 @@ def turn_ended(span: Span, state: str, kind: str | None) -> None:
         telemetry.record("holdfast.turns", 1, holdfast__turn__state=state, error__type=kind)
 
 
-class _Asked:
-    """One model call that is being watched."""
-
-    __slots__ = ("answer",)
-
-    def __init__(self) -> None:
-        self.answer: CollectedAnswer | None = None
-
-
-def model_span(provider: str, model: str, clock: Clock) -> AbstractContextManager[_Asked]:
-    """Watch a model call. Put its answer into what is returned."""
-    return _model_span(provider, model, clock) if telemetry.is_on() else nullcontext(_Asked())
+def model_span(
+    provider: str, model: str, clock: Clock, collector: Collector
+) -> AbstractContextManager[object]:
+    """Watch a model call, whose answer is collected meanwhile."""
+    return _model_span(provider, model, clock, collector) if telemetry.is_on() else telemetry.span("")
 
 
 @contextmanager
-def _model_span(provider: str, model: str, clock: Clock) -> Iterator[_Asked]:
-    asked = _Asked()
+def _model_span(provider: str, model: str, clock: Clock, collector: Collector) -> Iterator[None]:
     began = clock.monotonic()
     about = {
         "gen_ai__operation__name": "chat",
@@ -86,15 +78,14 @@ def _model_span(provider: str, model: str, clock: Clock) -> Iterator[_Asked]:
     failed: str | None = None
     with telemetry.span(f"chat {model}", **about, gen_ai__request__stream=True) as span:
         try:
-            yield asked
+            yield
         except BaseException as error:
             failed = type(error).__qualname__
             raise
         finally:
             elapsed = clock.monotonic() - began
             telemetry.record("gen_ai.client.operation.duration", elapsed, **about, error__type=failed)
-            if asked.answer is not None:
-                _tell_usage(span, asked.answer, about)
+            _tell_usage(span, collector.answer(), about)
 
 
 def _tell_usage(span: Span, answer: CollectedAnswer, about: dict[str, str]) -> None:

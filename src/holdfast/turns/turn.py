@@ -169,6 +169,8 @@ class InnerLoop:
     """What every tool call of the turn is given."""
     _told: int = 0
     _tool_tokens: int = 0
+    _output_schema: Mapping[str, Any] | None = None
+    """What the provider makes the model follow, if it can do that."""
     _results: dict[int, InnerMessage] = field(default_factory=dict)
     """The messages of the tools that are running, by their place."""
     _places: dict[str, int] = field(default_factory=dict)
@@ -255,7 +257,9 @@ class InnerLoop:
     def _render(self, opened: Mapping[str | SectionPath, SectionVisibility] | None = None) -> None:
         """Make the prompt's text and tools as the session wants them now, with some sections opened."""
         rendered = self.prompt.render(self.state.session, visibility=opened, deadline=self.deadline)
-        self._rendered = rendered if takes_output_schema(self.provider) else rendered.with_output_format()
+        output, follows = rendered.structured_output, takes_output_schema(self.provider)
+        self._rendered = rendered if follows else rendered.with_output_format()
+        self._output_schema = output.schema if output is not None and follows else None
         self._tool_tokens = tool_tokens(rendered.tools)
         self._runner = ToolRunner(
             self.state,
@@ -468,70 +472,69 @@ class InnerLoop:
     async def _ask(self) -> CollectedAnswer | TurnResult:
         """Call the model once, inside the containment, and record its answer."""
         self._check_budget()
-        replayer = self._record.replayer
-        self._record.catch_up()
-        compacted = await self._compactor.before_call(
-            self.state.session, replayer, model=self.provider.model, beside=self._tool_tokens
+        record, compactor = self._record, self._compactor
+        record.catch_up()
+        compacted = await compactor.before_call(
+            self.state.session, record.replayer, model=record.model, beside=self._tool_tokens
         )
         if compacted is not None:
-            self._record.catch_up()  # Writing the summary may have taken a while.
-        if self._compactor.pressure is not None:
-            self._show(self._compactor.pressure)
+            record.catch_up()  # Writing the summary may have taken a while.
+        if compactor.pressure is not None:
+            self._show(compactor.pressure)
         self._status("thinking", ahead=1)
-        replayed = replayer.input()
-        request = self._request(replayed)
+        replayed = record.replayer.input()
+        request = ModelRequest(
+            replayed.items, self._rendered.tools, self._output_schema, record.answers_so_far
+        )
         collector = Collector()
-        answer = CollectedAnswer()
         notes: tuple[str, ...] = ()
 
-        def follow(contained: ActiveCall | None) -> None:
+        def follow(contained: ActiveCall) -> None:
             nonlocal request, replayed, notes
-            if contained is not None:
-                request, less = self._degraded(request, contained.plan)
-                replayed, notes = as_sent(replayed, request.items) if less else replayed, (*notes, *less)
+            request, less = self._degraded(request, contained.plan)
+            replayed, notes = as_sent(replayed, request.items) if less else replayed, (*notes, *less)
 
         async def call() -> CollectedAnswer:
-            nonlocal answer
             contained = current_call()
-            follow(contained)
-            model = request.model or self.provider.model
-            with model_span(self.provider.name, model, self.state.clock) as asked:
-                # Closed whatever happens here: an answer that nobody reads any more is not paid for.
+            if contained is not None:
+                follow(contained)
+            with model_span(record.provider, request.model or record.model, self.state.clock, collector):
+                events = self._seat.provider.stream(request)
                 try:
-                    async with aclosing(self._seat.provider.stream(request)) as events:
+                    try:
                         async for each in events:
                             collector.add(each)
                             if self.watch is not None:
                                 self._show_model(each)
+                    finally:
+                        # Whatever happens here: an answer that nobody reads any more is not paid for.
+                        await events.aclose()
                 finally:
-                    answer = asked.answer = collector.answer()
-                    # An attempt that was made again may have been made with less than the first one.
-                    follow(contained)
                     if contained is not None:
+                        # An attempt that was made again may have been made with less than the first one.
+                        follow(contained)
                         report_usage(contained, collector.usage)
-            return answer
+            return collector.answer()
 
         try:
-            await self._in_time(call, request, replayed)
+            answer = await self._in_time(call, request, replayed)
         except BaseException as error:
             if collector.usage != _NOTHING_USED:
                 cut_off = collector.answer()
-                self.state.session.dispatch(
-                    self._record.usage_of(cut_off, replayed, is_cut_off=True, notes=notes)
-                )
+                self.state.session.dispatch(record.usage_of(cut_off, replayed, is_cut_off=True, notes=notes))
             if not isinstance(error, PromptEvaluationError | OSError):
                 raise
             if not collector.text and await self._is_shortened(error):
                 return await self._ask()
             return self._provider_failed(collector.text, error)
-        self._compactor.settled()
-        usage = self._record.usage_of(answer, replayed, notes=notes, pressure=self._compactor.pressure)
+        compactor.settled()
+        usage = record.usage_of(answer, replayed, notes=notes, pressure=compactor.pressure)
         # An answer that was cut off, filtered or refused is no answer: what was said is evidence.
-        no_answer = error_of_stop(answer.stop, provider=self.provider.name, model=self.provider.model)
+        no_answer = error_of_stop(answer.stop, provider=record.provider, model=record.model)
         if no_answer is not None:
             self.state.session.dispatch(usage)
             return self._provider_failed(answer.text, no_answer)
-        self._record.add_answer(answer, usage)
+        record.add_answer(answer, usage)
         self._show_usage()
         return answer
 
@@ -568,16 +571,6 @@ class InnerLoop:
                 self.state.session.dispatch(self._record.usage_of_summary(collector.answer()))
         return collector.answer().text
 
-    def _request(self, replayed: Replay) -> ModelRequest:
-        output = self._rendered.structured_output
-        native = output is not None and takes_output_schema(self.provider)
-        return ModelRequest(
-            replayed.items,
-            self._rendered.tools,
-            output_schema=output.schema if output is not None and native else None,
-            answers_so_far=self._record.answers_so_far,
-        )
-
     def _degraded(
         self, request: ModelRequest, plan: DegradePlan | None
     ) -> tuple[ModelRequest, tuple[str, ...]]:
@@ -599,26 +592,27 @@ class InnerLoop:
 
     async def _in_time(
         self, call: Callable[[], Awaitable[CollectedAnswer]], request: ModelRequest, replayed: Replay
-    ) -> None:
+    ) -> CollectedAnswer:
         """Make a model call inside the containment; the turn's deadline cuts it off."""
         self.cancellation.raise_if_cancelled()
+        working = call() if self.containment is None else self._contained_call(call, request, replayed)
         if self.deadline is None:
-            return await self._contained_call(call, request, replayed)
+            return await working
         with anyio.move_on_after(max(self.deadline.remaining().total_seconds(), 0)):
-            return await self._contained_call(call, request, replayed)
+            return await working
         raise DeadlineExceededError("the deadline passed while the model was answering")
 
     async def _contained_call(
         self, call: Callable[[], Awaitable[CollectedAnswer]], request: ModelRequest, replayed: Replay
-    ) -> None:
-        if self.containment is None:
-            await call()
-            return
+    ) -> CollectedAnswer:
+        assert self.containment is not None
         outcome = await self.containment.acall_llm(call, self._options(request, replayed))
         if not outcome.ok and outcome.node.status != "error":
             raise self._halted(outcome)
         if outcome.error is not None:
             raise outcome.error
+        assert outcome.value is not None
+        return outcome.value
 
     def _options(self, request: ModelRequest, replayed: Replay) -> WrapOptions:
         """Say what is known of a model call before it is made: above all, what to reserve for it."""
@@ -696,24 +690,31 @@ class InnerLoop:
         for call, sequence, required in self._expansions:
             self._open_sections(call, sequence, required)
 
-    async def _one_call(
+    def _one_call(
+        self, call: ToolCall, execute: Callable[[], Awaitable[ToolResult[Any]]]
+    ) -> Awaitable[ToolResult[Any]]:
+        """Run a call, if the containment allows it."""
+        is_free = self.containment is None
+        working = self._run_call(call, execute) if is_free else self._contained(call, execute)
+        return working if self.watch is None else self._shown(call, working)
+
+    async def _run_call(
         self, call: ToolCall, execute: Callable[[], Awaitable[ToolResult[Any]]]
     ) -> ToolResult[Any]:
-        """Run a call, if the containment allows it. That it wants sections opened is no failure."""
-
-        async def run() -> ToolResult[Any]:
-            with tool_span(call, self.state.clock) as span:
-                try:
-                    result = await self._seat.run(call, execute, self._runner.tool_registry)
-                except VisibilityExpansionRequired as required:
-                    self._expansions.append((call, self._places[call.id], required))
-                    return ToolResult.ok(message=str(required))
-                if not result.success:
-                    tool_failed(span, call)
-                return result
-
-        working = run() if self.containment is None else self._contained(call, run)
-        return await (working if self.watch is None else self._shown(call, working))
+        """Run a call that is allowed. That it wants sections opened is no failure."""
+        seat = self._seat
+        with tool_span(call, self.state.clock) as span:
+            try:
+                if seat.vendor is None:
+                    result = await execute()
+                else:
+                    result = await seat.run(call, execute, self._runner.tool_registry)
+            except VisibilityExpansionRequired as required:
+                self._expansions.append((call, self._places[call.id], required))
+                return ToolResult.ok(message=str(required))
+            if not result.success:
+                tool_failed(span, call)
+            return result
 
     async def _shown(self, call: ToolCall, working: Awaitable[ToolResult[Any]]) -> ToolResult[Any]:
         """Let whoever watches see a call begin and end."""
@@ -738,7 +739,11 @@ class InnerLoop:
         options = WrapOptions(
             operation_name=call.name, fingerprint=call.arguments_json, cost_of=_costs_nothing
         )
-        outcome = await self.containment.acall_tool(execute, options)
+
+        def run() -> Awaitable[ToolResult[Any]]:
+            return self._run_call(call, execute)
+
+        outcome = await self.containment.acall_tool(run, options)
         if outcome.value is not None:
             return outcome.value
         if outcome.error is not None and not isinstance(outcome.error, CancelledByToken):
