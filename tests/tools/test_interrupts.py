@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import anyio
 import pytest
-from tools_kit import World, failing_tool, make_world, succeeds
+from tools_kit import World, failing_tool, make_world, succeeds, succeeds_async
 
 import holdfast
 from holdfast.state import Deadline
@@ -64,7 +67,27 @@ def quiet(*, context: ToolContext) -> str:
     return "done"
 
 
-def try_every_moment(make: Callable[[], World], one: Any, prefix: str, stride: int = 1) -> int:
+def blocking(world: World, one: Any) -> None:
+    world.run(one)
+
+
+def awaited(backend: str) -> Callable[[World, Any], None]:
+    """Run a call in an event loop of its own."""
+
+    def run(world: World, one: Any) -> None:
+        runner = world.runner(one)
+        anyio.run(lambda: runner.aexecute(ToolCall("c1", one.name)), backend=backend)
+
+    return run
+
+
+def try_every_moment(
+    make: Callable[[], World],
+    one: Any,
+    prefix: str,
+    stride: int = 1,
+    run: Callable[[World, Any], None] = blocking,
+) -> int:
     """Interrupt a call at one moment after the other, each in a world of its own. Returns how many."""
     whole = make()
     before = whole.facts()
@@ -74,7 +97,7 @@ def try_every_moment(make: Callable[[], World], one: Any, prefix: str, stride: i
     while True:
         world = make()
         interrupter = Interrupter(at, prefix)
-        if not interrupter(lambda world=world: world.run(one)):
+        if not interrupter(partial(run, world, one)):
             return at // stride
         assert world.facts() in (before, after), interrupter.place
         # Nobody calls recover: the next call itself must find everything in order.
@@ -99,6 +122,22 @@ def try_every_moment(make: Callable[[], World], one: Any, prefix: str, stride: i
 def test_an_interrupt_at_any_moment_of_a_call_leaves_all_or_nothing(tmp_path: Path, one: Any) -> None:
     """Every moment in the code of the tools room is tried; new code is covered without being listed."""
     assert try_every_moment(lambda: make_world("memory", "memory", tmp_path), one, TOOLS) > 100
+
+
+# Between making a coroutine and awaiting it there is a moment, too.
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("one", [succeeds, succeeds_async], ids=["sync", "async"])
+def test_an_interrupt_in_an_event_loop_leaves_all_or_nothing(tmp_path: Path, one: Any, backend: str) -> None:
+    """Also where the error of the task that was interrupted keeps everything alive that the call had."""
+    gc.disable()
+    try:
+        moments = try_every_moment(
+            lambda: make_world("memory", "memory", tmp_path), one, TOOLS, run=awaited(backend)
+        )
+    finally:
+        gc.enable()
+    assert moments > 60
 
 
 @pytest.mark.parametrize("one", [succeeds, failing_tool], ids=["succeeds", "fails"])

@@ -459,7 +459,14 @@ class ToolRunner:
             self._leave_nothing(plan)
             raise
         finally:
-            _give_back(plan.turns)
+            if plan.turns is not None:
+                # Not left to a function: an interrupt may come before its first line, and the task's own
+                # error keeps the turn alive, so that the gate would not forget it.
+                try:
+                    plan.turns.give_back()
+                except BaseException:
+                    plan.turns.give_back()
+                    raise
 
     async def aexecute_all(
         self,
