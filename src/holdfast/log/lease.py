@@ -21,6 +21,7 @@ test's clock.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import secrets
 import socket
@@ -78,10 +79,15 @@ def _began(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
+@functools.lru_cache(maxsize=1)
+def _process(pid: int) -> str:
+    """Name a process that is this one: what that says stays so until it ends, or forks another one."""
+    return "/".join((_MARK, _machine(), _namespace(), str(pid), _began(pid) or "?"))
+
+
 def this_process_owner() -> str:
     """Make an owner string for a lease; no two calls return the same one."""
-    pid = os.getpid()
-    return "/".join((_MARK, _machine(), _namespace(), str(pid), _began(pid) or "?", secrets.token_hex(4)))
+    return f"{_process(os.getpid())}/{secrets.token_hex(4)}"
 
 
 def owner_is_alive(owner: str) -> bool | None:
@@ -197,6 +203,7 @@ _KEEPERS: WeakSet[LeaseKeeper] = WeakSet()
 
 
 def _forget_in_child() -> None:
+    _process.cache_clear()  # In a process namespace of its own the child may have its parent's number.
     # The leases belong to the parent, whose thread was not copied; a lock may have been held.
     for keeper in list(_KEEPERS):
         keeper._change = threading.Condition()

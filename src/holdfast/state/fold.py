@@ -1008,6 +1008,8 @@ _TAKES_CONTEXT: WeakKeyDictionary[Callable[..., Any], bool] = WeakKeyDictionary(
 
 
 def _takes_context(function: Callable[..., Any]) -> bool:
+    if isinstance(function, DeclaredReducer):
+        return True  # It knows itself what its method takes.
     if isinstance(function, FunctionType):
         known = _TAKES_CONTEXT.get(function)
         if known is None:
