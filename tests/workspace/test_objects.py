@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from holdfast.workspace import objects
 from holdfast.workspace.manifest import patch_tree
 from holdfast.workspace.objects import (
     EMPTY_TREE,
+    LARGE_BYTES,
     MODE_EXECUTABLE,
     MODE_FILE,
     MODE_LINK,
@@ -132,6 +135,43 @@ class TestWriting:
         os.close(descriptor)
         assert list((store.path / "objects/pack").iterdir()) == []
         assert [path.name for path in (store.path / "objects").iterdir() if path.name.startswith("tmp")] == []
+
+
+class TestRoom:
+    """A disk that is full gets back what was begun."""
+
+    @pytest.mark.parametrize(
+        ("limit", "write"),
+        [
+            pytest.param(
+                100_000, lambda store: [store.write("blob", b"%d" % n) for n in range(5000)], id="index"
+            ),
+            pytest.param(50_000, lambda store: store.write("blob", bytes(40_000) + b"1" * 20_000), id="pack"),
+            pytest.param(100_000, lambda store: store.write("blob", bytes(LARGE_BYTES)), id="large object"),
+            pytest.param(20, lambda store: store.write_ref("refs/heads/new", "1" * 40), id="ref"),
+        ],
+    )
+    def test_what_could_not_be_written_whole_is_removed(
+        self, store: ObjectStore, limit: int, write: Callable[[ObjectStore], object]
+    ) -> None:
+        """However often it is tried, nothing is left of it; it is written when there is room again."""
+
+        def attempt() -> None:
+            write(store)
+            store.flush()
+
+        before = sorted(path.name for path in store.path.rglob("*") if path.is_file())
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            for _ in range(2):
+                with pytest.raises(OSError, match="too large"):
+                    attempt()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert sorted(path.name for path in store.path.rglob("*") if path.is_file()) == before
+        attempt()
+        assert len([path for path in store.path.rglob("*") if path.is_file()]) > len(before)
 
 
 class TestPacks:

@@ -288,13 +288,7 @@ class ObjectStore:
     def _replace_file(self, target: str, content: bytes) -> None:
         directory = os.path.dirname(target)
         temporary = os.path.join(directory, f"tmp_{secrets.token_hex(8)}")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            write_all(descriptor, content)
-            if self.durable:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _write_new(temporary, content, mode=0o600, durable=self.durable)
         os.rename(temporary, target)
         if self.durable:
             sync_directory(directory)
@@ -437,13 +431,7 @@ class ObjectStore:
 
     def _write_loose(self, oid: bytes, content: bytes) -> None:
         temporary = os.path.join(self._objects, f"tmp_obj_{secrets.token_hex(8)}")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
-        try:
-            write_all(descriptor, content)
-            if self.durable:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _write_new(temporary, content, durable=self.durable)
         self._place(temporary, oid)
 
     def _place(self, temporary: str, oid: bytes) -> None:
@@ -836,6 +824,20 @@ def _as_kind(text: str) -> ObjectKind:
     raise ObjectStoreError(f"{text!r} is not a kind of git object; the store is damaged")
 
 
+def _write_new(path: str, content: bytes, *, durable: bool, mode: int = 0o400) -> None:
+    """Write a file that is not there yet; one that cannot be completed is removed."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        write_all(descriptor, content)
+        if durable:
+            os.fsync(descriptor)
+    except BaseException:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(descriptor)
+
+
 def _unlink_if_there(path: str) -> None:
     try:
         os.unlink(path)
@@ -985,7 +987,7 @@ class PackWriter:
             index = self._index()
             checksum = hashlib.sha1(content, usedforsecurity=False).digest()
             self._temporary = os.path.join(self._directory, f"tmp_pack_{secrets.token_hex(8)}")
-            self._write_new(self._temporary, content + checksum)
+            _write_new(self._temporary, content + checksum, durable=self._store.durable)
         else:
             index = self._index()
             checksum = self._checksum.digest()
@@ -996,7 +998,7 @@ class PackWriter:
         index += hashlib.sha1(index, usedforsecurity=False).digest()
         stem = os.path.join(self._directory, f"pack-{checksum.hex()}")
         index_temporary = os.path.join(self._directory, f"tmp_idx_{secrets.token_hex(8)}")
-        self._write_new(index_temporary, index)
+        _write_new(index_temporary, index, durable=self._store.durable)
         # The index appears last: without it the pack does not count.
         os.rename(self._temporary, stem + ".pack")
         self._temporary = ""
@@ -1006,15 +1008,6 @@ class PackWriter:
         self._let_go()
         self.index_names.add(f"pack-{checksum.hex()}.idx")
         self._store.note_pack(stem + ".idx", index)
-
-    def _write_new(self, path: str, content: bytes) -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
-        try:
-            write_all(descriptor, content)
-            if self._store.durable:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _index(self) -> bytes:
         """Return the pack's index, up to the two checksums at its end."""
