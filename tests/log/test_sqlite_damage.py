@@ -476,6 +476,41 @@ def test_salvage_passes_over_an_event_whose_number_is_none(tmp_path: Path) -> No
         assert [event.payload for event in log.read(session_id)] == [b"0", b"1", b"2"]
 
 
+@pytest.mark.parametrize(
+    ("column", "value"), [("seq", 40), ("seq", 9), ("session_key", 3)], ids=["number", "taken", "session"]
+)
+def test_salvage_finds_a_row_whose_own_number_is_damaged(column: str, value: int, tmp_path: Path) -> None:
+    """Whoever reads finds it through the index, so salvage has no less."""
+    path = tmp_path / "log.db"
+    session_id = UUID(int=1)
+    with SqliteLog(path, heartbeat=False) as log:
+        log.create(session_id, created_at=BIRTH)
+        lease = log.acquire(session_id, owner="me")
+        events = [
+            event
+            for seq in range(0, 12, 3)
+            for event in log.append(lease, [Draft("t", b"x", 1)] * 3, expected_seq=seq)
+        ]
+    connection = sqlite3.connect(path, isolation_level=None)
+    # While nobody knows of the index, it stays as it is.
+    connection.execute("PRAGMA writable_schema = ON")
+    schema = connection.execute("SELECT * FROM sqlite_schema WHERE name = 'events_by_session'").fetchone()
+    connection.execute("DELETE FROM sqlite_schema WHERE name = 'events_by_session'")
+    connection.close()
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(f"UPDATE events SET {column} = ? WHERE seq = 6", (value,))
+    connection.execute("PRAGMA writable_schema = ON")
+    connection.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", schema)
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    with SqliteLog(path, heartbeat=False) as log:
+        assert list(log.read(session_id)) == events
+    (report,) = SqliteLog.salvage(path, tmp_path / "new.db")
+    assert (report.events, report.ok) == (12, True)
+    with SqliteLog(tmp_path / "new.db", heartbeat=False) as log:
+        assert list(log.read(session_id)) == events
+
+
 def test_salvage_is_not_led_round_in_circles(tmp_path: Path) -> None:
     """A row that says it is very long, in pages that follow each other in a circle, takes no memory."""
     path = tmp_path / "log.db"

@@ -110,6 +110,17 @@ class Found:
     leases: dict[int, Row] = field(default_factory=dict)
     snapshots: dict[tuple[int, int], Place] = field(default_factory=dict)
     events: dict[int, dict[int, list[Place]]] = field(default_factory=dict)
+    """By session and number, as the rows themselves say."""
+    indexed: dict[int, dict[int, int]] = field(default_factory=dict)
+    """The positions of events by session and number, as the index says."""
+    positions: dict[int, list[Place]] = field(default_factory=dict)
+    """Where the rows of events are, by position."""
+
+    def places(self, key: int, seq: int) -> list[Place]:
+        """Return where the row with that number may be: a row whose own number is damaged is in the index."""
+        own = self.events.get(key, {}).get(seq, [])
+        position = self.indexed.get(key, {}).get(seq)
+        return list(dict.fromkeys(own + ([] if position is None else self.positions.get(position, []))))
 
 
 def _is_digest(value: Value) -> bool:
@@ -165,20 +176,24 @@ class Wreck:
                 # Short rows are decoded at once; of the others only the first few values are needed.
                 row = _values(record) if len(record) == size else None
                 if page[start] == _INDEX_LEAF:
-                    if row and len(row) == 2 and isinstance(row[0], bytes) and isinstance(row[1], int):
-                        found.session_ids[row[0]] = row[1]
+                    match row:
+                        case (bytes(session_id), int(key)):
+                            found.session_ids[session_id] = key
+                        case (int(key), int(seq), int(position)):
+                            found.indexed.setdefault(key, {})[seq] = position
                 elif row and len(row) == 8 and _is_digest(row[1]):
                     found.sessions[rowid] = (rowid, *row[1:])
                 elif row and len(row) == 7 and _is_digest(row[6]):
                     found.leases[rowid] = row[1:]
                 else:
-                    self._sort_in_by_head(found, place, record)
+                    self._sort_in_by_head(found, place, rowid, record)
             except _Broken:
                 continue
 
-    def _sort_in_by_head(self, found: Found, place: Place, record: bytes) -> None:
+    def _sort_in_by_head(self, found: Found, place: Place, rowid: int, record: bytes) -> None:
         kinds, keys = _head(record)
         if len(kinds) == 11 and kinds[0] == 0 and len(keys) == 3:
+            found.positions.setdefault(rowid, []).append(place)
             found.events.setdefault(keys[1], {}).setdefault(keys[2], []).append(place)
         elif len(kinds) == 4:
             found.snapshots[keys[0], keys[1]] = place

@@ -262,12 +262,12 @@ def _draft(event: Envelope) -> Draft:
     return Draft(kind, payload, at_us, turn_id, run_id, trace_id, rolled_back)
 
 
-def _stored(wreck: Wreck, places: Sequence[Place]) -> Iterator[EventRow]:
-    """Yield the rows at these places of a wreck, whatever they hold."""
+def _stored(wreck: Wreck, places: Sequence[Place], seq: int) -> Iterator[tuple[Place, EventRow]]:
+    """Yield the rows at these places of a wreck, whatever they hold, as rows with the number `seq`."""
     for place in places:
         found = wreck.row(place)
         if found is not None and len(found) == 11:
-            yield (0, *found[2:])  # type: ignore[misc]  # whoever verifies it looks at the types
+            yield place, (0, seq, *found[3:])  # type: ignore[misc]  # whoever verifies it looks at the types
 
 
 def _insert(
@@ -986,7 +986,9 @@ class SqliteLog:
         assert isinstance(name, bytes)
         session_id = UUID(bytes=name)
         findings: list[Finding] = []
-        places = found.events.get(key, {})
+        numbered = found.events.get(key, {})
+        order = sorted(numbered.keys() | found.indexed.get(key, {}).keys())
+        used: set[Place] = set()
         lease = found.leases.get(key, (0, None, 0, 0, 0, b""))
         blank: tuple[Value, ...] = (key, name, 0, None, "[]", 1, GENESIS, b"")
         row = _Row(*found.sessions.get(key, blank), *lease)  # type: ignore[arg-type]  # verified below
@@ -996,7 +998,9 @@ class SqliteLog:
             findings.append(
                 Finding("checksum", f"the row of session {session_id} (time, parent, tags) is damaged")
             )
-            firsts = (first_of(stored) for seq in sorted(places) for stored in _stored(wreck, places[seq]))
+            firsts = (
+                first_of(stored) for seq in order for _, stored in _stored(wreck, found.places(key, seq), seq)
+            )
             first = next((each for each in firsts if each is not None), 1)
             facts = _Facts(
                 name, 0, None, "[]", first, row.anchor if first > 1 and _is_id(row.anchor) else GENESIS
@@ -1012,11 +1016,12 @@ class SqliteLog:
             last, previous = facts.first_seq - 1, facts.anchor
             passed: dict[int, bytes] = {}
             # A row is known by its last event, and only its content says with which one it begins.
-            for seq in sorted(places):
+            for seq in order:
                 before = {last + 1 - number: payload for number, payload in passed.items()}
-                for stored in _stored(wreck, places[seq]):
+                for place, stored in _stored(wreck, found.places(key, seq), seq):
                     events = verified(session_id, previous, last + 1, stored, before.get)
                     if events is not None:
+                        used.add(place)
                         break
                 else:
                     continue
@@ -1039,7 +1044,7 @@ class SqliteLog:
                     )
 
         self._database.write(f"copy session {session_id}", work)
-        beyond = sum(1 for seq in places if seq > last)
+        beyond = sum(1 for seq, places in numbered.items() if seq > last and used.isdisjoint(places))
         if beyond or (row.is_lease_whole and row.head_seq > last):
             findings.append(
                 Finding(
