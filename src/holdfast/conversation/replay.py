@@ -622,7 +622,8 @@ class Replayer:
         tokens = event.usage.input_tokens
         was_trimmed = 0 < event.input_items < len(self._items)
         if tokens and event.purpose == "answer" and not was_trimmed:
-            self._hash_new_items()
+            if self._hashed < len(self._items):
+                self._hash_new_items()
             self._reported = (tokens, self._bytes)
 
     def _hash_new_items(self) -> None:

@@ -8,8 +8,9 @@ writes through here, so that their logs differ in nothing but the provider's fie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from uuid import UUID
 
 from holdfast.clock import new_id, new_ids
@@ -75,6 +76,10 @@ class TurnRecord:
     """What was used, and is not added up yet: few ask for the sum while a turn runs."""
     _follower: TurnFollower = field(default_factory=TurnFollower)
     """Who says how the turn stands."""
+    _now: Callable[[], datetime] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._now = self.session.clock.now
 
     # .. the two ways to begin ..
 
@@ -254,7 +259,7 @@ class TurnRecord:
             self._turn,
             self.prompt_ns,
             self.prompt_key,
-            self.session.clock.now(),
+            self._now(),
             next(self._ids),
             parts,
             is_error,

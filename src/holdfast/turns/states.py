@@ -722,14 +722,10 @@ class Teller:
 
     def tellings(self, envelope: Envelope, value: object | None) -> Sequence[Telling]:
         """Return what an event tells, in its order."""
-        if not self.is_news(value):
+        if isinstance(value, InnerMessage) and not self.is_new(value):
             return ()
         first = Telling(value, envelope.turn_id)
         return (first, *(Telling(each, None, is_brought=True) for each in self.brought_by(value)))
-
-    def is_news(self, value: object | None) -> bool:
-        """Say whether an event itself is to be told: a message that was told before is not."""
-        return not isinstance(value, InnerMessage) or self._is_new(value)
 
     def brought_by(self, value: object | None) -> Iterable[object]:
         """Return what an event takes over from elsewhere, as far as it was not told before."""
@@ -744,9 +740,10 @@ class Teller:
             brought = list(value.items)
         else:
             return ()
-        return _as_it_happened([each for each in brought if self._is_new(each)])
+        return _as_it_happened([each for each in brought if self.is_new(each)])
 
-    def _is_new(self, value: object) -> bool:
+    def is_new(self, value: object) -> bool:
+        """Say whether something was not told before; from now on it was."""
         known = self._known
         before = len(known)
         known.add(value.message_id.int if isinstance(value, InnerMessage) else (type(value), repr(value)))
@@ -822,21 +819,27 @@ class TurnFollower:
         """Follow this turn of a session, from its first event on; nothing, if that is done already."""
         with self.lock:
             if self.turn_id != started.turn_id:
-                self.turn_id, self.fold = started.turn_id, TurnFold(started.turn_id)
+                self.turn_id, self.fold = "", TurnFold(started.turn_id)
                 self._is_inside, self._teller = False, Teller()
                 self.seq = _first_event(session, started) - 1
+                self.turn_id = started.turn_id
 
     def add(self, envelope: Envelope, value: object | None, codec: Codec | None = None) -> None:
         """Fold the next event. One that was folded before is passed over.
 
         With a codec the value of a `ToolInvoked` may be left out: it is read here if it matters.
         """
-        seq = envelope.seq
-        if seq <= self.seq:
-            return
-        self.seq = seq
+        if envelope.seq > self.seq:
+            try:
+                self._add(envelope, value, codec)
+            except BaseException:
+                self.turn_id = ""  # Half folded: whoever aims at the turn next folds it anew.
+                raise
+
+    def _add(self, envelope: Envelope, value: object | None, codec: Codec | None) -> None:
+        seq = self.seq = envelope.seq
         if isinstance(value, InnerMessage):
-            if self._teller.is_news(value) and self._is_inside:
+            if self._teller.is_new(value) and self._is_inside:
                 self.fold.take(seq, envelope.turn_id, value)
             return
         if value is None and codec is not None and self.fold.attempts:

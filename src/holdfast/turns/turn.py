@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,6 +38,7 @@ from holdfast.errors import (
     CallRefused,
     CancelledByToken,
     DeadlineExceededError,
+    IllegalEndingError,
     LogError,
     ModelCallError,
     OutputParseError,
@@ -313,7 +314,9 @@ class InnerLoop:
                     return self._ended_by(stopped)
                 # What a person or the program wants goes on; a provider with tasks of its own wraps it.
                 interrupt = _leaf(stopped, KeyboardInterrupt) or stopped
-                self._end(self._ending(interrupt, stop_reason=noted.reason))
+                # It may come just after the turn's ending was logged, which stands.
+                with suppress(IllegalEndingError):
+                    self._end(self._ending(interrupt, stop_reason=noted.reason))
                 raise
             except LogError:
                 raise  # What cannot be written down cannot be given an ending either.
@@ -343,7 +346,8 @@ class InnerLoop:
     async def _loop(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
         if pending:
             await self._run_tools([ToolCall(p.call_id, p.name, p.arguments) for p in pending], resumed=True)
-            await self._hear_feedback()
+            if self._judges.has_feedback:
+                await self._hear_feedback()
         last = self._record.last
         if last is not None and last.role == "assistant" and not last.tool_calls:
             ended = await self._finish(last.content)
@@ -355,7 +359,8 @@ class InnerLoop:
                 return answer
             if answer.calls:
                 await self._run_tools(answer.calls)
-                await self._hear_feedback()
+                if self._judges.has_feedback:
+                    await self._hear_feedback()
                 continue
             ended = await self._finish(answer.text)
             if ended is not None:
@@ -411,15 +416,14 @@ class InnerLoop:
 
     async def _hear_feedback(self) -> None:
         """Let whoever looks at the work speak: behind the results, so that what was sent stays a prefix."""
-        if self._judges.has_feedback:
-            told: list[InnerMessage] = []
-            self._count_use()
-            self._status("judging")
-            heard = len(self.state.session[Feedback].view())
-            await self._judges.after_tools(self._as_said(told))
-            self._keep_said(told)
-            for each in self.state.session[Feedback].view()[heard:]:
-                self._show(FeedbackGiven(each.provider_name, each.summary[:_SUMMARY_CHARS], each.severity))
+        told: list[InnerMessage] = []
+        self._count_use()
+        self._status("judging")
+        heard = len(self.state.session[Feedback].view())
+        await self._judges.after_tools(self._as_said(told))
+        self._keep_said(told)
+        for each in self.state.session[Feedback].view()[heard:]:
+            self._show(FeedbackGiven(each.provider_name, each.summary[:_SUMMARY_CHARS], each.severity))
 
     def _keep_said(self, told: Sequence[InnerMessage]) -> None:
         for each in told:
@@ -471,7 +475,9 @@ class InnerLoop:
 
     async def _ask(self) -> CollectedAnswer | TurnResult:
         """Call the model once, inside the containment, and record its answer."""
-        self._check_budget()
+        if self.budget_tracker is not None:
+            self._count_use()
+            self.budget_tracker.check()
         record, compactor = self._record, self._compactor
         record.catch_up()
         compacted = await compactor.before_call(
@@ -576,12 +582,6 @@ class InnerLoop:
     ) -> tuple[ModelRequest, tuple[str, ...]]:
         """Make a request with less, if the shield wants that, and say what became less."""
         return degraded(request, plan, model=self.provider.model)
-
-    def _check_budget(self) -> None:
-        """Count what the evaluation has used, and stop if that is too much."""
-        self._count_use()
-        if self.budget_tracker is not None:
-            self.budget_tracker.check()
 
     def _count_use(self) -> None:
         """Tell the tracker what the evaluation has used so far."""
