@@ -213,9 +213,10 @@ class MemoryLog:
         rules.check_drafts(drafts)
         with self._lock:
             events = self._writable(lease).events
-            rules.check_head(lease, expected_seq=expected_seq, head=events.head)
+            head = events.head
+            rules.check_head(lease, expected_seq=expected_seq, head=head)
             events.drafts += drafts
-            return _Appended(events, range(expected_seq + 1, events.head + 1), self._lock)
+            return _Appended(events, range(head + 1, head + 1 + len(drafts)), self._lock)
 
     def read(self, session_id: UUID, *, after: int = 0, upto: int | None = None) -> Iterator[Envelope]:
         """Yield the events with `after < seq <= upto`, in order, as they stand when reading begins."""

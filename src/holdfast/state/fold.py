@@ -206,7 +206,8 @@ class Working:
     def get(self, slice_type: type) -> Slice[Any]:
         """Return a slice as it will be, and note that the fold depends on it."""
         self.looked_at.add(slice_type)
-        return self.look(slice_type)
+        found = self.changes.get(slice_type)
+        return found if found is not None else self.base.get(slice_type, EMPTY)
 
 
 class _Notes:

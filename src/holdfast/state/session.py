@@ -777,9 +777,9 @@ class Session:
         if self._current() is not None:
             raise UsageError("a transaction is open here already; end it first")
         core = self._core
-        with core.lock:
-            core.check_writable()
-            if not core.loaded or core.unknown:
+        core.check_writable()
+        if not core.loaded or core.unknown:
+            with core.lock:
                 core.ensure_loaded()
         return Transaction(self)
 
@@ -868,7 +868,7 @@ class Transaction:
     (where every handle of the session stages).
     """
 
-    __slots__ = ("_committed", "_core", "_generation", "_handle", "_open", "_staged", "_under", "_working")
+    __slots__ = ("_committed", "_core", "_generation", "_open", "_staged", "_under", "_working")
 
     def __init__(self, session: Session) -> None:
         self._core = session._core
@@ -880,15 +880,12 @@ class Transaction:
         self._generation = 0
         self._under: Mapping[type, Slice[Any]] = _NOTHING
         """What the slices that the view depends on were when it was made."""
-        self._handle: Session | None = None
 
     @property
     def session(self) -> Session:
         """A handle of the session that stages what is dispatched through it."""
-        # Not every call asks for it, and the two hold each other until the garbage is collected.
-        if self._handle is None:
-            self._handle = _handle(self._core, self)
-        return self._handle
+        # It is not kept: two that held each other would have to wait for the collector of garbage.
+        return _handle(self._core, self)
 
     def active(self) -> AbstractContextManager[Session]:
         """Let everything that this call dispatches to the session be staged here."""
