@@ -451,6 +451,23 @@ def test_a_file_of_version_1_can_be_read_without_being_changed(tmp_path: Path) -
     assert path.read_bytes() == before
 
 
+def test_who_reads_a_file_of_version_1_sees_what_is_written_once_it_is_up_to_date(tmp_path: Path) -> None:
+    """A reader that was there before finds the events, and the snapshot that stands for those that went."""
+    path = tmp_path / "log.db"
+    version_1(path)
+    with SqliteLog(path, read_only=True) as reader:
+        assert len(list(reader.read(SESSION))) == 3
+        with SqliteLog(path, heartbeat=False) as log:
+            lease = log.acquire(SESSION, owner="me")
+            log.append(lease, [Draft("t", b"long" * 1000, 1)] * 2, expected_seq=3)
+            log.put_snapshot(lease, 4, b"state")
+            log.prune(lease, upto=4)
+        snapshot = reader.latest_snapshot(SESSION)
+        assert snapshot is not None and (snapshot.seq, snapshot.payload) == (4, b"state")
+        assert [event.seq for event in reader.read(SESSION, after=4)] == [5]
+        assert reader.check(SESSION).ok
+
+
 MIGRATE_AND_DIE = """
 import os, signal, sys
 from holdfast.log import database

@@ -731,7 +731,8 @@ class SqliteLog:
 
     def _snapshots(self, connection: sqlite3.Connection, row: _Row) -> Iterator[tuple[int, bytes | None]]:
         """Yield the stored snapshots, newest first, with None for one that is damaged."""
-        if self._database.version < 2:
+        if self._database.version < 2 and connection.execute("PRAGMA user_version").fetchone()[0] < 2:
+            # Asked again: a writer may have brought up to date what was opened here for reading.
             return
         try:
             seqs = connection.execute(SNAPSHOT_SEQS, (row.key,)).fetchall()
