@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -22,6 +25,7 @@ from holdfast.state import ExecutionState, ResourceRegistry, Session
 from holdfast.tools import ToolContext, ToolInvoked
 from holdfast.tools.tool import Tool
 from holdfast.turns import InnerLoop, TurnEnded, turn_state
+from holdfast.turns.live import LiveEvent
 from holdfast.workspace import Filesystem, InMemoryFilesystem
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.parametrize("backend", ["asyncio", "trio"])]
@@ -198,3 +202,57 @@ def test_a_judge_that_swallows_its_cancellation_cannot_complete_a_stopped_turn(b
     finally:
         is_over.set()
     assert (result.state, result.error_kind) == (TurnState.INTERRUPTED, "aborted")
+
+
+class Interrupter:
+    """Raises `KeyboardInterrupt` at the nth moment in a file at which the interpreter looks for a signal."""
+
+    def __init__(self, at: int, file: str) -> None:
+        self.left = at
+        self.file = file
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        # A coroutine that goes on looks for signals in its innermost frame only.
+        if not code.co_filename.endswith(self.file) or code.co_flags & inspect.CO_COROUTINE:
+            return
+        if event in ("call", "c_return") and code.co_name != "<genexpr>":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+
+# Between making a coroutine and awaiting it there is a moment, too.
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("file", ["turns/states.py", "turns/live.py"])
+def test_an_interrupt_while_the_turn_is_followed_spoils_neither_its_ending_nor_a_resume(
+    backend: str, file: str
+) -> None:
+    """Whoever was interrupted within an event folds the turn anew; an ending that is logged stands."""
+
+    @tool
+    def step() -> str:
+        """Do a step."""
+        return "done"
+
+    seen: list[LiveEvent] = []
+    at = 0
+    while True:
+        at += 1
+        loop = loop_of([Answer("", [("step", {})]), "done"], step)
+        loop.watch = seen.append
+        interrupter = Interrupter(at, file)
+        sys.setprofile(interrupter)
+        try:
+            anyio.run(loop.run, "go", backend=backend)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        if interrupter.left > 0:
+            break
+        if turn_state(loop.state.session) is not TurnState.COMPLETED:
+            assert kinds(loop) in ([], ["interrupt"]), at
+            result = anyio.run(loop.resume if loop.state.session.head else loop.run, backend=backend)
+            assert result.state is TurnState.COMPLETED, at
+    assert at > 2
