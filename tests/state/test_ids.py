@@ -6,7 +6,7 @@ import copy
 import pickle
 from uuid import RFC_4122, UUID, SafeUUID
 
-from holdfast.clock import new_id
+from holdfast.clock import new_id, new_ids
 
 
 def test_an_id_is_a_random_uuid() -> None:
@@ -26,3 +26,14 @@ def test_no_two_ids_are_alike() -> None:
     for each in made:
         ever, always = ever | each, always & each
     assert (ever ^ always).bit_count() == 122
+
+
+def test_ids_that_count_on_are_as_good_as_random_ones() -> None:
+    """They are valid ids, they count from a random one, and two rows of them have none in common."""
+    one, other = new_ids(), new_ids()
+    made = [next(one) for _ in range(100)]
+    for each in made:
+        assert (each.version, each.variant, each.is_safe) == (4, RFC_4122, SafeUUID.unknown)
+        assert UUID(str(each)) == each
+    assert [each.int - made[0].int for each in made] == list(range(100))
+    assert not {next(other) for _ in range(100)} & set(made)
