@@ -6,8 +6,8 @@ import inspect
 import signal
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -21,9 +21,10 @@ from holdfast.judges.completion import TaskCompletionContext, TaskCompletionResu
 from holdfast.log.memory import MemoryLog
 from holdfast.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta
 from holdfast.providers.scripted import Answer, ScriptedProvider
+from holdfast.providers.vendor_loop import VendorSeat
 from holdfast.state import ExecutionState, ResourceRegistry, Session
 from holdfast.tools import ToolContext, ToolInvoked
-from holdfast.tools.tool import Tool
+from holdfast.tools.tool import Tool, ToolCall, ToolResult
 from holdfast.turns import InnerLoop, TurnEnded, turn_state
 from holdfast.turns.live import LiveEvent
 from holdfast.workspace import Filesystem, InMemoryFilesystem
@@ -256,3 +257,29 @@ def test_an_interrupt_while_the_turn_is_followed_spoils_neither_its_ending_nor_a
             result = anyio.run(loop.resume if loop.state.session.head else loop.run, backend=backend)
             assert result.state is TurnState.COMPLETED, at
     assert at > 2
+
+
+class Seated(ScriptedProvider):
+    """A model that brings a loop of its own, which cannot be closed as it should."""
+
+    native_tools: Mapping[str, Tool[Any, Any]] = {}
+
+    async def asked(self, call: ToolCall) -> str | None:
+        return None
+
+    async def deliver(self, call: ToolCall, result: ToolResult[Any]) -> None:
+        return
+
+    @asynccontextmanager
+    async def open(self, seat: VendorSeat) -> AsyncIterator[Seated]:
+        yield self
+        raise OSError("the pipe is gone")
+
+
+def test_a_vendors_loop_that_fails_to_close_changes_no_ending(backend: str) -> None:
+    """The turn has ended by then, and its caller hears how."""
+    loop = loop_of([])
+    loop = InnerLoop(loop.state, Seated(["done"]), loop.prompt)
+    result = anyio.run(loop.run, "go", backend=backend)
+    assert (result.state, result.text) == (TurnState.COMPLETED, "done")
+    assert turn_state(loop.state.session) is TurnState.COMPLETED

@@ -325,18 +325,26 @@ class InnerLoop:
 
     async def _in_seat(self, pending: Sequence[ToolCallRecord]) -> TurnResult:
         """Run the loop with the provider in its seat: one that brings a loop of its own is held there."""
-        async with seated(
-            self.provider, self.state, deadline=self.deadline, cancellation=self.cancellation
-        ) as self._seat:
-            self._runner.tool_registry = self._registry()
-            # The turn's token cuts off whatever is waited for, model calls and tools alike.
-            with anyio.CancelScope() as scope:
-                forget = self.cancellation.on_cancel(threadsafe(scope.cancel))
-                try:
-                    return await self._loop(pending)
-                finally:
-                    forget()
+        ended: TurnResult | None = None
+        try:
+            async with seated(
+                self.provider, self.state, deadline=self.deadline, cancellation=self.cancellation
+            ) as self._seat:
+                self._runner.tool_registry = self._registry()
+                # The turn's token cuts off whatever is waited for, model calls and tools alike.
+                with anyio.CancelScope() as scope:
+                    forget = self.cancellation.on_cancel(threadsafe(scope.cancel))
+                    try:
+                        ended = await self._loop(pending)
+                    finally:
+                        forget()
+        except Exception:
+            if ended is None:
+                raise
+            _logger.exception("the turn has ended; its provider's loop could not be closed as it should")
+        if ended is None:
             raise self.cancellation.error()
+        return ended
 
     def _registry(self) -> Mapping[str, Tool[Any, Any]]:
         """Return the tools that can be run: the prompt's, and the native ones of a vendor's loop."""
