@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextvars
+import gc
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -477,3 +479,33 @@ def test_policies_decide_what_waits(log: Log) -> None:
     assert session[Note].all() == (Note("history"),)
     begun.rollback()
     assert session[Peeked].all() == ()
+
+
+def test_a_transaction_that_is_over_goes_without_the_collector_of_garbage() -> None:
+    """It and its handle do not hold each other, so that a long run does not pile them up."""
+    session = Session()
+    begun = session.begin()
+    begun.session.dispatch(Note("a"))
+    begun.commit()
+    gc.disable()
+    try:
+        last = begun.session
+        handle = weakref.ref(last)
+        del begun, last
+        assert handle() is None
+    finally:
+        gc.enable()
+
+
+def test_results_of_a_batch_are_a_sequence_like_any_other() -> None:
+    """They are made when somebody looks, and say the same each time."""
+    session = Session()
+    results = session.dispatch_all((Note("a"), Note("b"), Note("c")))
+    assert len(results) == 3
+    assert [each.event for each in results] == [Note("a"), Note("b"), Note("c")]
+    assert [each.event for each in results[1:]] == [Note("b"), Note("c")]
+    assert results[-1].event == Note("c")
+    assert results == list(results)
+    assert results != list(results)[:2]
+    with pytest.raises(IndexError):
+        results[3]
