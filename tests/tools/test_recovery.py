@@ -336,3 +336,30 @@ def test_boundaries_are_read_from_the_log(world: World) -> None:
     assert boundary_of(world.session, "call_b") == found[3]
     with pytest.raises(UsageError, match=r"no ended tool call 'call_q'.*call_c"):
         boundary_of(world.session, "call_q")
+
+
+def test_a_call_that_left_the_workspace_alone_ended_where_it_began(world: World) -> None:
+    """Its boundary is the one before it, and the calls after it begin there, too."""
+
+    @tool
+    def idle() -> str:
+        """Change nothing, with the right to."""
+        return "done"
+
+    world.run(idle, "c1")
+    world.run(idle, "c2")
+    world.run(succeeds, "c3")
+    world.run(idle, "c4")
+    one, two, three, four = boundaries(world.reopen().session)
+    assert one.before is not None
+    assert one.after == one.before
+    assert two.before is not None
+    assert two.after == two.before
+    assert two.before.commit_ref == one.before.commit_ref
+    assert three.before is not None
+    assert three.after is not None
+    assert three.before.commit_ref == one.before.commit_ref
+    assert four.before is not None
+    assert four.before.commit_ref == three.after.commit_ref != three.before.commit_ref
+    assert diff_calls(world.state, "c1", "c2").changes == ()
+    assert "file.txt" in {each.path for each in diff_calls(world.state, "c3").changes}

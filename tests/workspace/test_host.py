@@ -1188,3 +1188,31 @@ def test_erasing_its_own_line_leaves_the_files(fs: HostFilesystem, root: Path) -
 def _is_in_store(fs: HostFilesystem, content: bytes) -> bool:
     assert fs.store_path is not None
     return any(content in path.read_bytes() for path in fs.store_path.rglob("*") if path.is_file())
+
+
+def test_calls_that_change_nothing_share_their_boundary(fs: HostFilesystem) -> None:
+    """What was written between or inside calls moves it; going back to a shared one still works."""
+    fs.write("a.txt", "one")
+    first = fs.begin("c1", tool_name="edit")
+    assert first.prepare() is first.base
+    first.finish()
+    second = fs.begin("c2", tool_name="edit")
+    assert second.base is first.base
+    fs.write("a.txt", "two")
+    second.rollback()
+    third = fs.begin("c3", tool_name="edit")
+    fs.write("a.txt", "three")
+    third.prepare()
+    third.finish()
+    fourth = fs.begin("c4", tool_name="edit")
+    fourth.finish()
+    assert fourth.base.commit_ref != first.base.commit_ref
+    fs.write("a.txt", "outside")
+    fifth = fs.begin("c5", tool_name="edit")
+    fifth.finish()
+    assert fifth.base.commit_ref != fourth.base.commit_ref
+    other = fs.begin("c6", tool_name="look")
+    other.finish()
+    assert (other.base.tag, other.base.commit_ref) == ("look", fifth.base.commit_ref)
+    fs.restore(second.base)
+    assert fs.read("a.txt").content == "one"

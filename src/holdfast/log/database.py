@@ -124,27 +124,28 @@ class Database:
         self._openings = 0
         self._writes = 0
         self._closed = False
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Held while the connection is used; by a caller, so that nobody comes between two uses."""
         _DATABASES.add(self)
 
     def close(self) -> None:
         """Close the file for good."""
-        with self._lock:
+        with self.lock:
             self._closed = True
             self._disconnect()
 
     def write(self, doing: str, work: Callable[[sqlite3.Connection], T], session_id: UUID | None = None) -> T:
         """Do the work in one transaction: all of it, or nothing."""
 
-        def transaction(connection: sqlite3.Connection) -> T:
-            connection.execute("BEGIN IMMEDIATE")
-            self._refuse_if_replaced()
+        def counted(connection: sqlite3.Connection) -> T:
             self._writes += 1
-            result = work(connection)
-            connection.execute("COMMIT")
-            return result
+            return work(connection)
 
-        return self.run(doing, transaction, session_id, writes=True)
+        return self.run(doing, counted, session_id, writes=True, transaction=True)
+
+    def append(self, doing: str, work: Callable[[sqlite3.Connection], T], session_id: UUID) -> T:
+        """As `write`, for work that does nothing but add to the end of one session."""
+        return self.run(doing, work, session_id, writes=True, transaction=True)
 
     def run(
         self,
@@ -153,16 +154,25 @@ class Database:
         session_id: UUID | None = None,
         *,
         writes: bool = False,
+        transaction: bool = False,
     ) -> T:
         """Do the work on the connection, again while others hold the file, and with our own errors.
 
-        An error says that it was not possible to do `doing`, followed by the session's id.
+        With `transaction=True` it is done in a transaction, if the file is still in its place. An error
+        says that it was not possible to do `doing`, followed by the session's id.
         """
         deadline: float | None = None
-        with self._lock:
+        with self.lock:
             while True:
                 try:
-                    return work(self._connected(writes=writes))
+                    connection = self._connected(writes=writes)
+                    if not transaction:
+                        return work(connection)
+                    connection.execute("BEGIN IMMEDIATE")
+                    self._refuse_if_replaced()
+                    result = work(connection)
+                    connection.execute("COMMIT")
+                    return result
                 except sqlite3.ProgrammingError:
                     self._settle()
                     raise
@@ -191,10 +201,10 @@ class Database:
                 _REAL_TIME.sleep(random.uniform(0.002, 0.02))
 
     def generation(self, connection: sqlite3.Connection) -> tuple[int, int, int]:
-        """Return a value that is the same in two transactions of `write` only if nothing was written between.
+        """Return a value that is the same in two transactions only if nothing was written between them.
 
-        To be asked inside a transaction. What this object writes counts from the next one on; so
-        does opening the file again.
+        To be asked inside a transaction. Not counted is what `append` wrote here: whoever called it knows.
+        What `write` writes here counts from the next transaction on; so does opening the file again.
         """
         return self._openings, self._writes, connection.execute("PRAGMA data_version").fetchone()[0]
 
@@ -394,9 +404,8 @@ class Database:
     def _refuse_if_replaced(self) -> None:
         """Refuse to write into a file that nobody will find again."""
         try:
-            stat = os.stat(
-                self._path_text
-            )  # Asked at every append; a Path would be turned into text each time.
+            # Asked at every append; a Path would be turned into text each time.
+            stat = os.stat(self._path_text)
         except FileNotFoundError:
             stat = None
         if stat is None or (stat.st_dev, stat.st_ino) != self._identity:
@@ -457,7 +466,7 @@ def _before_fork() -> None:
     mine = _paused.setdefault(threading.get_ident(), [])
     for database in list(_DATABASES):
         # Waits for a transaction under way. Whoever cannot be waited for is refused in the child.
-        if database._lock.acquire(timeout=_FORK_WAIT_S):
+        if database.lock.acquire(timeout=_FORK_WAIT_S):
             mine.append(database)
             if database._connection is not None and not database._connection.in_transaction:
                 database._disconnect()
@@ -465,13 +474,13 @@ def _before_fork() -> None:
 
 def _after_fork_in_parent() -> None:
     for database in _paused.pop(threading.get_ident(), ()):
-        database._lock.release()
+        database.lock.release()
 
 
 def _after_fork_in_child() -> None:
     _paused.clear()
     for database in list(_DATABASES):
-        database._lock = threading.RLock()
+        database.lock = threading.RLock()
         if database._connection is None:
             database._pid = os.getpid()
 

@@ -154,6 +154,8 @@ LAST_SCRUB = "SELECT max(rowid) FROM scrubs"
 
 _UNKNOWN_HEAD = 1 << 63
 """More than any event's number."""
+_MOST_TAILS = 64
+"""How many sessions' ends are remembered."""
 _CHUNK_ROWS = 512
 _CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -198,7 +200,7 @@ class _Row(NamedTuple):
 
 
 class _Tail(NamedTuple):
-    """Where the last append ended. It need not be looked up again while nobody has written anything else."""
+    """Where a session ends. It need not be looked up again while only this object has appended since."""
 
     lease: Lease
     generation: tuple[int, int, int]
@@ -321,7 +323,7 @@ class SqliteLog:
             self.path, synchronous=synchronous, busy_timeout_s=busy_timeout_s, read_only=read_only
         )
         self._keeper = LeaseKeeper(self.renew, beat=heartbeat)
-        self._tail: _Tail | None = None
+        self._tails: dict[int, _Tail] = {}
         self._database.run("open the log", lambda _: None)
 
     @property
@@ -449,22 +451,24 @@ class SqliteLog:
 
         def work(connection: sqlite3.Connection) -> tuple[Sequence[Envelope], _Tail]:
             generation = self._database.generation(connection)
-            tail = self._tail
+            # Taken away until the commit, so that nothing is believed after a failure.
+            tail = self._tails.pop(session_id.int, None)
             if tail is None or tail.lease is not lease or tail.generation != generation:
                 tail = self._find_tail(connection, lease)
-            rules.check_head(lease, expected_seq=expected_seq, head=tail.seq)
-            key, seq, checksum = tail.key, tail.seq, tail.checksum
+            _, _, key, seq, checksum = tail
+            rules.check_head(lease, expected_seq=expected_seq, head=seq)
             batch: list[Envelope] = []
             for part, flags, stored in rows:
-                events = chained(session_id, checksum, seq + 1, part)
-                seq, checksum = seq + len(events), events[-1].checksum
+                batch += chained(session_id, checksum, seq + 1, part)
+                seq, checksum = seq + len(part), batch[-1].checksum
                 _insert(connection, key, seq, part[-1], flags, stored, checksum)
-                batch += events
-            opening, writes, others = generation
-            return batch, _Tail(lease, (opening, writes + 1, others), key, seq, checksum)
+            return batch, _Tail(lease, generation, key, seq, checksum)
 
-        # Not before it is committed: a transaction that failed is tried again from the same place.
-        batch, self._tail = self._database.write("append to session", work, session_id)
+        with self._database.lock:
+            batch, tail = self._database.append("append to session", work, session_id)
+            if len(self._tails) >= _MOST_TAILS:
+                self._tails.clear()
+            self._tails[session_id.int] = tail
         return batch
 
     def _find_tail(self, connection: sqlite3.Connection, lease: Lease) -> _Tail:

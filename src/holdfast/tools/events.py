@@ -23,6 +23,7 @@ cut off by a cancellation or a crash and rolled back; cut off outside, so that n
 
 
 @event(name="holdfast.ToolStarted", policy=SlicePolicy.LOG)
+@sparse
 @quick
 @dataclass(frozen=True, slots=True)
 class ToolStarted:
@@ -65,7 +66,7 @@ class ToolInvoked:
     outcome: Outcome = "ok"
     elapsed_ms: float = 0.0
     workspace: FilesystemSnapshot | None = None
-    """The workspace after the call, if the call could change it."""
+    """The workspace after the call, if the call has changed it; else it is where the call began."""
     conflicts: tuple[str, ...] = ()
     """Paths that a rollback left alone because somebody else had changed them."""
     hold_id: str = ""

@@ -416,7 +416,8 @@ class ToolRunner:
             self._leave_nothing(plan)
             raise
         finally:
-            _give_back(plan.turns)
+            if plan.turns is not None:
+                _give_back(plan.turns)
 
     def _call_handler(self, begun: OpenCall) -> Any:
         """Run the handler in this thread; one that is async, in an event loop."""
@@ -1060,14 +1061,16 @@ class ToolRunner:
 
     def _commit(self, begun: OpenCall, result: ToolResult[Any]) -> FilesystemSnapshot | None:
         begun.close()
-        _close_scope(begun)
+        if begun.scope is not None:
+            _close_scope(begun)
         if begun.filesystem is not None:
             begun.filesystem.end()
         workspace = None if begun.workspace is None else begun.workspace.prepare()
         messages = () if begun.outbox is None else begun.outbox.close()
         recorded = tuple(begun.record(result))
         before = len(begun.transaction.staged) + len(messages) + len(recorded)
-        invoked = self._ended(begun, result, "ok", before, workspace=workspace)
+        changed = None if begun.workspace is None or workspace is begun.workspace.base else workspace
+        invoked = self._ended(begun, result, "ok", before, workspace=changed)
         begun.is_committing = True
         begun.transaction.commit(*messages, *recorded, invoked)
         begun.messages = messages

@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, Protocol, TextIO, runtime_checkable
 from uuid import UUID
 
+from holdfast.codec import sparse
 from holdfast.records import quick
 
 WriteMode = Literal["create", "overwrite", "append"]
@@ -135,6 +136,7 @@ class GrepMatch:
     match_end: int
 
 
+@sparse
 @quick
 @dataclass(frozen=True, slots=True)
 class FilesystemSnapshot:

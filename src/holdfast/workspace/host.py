@@ -180,6 +180,8 @@ class HostFilesystem:
         self._instance = secrets.token_hex(8)
         self._serial = 0
         self._call: _HostCall | None = None
+        self._last_base: FilesystemSnapshot | None = None
+        """Where the last call began: also where the next one does, if nothing has changed."""
         self._ambient: Journal | None = None
         self._history: History | None = None
         self._originals: Originals | None = None
@@ -857,7 +859,11 @@ class HostFilesystem:
                     self._flush_ambient()
                 manifest = self._scan_boundary() if foreign else None
                 head = history.line.head or self._head()
-                base = self._snapshot_at(head, tool_name or None, manifest)
+                tag = tool_name or None
+                base = self._last_base
+                if base is None or foreign or base.commit_ref != head.commit or base.tag != tag:
+                    base = self._snapshot_at(head, tag, manifest)
+                    self._last_base = None if foreign else base
                 journal = self._start_journal("call", call_id, base, foreign=True) if foreign else None
             except BaseException:
                 history.release()
@@ -1091,7 +1097,7 @@ class HostFilesystem:
         history = self._opened()
         return Journal.create(
             history.call_path,
-            id=base.snapshot_id.hex[:16],
+            id=new_id().hex[:16],
             kind=kind,
             call_id=call_id,
             tool_name=base.tag or "",
