@@ -511,6 +511,30 @@ def test_salvage_finds_a_row_whose_own_number_is_damaged(column: str, value: int
         assert list(log.read(session_id)) == events
 
 
+def test_salvage_says_what_is_missing_of_a_killed_writers_session(tmp_path: Path) -> None:
+    """Its lease does not know of the newest events, and their row is gone; the index still leads there."""
+    path = tmp_path / "log.db"
+    session_id = UUID(int=1)
+    with SqliteLog(tmp_path / "open.db", synchronous="NORMAL", heartbeat=False) as log:
+        log.create(session_id, created_at=BIRTH)
+        lease = log.acquire(session_id, owner="me")
+        for seq in range(40):
+            log.append(lease, [Draft("t", Random(seq).randbytes(500), 1)], expected_seq=seq)
+        copy_open(tmp_path / "open.db", path)
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    wreck = Wreck(path)
+    (place,) = wreck.find().events[1][40]
+    wreck.close()
+    content = bytearray(path.read_bytes())
+    content[place.image * PAGE : (place.image + 1) * PAGE] = bytes(PAGE)
+    path.write_bytes(content)
+    (report,) = SqliteLog.salvage(path, tmp_path / "new.db")
+    assert 20 < report.last_good_seq < 40
+    assert [(finding.kind, finding.seq) for finding in report.findings] == [("gap", report.last_good_seq + 1)]
+
+
 def test_salvage_is_not_led_round_in_circles(tmp_path: Path) -> None:
     """A row that says it is very long, in pages that follow each other in a circle, takes no memory."""
     path = tmp_path / "log.db"

@@ -1050,12 +1050,17 @@ class SqliteLog:
 
         self._database.write(f"copy session {session_id}", work)
         beyond = sum(1 for seq, places in numbered.items() if seq > last and used.isdisjoint(places))
-        if beyond or (row.is_lease_whole and row.head_seq > last):
+        # An index that leads to a row that is not there any more knows of later events as well.
+        is_short = any(
+            seq > last and position not in found.positions
+            for seq, position in found.indexed.get(key, {}).items()
+        )
+        if beyond or is_short or (row.is_lease_whole and row.head_seq > last):
             findings.append(
                 Finding(
                     "gap",
-                    f"event {last + 1} of session {session_id} is damaged or missing; {beyond} events "
-                    f"behind it were found and left in the old file",
+                    f"event {last + 1} of session {session_id} is damaged or missing; {beyond} rows "
+                    f"with events behind it were found and left in the old file",
                     last + 1,
                 )
             )
