@@ -8,7 +8,7 @@ import inspect
 import pickle
 import typing
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import pytest
 from hypothesis import given
@@ -148,3 +148,17 @@ def test_only_a_frozen_dataclass_with_slots_can_be_made_quick() -> None:
         @dataclass
         class Loose:
             first: int
+
+
+def test_a_class_variable_is_no_argument() -> None:
+    """It stays the class's, as in any other dataclass."""
+
+    @quick
+    @dataclass(frozen=True, slots=True)
+    class Sized:
+        size: int
+        LARGEST: ClassVar[int] = 9
+
+    assert Sized(3).LARGEST == 9
+    with pytest.raises(TypeError):
+        Sized(3, 4)  # type: ignore[call-arg]  # what is wrong is the point

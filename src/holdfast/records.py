@@ -13,7 +13,7 @@ change; afterwards it is as frozen as any other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field
+from dataclasses import MISSING, Field, fields
 from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def quick(cls: type[T]) -> type[T]:
         raise TypeError(
             f"{cls.__qualname__} must be a dataclass with frozen=True, slots=True and no base but Generic"
         )
-    fields: Mapping[str, Field[Any]] = described.__dataclass_fields__
+    own: Mapping[str, Field[Any]] = {each.name: each for each in fields(described)}  # no class variables
     shape = {each: cls.__dict__[each] for each in ("__slots__", "__orig_bases__") if each in cls.__dict__}
     twin = type(cls.__name__, cls.__bases__, shape)
     names: dict[str, Any] = {
@@ -55,7 +55,7 @@ def quick(cls: type[T]) -> type[T]:
     named: list[str] = []
     passed: list[str] = []
     body: list[str] = []
-    for name, each in fields.items():
+    for name, each in own.items():
         value = name if each.init else f"_default_{name}"
         if each.default is not MISSING:
             names[f"_default_{name}"] = each.default
