@@ -47,21 +47,36 @@ class CancellationToken:
 
         Only the first call does anything: it returns True.
         """
-        with self._lock:
+        try:
+            with self._lock:
+                if self.reason is not None:
+                    return False
+                self.detail = detail
+                self.reason = str(reason)
+                if self._event is not None:
+                    self._event.set()
+            self._tell()
+        except BaseException:
+            # An interrupt came in between, such as a second Ctrl-C: nobody is left untold for it.
             if self.reason is not None:
-                return False
-            self.detail = detail
-            self.reason = str(reason)
-            callbacks, self._callbacks = self._callbacks, None
-            if self._event is not None:
-                self._event.set()
-        for callback in (callbacks or {}).values():
+                self._tell()
+            raise
+        return True
+
+    def _tell(self) -> None:
+        """Call whoever has registered, and forget each when that is done."""
+        while True:
+            with self._lock:
+                if not self._callbacks:
+                    self._callbacks = None
+                    return
+                key, callback = next(iter(self._callbacks.items()))
             try:
                 callback()
             except Exception:  # noqa: BLE001 - logged, see below
                 # One listener's error must not leave the others running.
                 logger.exception("a cancellation callback failed")
-        return True
+            self._forget(key)
 
     def on_cancel(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback` once when the token is cancelled, at once if it already is.

@@ -188,7 +188,8 @@ async def run_command_async(
             group.start_soon(work)
             try:
                 await finished.wait()
-            except anyio.get_cancelled_exc_class():
+            except BaseException:
+                # A cancellation, or an interrupt: either way nobody waits for the command any more.
                 stop.cancel(detail="the awaiting task was cancelled")
                 raise
     finally:
