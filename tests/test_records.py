@@ -123,7 +123,7 @@ def test_a_subclass_is_made_in_the_usual_way() -> None:
 
     assert (More(1, extra=2).extra, More(1).first, Same(3).doubled) == (2, 1, 6)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Same(3).first = 4  # type: ignore[misc]
+        Same(3).first = 4  # type: ignore[misc]  # what is wrong is the point
 
 
 def test_a_generic_record_can_be_quick() -> None:
@@ -138,7 +138,7 @@ def test_a_generic_record_can_be_quick() -> None:
     assert dataclasses.replace(made, label="b") == Box([1], "b") != made
     assert typing.get_args(Box[int]) == (int,)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        made.label = "c"  # type: ignore[misc]
+        made.label = "c"  # type: ignore[misc]  # what is wrong is the point
 
 
 def test_only_a_frozen_dataclass_with_slots_can_be_made_quick() -> None:

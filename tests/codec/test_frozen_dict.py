@@ -90,7 +90,7 @@ def test_declared_it_is_stored_as_a_plain_object() -> None:
 
 def test_a_dict_in_its_place_comes_back_as_a_dict() -> None:
     """The round trip keeps a value that is something else than announced."""
-    given = Labelled({"a": 1})  # type: ignore[arg-type]
+    given = Labelled({"a": 1})  # type: ignore[arg-type]  # what is wrong is the point
     read = CODEC.decode(Labelled, CODEC.encode(given))
     assert read == given
     assert type(read.labels) is dict

@@ -141,8 +141,8 @@ class Undecorated(Frozen):
         Labelled(FrozenDict(a="x", b={})),
         Labelled(FrozenDict(a=FrozenDict(b=[]))),
         Labelled(FrozenDict(), Labelled(FrozenDict(a=[1]))),
-        Labelled(FrozenDict(), cats=FrozenDict({Cat("a"): Cat([])})),  # type: ignore[arg-type]
-        Labelled({"a": "x"}),  # type: ignore[arg-type]
+        Labelled(FrozenDict(), cats=FrozenDict({Cat("a"): Cat([])})),  # type: ignore[arg-type]  # what is wrong is the point
+        Labelled({"a": "x"}),  # type: ignore[arg-type]  # what is wrong is the point
         Box(Node(1)),
         Box(Model()),
         Cat([]),  # type: ignore[arg-type]

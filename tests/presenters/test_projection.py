@@ -84,7 +84,7 @@ def invoked(session: Session, call: str, *, ok: bool = True) -> ToolInvoked:
     outcome = "ok" if ok else "failed"
     return ToolInvoked(
         "", "", "look", FrozenDict(), result,
-        session.session_id, NOW, None, call, attempt_id=call, outcome=outcome  # type: ignore[arg-type]
+        session.session_id, NOW, None, call, attempt_id=call, outcome=outcome  # type: ignore[arg-type]  # any text
     )  # fmt: skip
 
 

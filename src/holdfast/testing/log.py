@@ -242,7 +242,7 @@ class LogConformance:
             Draft("t", b"x", 1 << 63),
             Draft("t", b"x", -(1 << 62)),
             Draft("t", b"x", 1, rolled_back=2),  # type: ignore[arg-type]  # neither true nor false
-            Draft("t", b"x", 1, rolled_back=None),  # type: ignore[arg-type]
+            Draft("t", b"x", 1, rolled_back=None),  # type: ignore[arg-type]  # what is wrong is the point
         ],
     )
     def test_what_could_not_be_read_again_is_refused(self, log: Log, lease: Lease, bad: Draft) -> None:
