@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -54,3 +56,74 @@ def test_a_turn_in_another_thread_installs_nothing() -> None:
     thread.start()
     thread.join()
     assert seen == [signal.getsignal(signal.SIGINT), None]
+
+
+def outcome_of(program: str) -> tuple[list[str], str]:
+    """Run a program of its own, and return the words it prints and its complaints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=30
+    )
+    return done.stdout.split(), done.stderr
+
+
+TWICE = """
+import asyncio, collections, functools, itertools, operator, signal
+from holdfast.turns.signals import noted_signals
+
+interrupt = functools.partial(signal.raise_signal, signal.SIGINT)
+
+class Ready(collections.deque):
+    pass
+
+def first(ready):
+    taken = iter(functools.partial(collections.deque.popleft, ready), None)
+    # The next callback is taken from the queue, and the second signal comes before it is called.
+    beside = map(operator.call, itertools.chain([interrupt], itertools.repeat(int)))
+    ready.popleft = functools.partial(next, map(operator.itemgetter(0), zip(taken, beside)))
+    interrupt()
+
+async def main():
+    loop = asyncio.get_running_loop()
+    loop._ready = Ready(loop._ready)
+    loop.call_soon(first, loop._ready)
+    try:
+        with noted_signals():
+            await asyncio.Event().wait()
+    finally:
+        print("stopped")
+
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    print("left")
+"""
+
+
+def test_a_second_ctrl_c_that_meets_the_event_loop_itself_does_not_lose_what_the_first_one_woke() -> None:
+    """The callback that the loop has in its hands is called all the same, so its task can end."""
+    assert outcome_of(TWICE) == (["stopped", "left"], "")
+
+
+BUSY = """
+import asyncio, signal
+from holdfast.turns.signals import noted_signals
+
+async def main():
+    with noted_signals():
+        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            print("this line is not reached")
+
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    print("left")
+"""
+
+
+def test_a_second_ctrl_c_that_meets_a_programs_code_is_raised_there() -> None:
+    """Code that takes long without waiting for events is broken off; the loop could not do that."""
+    assert outcome_of(BUSY) == (["left"], "")

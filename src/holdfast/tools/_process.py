@@ -189,8 +189,13 @@ async def run_command_async(
             try:
                 await finished.wait()
             except BaseException:
-                # A cancellation, or an interrupt: either way nobody waits for the command any more.
-                stop.cancel(detail="the awaiting task was cancelled")
+                # A cancellation, or an interrupt: either way nobody waits for the command any more. A
+                # second interrupt may come before the first line of what is called.
+                try:
+                    stop.cancel(detail="the awaiting task was cancelled")
+                except BaseException:
+                    stop.cancel(detail="the awaiting task was cancelled")
+                    raise
                 raise
     finally:
         stop.unlink()

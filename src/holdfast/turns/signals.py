@@ -3,11 +3,17 @@
 Inside an event loop both arrive as the same cancellation. While a turn runs in the main thread, the handlers
 here note which signal came and then let things take their course: Ctrl-C goes on to whoever handled it
 before; SIGTERM, unless the program handles it itself, stops the turn as Ctrl-C does, and ends the process
-when the turn's ending is in the log. Nothing else changes, and when no turn runs nothing is installed.
+when the turn's ending is in the log. When no turn runs nothing is installed.
+
+One thing is changed on the way. A second Ctrl-C is raised wherever the main thread happens to be, and if that
+is the event loop itself, which has just taken a callback from its queue, the callback is lost: a task that
+it would have woken waits for ever, and the loop cannot even be closed. So an interrupt that meets the loop's
+own code is raised by a callback of the loop instead, and one that meets a program's code is raised there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -15,6 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+import anyio
 
 
 class SignalNote:
@@ -37,16 +45,45 @@ def _note(reason: str) -> None:
         each.reason = each.reason or reason
 
 
+# The code of event loops: it never waits for anything but events, so a callback is served soon.
+_LOOPS = tuple(os.path.join(each.__path__[0], "") for each in (asyncio, anyio))
+
+
 def _on_interrupt(signum: int, frame: FrameType | None) -> None:
     _note("interrupt")
-    _before[signal.SIGINT](signum, frame)
+    _go_on(signum, frame)
+
+
+def _go_on(signum: int, frame: FrameType | None) -> None:
+    """Let whoever handled Ctrl-C before handle it."""
+    try:
+        _before[signal.SIGINT](signum, frame)
+    except KeyboardInterrupt:
+        loop = _loop_at_work(frame)
+        if loop is None:
+            raise
+        loop.call_soon_threadsafe(_interrupt)
+
+
+def _loop_at_work(frame: FrameType | None) -> asyncio.AbstractEventLoop | None:
+    """Return the event loop whose own code a signal has met; None if it has met anything else."""
+    if frame is None or not frame.f_code.co_filename.startswith(_LOOPS):
+        return None
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def _on_terminate(signum: int, frame: FrameType | None) -> None:
     global _terminated  # noqa: PLW0603  # a process is told to end once, whatever runs in it
     _terminated = True
     _note("terminated")
-    _before[signal.SIGINT](signal.SIGINT, frame)
+    _go_on(signal.SIGINT, frame)
 
 
 def _install() -> None:
