@@ -264,6 +264,12 @@ class _Log:
             self.stray_results.append((seq, message.tool_call_id or ""))
 
     @property
+    def is_damaged(self) -> bool:
+        """Whether events are lost. A snapshot is an optimisation: without it the events are folded."""
+        stored = () if self.stored is None else self.stored.findings
+        return self.damage is not None or any(each.kind != "snapshot" for each in stored)
+
+    @property
     def derived(self) -> list[TurnDerivation]:
         """How each turn stands, oldest first."""
         return [each.derive() for each in self.turns]
@@ -287,6 +293,7 @@ def _read(session: Session) -> _Log:
     store, session_id = session.log, session.session_id
     try:
         upto: int | None = session.head
+        log.damage = session.report.damage
     except HoldfastError:
         upto = None  # It cannot be folded; its events are read as far as they go.
     try:
@@ -328,13 +335,10 @@ def _found(
 
 
 def _check_log(log: _Log) -> Check:
-    findings = [] if log.damage is None else [Finding(log.damage, log.last)]
-    broken = bool(findings)
-    for each in () if log.stored is None else log.stored.findings:
-        findings.append(Finding(each.message, each.seq))
-        # A snapshot is an optimisation: without it the events are folded.
-        broken = broken or each.kind != "snapshot"
-    if broken:
+    findings = [Finding(each.message, each.seq) for each in (log.stored.findings if log.stored else ())]
+    if log.damage is not None and log.damage not in [each.message for each in findings]:
+        findings.insert(0, Finding(log.damage, log.last))
+    if log.is_damaged:
         return _found(
             "log",
             "failed",
@@ -466,6 +470,14 @@ def _check_turn_completion(log: _Log) -> Check:
             "a conversation was taken over from a snapshot, and nobody has gone on with it",
             (),
             log.command("resume"),
+        )
+    if newest.state is TurnState.UNFINISHED and log.is_damaged:
+        return _found(
+            "turn_completion",
+            "warning",
+            "unknown",
+            f"how the newest turn ended is not known: the log can be read up to event {log.last}",
+            [Finding(f"turn {newest.turn_id} began here", _seq_of(log, newest))],
         )
     if newest.state is TurnState.UNFINISHED:
         is_written = log.info is not None and log.info.owner is not None
@@ -827,7 +839,7 @@ def _check_session_tree(log: _Log) -> Check:
 
 def _check_continuation(log: _Log) -> Check:
     newest = log.newest
-    if log.damage is not None:
+    if log.is_damaged:
         return _found(
             "continuation",
             "failed",
@@ -835,6 +847,7 @@ def _check_continuation(log: _Log) -> Check:
             "a damaged log cannot be written to; go on in a copy of what is whole",
             (),
             "holdfast salvage whole.db",
+            log.command("diagnose", "--store whole.db"),
         )
     if newest is None:
         return _nothing("continuation", "is no turn")
@@ -1109,9 +1122,23 @@ def _salvaged(place: Path, session_id: UUID | None, damage: str) -> tuple[Diagno
     )
 
 
+_LEFT = tuple(f"holdfast {each}" for each in ("salvage", "export", "show", "diagnose", "list"))
+"""What can be done with a damaged log: the other commands write it or need all of it, and refuse."""
+
+
+def _possible(log: _Log, actions: Iterable[str]) -> Iterable[str]:
+    return [
+        each
+        for each in actions
+        if not log.is_damaged or not each.startswith("holdfast ") or each.startswith(_LEFT)
+    ]
+
+
 def _report(log: _Log) -> DiagnosticsReport:
     found = (check(log) for check in CHECKS.values())
-    checks = tuple(replace(each, next_actions=pasteable(each.next_actions, log.store)) for each in found)
+    checks = tuple(
+        replace(each, next_actions=pasteable(_possible(log, each.next_actions), log.store)) for each in found
+    )
     worst = max(_RANK[each.status] for each in checks)
     statuses: tuple[ReportStatus, ...] = ("ready", "ready_with_warnings", "blocked")
     ordered = sorted(checks, key=lambda each: -_RANK[each.status])

@@ -129,13 +129,28 @@ def prune(store: Path, run_id: UUID, *, keep_last: int, as_json: bool) -> None:
 def salvage(store: Path, into: Path, *, as_json: bool) -> None:
     """Copy what is whole in a damaged store into a new file."""
     reports = SqliteLog.salvage(store, into)
-    data = [{"run": str(each.session_id), "whole": each.ok} for each in reports]
+    data = [
+        {
+            "run": str(each.session_id),
+            "whole": each.ok,
+            "last_event": each.last_good_seq,
+            "findings": [finding.message for finding in each.findings],
+        }
+        for each in reports
+    ]
     whole = sum(each.ok for each in reports)
+    cut = [
+        f"  {str(each.session_id)[:8]} up to event {each.last_good_seq}: {each.findings[0].message}"
+        for each in reports
+        if not each.ok
+    ]
+    copied = f"copied {len(reports)} sessions into {into}, {whole} of them whole"
+    if cut:
+        cut.append("what a run did after that is not in the copy, but the files are as it left them")
     _say(
         as_json,
         {"into": str(into), "sessions": data},
-        f"copied {len(reports)} sessions into {into}, {whole} of them whole\n"
-        f"see them with: holdfast list --store {into}",
+        "\n".join((copied, *cut, f"see them with: holdfast list --store {into}")),
     )
 
 

@@ -6,6 +6,7 @@ import base64
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 from uuid import UUID
@@ -15,9 +16,9 @@ from rich.table import Table
 
 from holdfast.agent import workspace_of, workspace_store
 from holdfast.conversation.inspection import inspect_replay
-from holdfast.errors import LogDamagedError, UsageError
+from holdfast.errors import LogDamagedError, SessionNotFoundError, UsageError
 from holdfast.presenters.cli import models, places, settings
-from holdfast.presenters.cli.stored import describe, opened_log, reading
+from holdfast.presenters.cli.stored import describe, in_words, opened_log, reading, way_out
 from holdfast.presenters.cli.timeline import show_timeline, timeline
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import ResourceRegistry
@@ -44,17 +45,23 @@ def print_json(data: object) -> None:
     print(json.dumps(data, ensure_ascii=False, indent=2))
 
 
-def list_runs(store: Path, *, as_json: bool, everything: bool = False) -> None:
-    """List the runs of a store, oldest first; children only if they are asked for."""
+def list_runs(store: Path, *, as_json: bool, everything: bool = False) -> int:
+    """List the runs of a store, oldest first; children only if they are asked for.
+
+    Returns 1 if one of them is damaged, else 0.
+    """
     with opened_log(store) as log:
         infos = [each for each in log.sessions() if everything or each.parent_id is None]
-        known = [describe(log, each) for each in infos]
+        known = []
+        for each in infos:
+            with suppress(SessionNotFoundError):  # Somebody erases it just now.
+                known.append(describe(log, each))
     if as_json:
         print_json([each.as_data() for each in known])
-        return
+        return _told(store, sum(each.is_damaged for each in known))
     if not known:
         print("no runs yet")
-        return
+        return 0
     table = Table(box=None, pad_edge=False)
     for heading in ("run", "began", "state", "events", "agent", "task"):
         table.add_column(heading, no_wrap=True, overflow="ellipsis")
@@ -62,7 +69,7 @@ def list_runs(store: Path, *, as_json: bool, everything: bool = False) -> None:
         data = each.as_data()
         style = _MARKS.get(each.state, "red")
         state = f"[{style}]{each.state}[/]" + (
-            f" ({each.reason})" if each.reason and each.state != "damaged" else ""
+            f" ({each.reason})" if each.reason and not each.is_damaged else ""
         )
         table.add_row(
             str(data["id"])[:8],
@@ -76,19 +83,38 @@ def list_runs(store: Path, *, as_json: bool, everything: bool = False) -> None:
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
     console.print(table)
+    return _told(store, sum(each.is_damaged for each in known))
 
 
-def show(store: Path, run_id: UUID, *, as_json: bool) -> None:
-    """Show what happened in a run, and in its children."""
-    if as_json:
-        print_json(_tree_data(store, run_id))
-        return
+def _told(store: Path, damaged: int) -> int:
+    """Say what to do about damaged runs, if there are any. Returns the exit code."""
+    if not damaged:
+        return 0
+    print(
+        f"holdfast: {'1 run is' if damaged == 1 else f'{damaged} runs are'} damaged; nothing was changed or "
+        f"deleted; copy what is whole with `{way_out(store)}`, and go on in the copy",
+        file=sys.stderr,
+    )
+    return 1
+
+
+def show(store: Path, run_id: UUID, *, as_json: bool) -> int:
+    """Show what happened in a run, and in its children, as far as it can be read.
+
+    Returns 1 if one of them is damaged, else 0.
+    """
     console = Console()
     with opened_log(store) as log:
-        _show_tree(console, log, run_id, "")
+        if as_json:
+            data, damaged = _tree_data(log, store, run_id)
+            print_json(data)
+        else:
+            damaged = _show_tree(console, log, run_id, "")
+    return _told(store, damaged)
 
 
-def _show_tree(console: Console, log: Any, run_id: UUID, indent: str) -> None:
+def _show_tree(console: Console, log: Any, run_id: UUID, indent: str) -> int:
+    """Show a run and its children. Returns how many of them are damaged."""
     info = log.info(run_id)
     known = describe(log, info)
     mark = _MARKS.get(known.state, "red")
@@ -98,23 +124,25 @@ def _show_tree(console: Console, log: Any, run_id: UUID, indent: str) -> None:
     )
     console.print(f"[{mark}]{known.state}[/]", end="", highlight=False)
     console.print(f" · {name} · {info.created_at:%Y-%m-%d %H:%M} UTC", markup=False, highlight=False)
-    session = Session.open(log, run_id, read_only=True)
-    try:
-        show_timeline(console, session, indent)
-    except LogDamagedError as error:
+    damage = known.reason if known.is_damaged else ""
+    with Session.open(log, run_id, read_only=True) as session:
+        try:
+            show_timeline(console, session, indent)
+        except LogDamagedError as error:
+            damage = in_words(str(error))
+    if damage:
         console.print(f"{indent}[red]the log is damaged from here on:[/]", end=" ", highlight=False)
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-    finally:
-        session.close()
-    for child in log.sessions(parent_id=run_id):
-        _show_tree(console, log, child.session_id, indent + "    ")
+        console.print(damage, markup=False, highlight=False, soft_wrap=True)
+    children = [each.session_id for each in log.sessions(parent_id=run_id)]
+    return bool(damage) + sum(_show_tree(console, log, each, indent + "    ") for each in children)
 
 
-def _tree_data(store: Path, run_id: UUID) -> dict[str, object]:
-    with opened_log(store) as log:
-        known = describe(log, log.info(run_id)).as_data()
-        session = Session.open(log, run_id, read_only=True)
-        lines: list[dict[str, object]] = []
+def _tree_data(log: Any, store: Path, run_id: UUID) -> tuple[dict[str, object], int]:
+    """Return a run and its children as JSON data, and how many of them are damaged."""
+    known = describe(log, log.info(run_id))
+    damage = known.reason if known.is_damaged else ""
+    lines: list[dict[str, object]] = []
+    with Session.open(log, run_id, read_only=True) as session:
         try:
             for line in timeline(session):
                 lines.append(
@@ -127,11 +155,13 @@ def _tree_data(store: Path, run_id: UUID) -> dict[str, object]:
                     }
                 )
         except LogDamagedError as error:
-            known["damage"] = str(error)
-        finally:
-            session.close()
-        children = [each.session_id for each in log.sessions(parent_id=run_id)]
-    return {**known, "timeline": lines, "children": [_tree_data(store, each) for each in children]}
+            damage = in_words(str(error))
+    below = [_tree_data(log, store, each.session_id) for each in log.sessions(parent_id=run_id)]
+    data = known.as_data()
+    if damage:
+        data |= {"damage": damage, "next_actions": [way_out(store)]}
+    data |= {"timeline": lines, "children": [each for each, _ in below]}
+    return data, bool(damage) + sum(each for _, each in below)
 
 
 def diff(store: Path, run_id: UUID, *, first: str | None, last: str | None, as_json: bool) -> None:
@@ -164,7 +194,7 @@ def diff(store: Path, run_id: UUID, *, first: str | None, last: str | None, as_j
 
 def replay(store: Path, run_id: UUID, *, at: int | None, as_json: bool) -> None:
     """Show what the model would see next, and what was left out and why."""
-    with reading(store, run_id) as session:
+    with reading(store, run_id, must_be_whole=at is None) as session:
         found = inspect_replay(session, at)
     if as_json:
         print_json(found.to_data())

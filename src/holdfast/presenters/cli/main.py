@@ -353,24 +353,26 @@ def list_runs(
     as_json: AsJson = False,
     everything: Annotated[bool, typer.Option("--all", help="Child sessions as well.")] = False,
 ) -> None:
-    """List the runs of this project, oldest first.
+    """List the runs of this project, oldest first. Exits 1 if one of them is damaged.
 
     Example: holdfast list --json
     """
     looking = _part("looking")
 
-    looking.list_runs(_store(store), as_json=as_json, everything=everything)
+    raise typer.Exit(looking.list_runs(_store(store), as_json=as_json, everything=everything))
 
 
 @app.command()
 def show(run: RunId = "@last", store: Store = None, as_json: AsJson = False) -> None:
     """Show what happened in a run, event by event, with its children.
 
+    Of a damaged run it shows what can be read; it exits 1 then.
+
     Example: holdfast show 3f2a
     """
     looking = _part("looking")
 
-    looking.show(*_one(store, run), as_json=as_json)
+    raise typer.Exit(looking.show(*_one(store, run), as_json=as_json))
 
 
 @app.command()
@@ -625,7 +627,7 @@ def _sentence(error: HoldfastError) -> str:
         return f"this run is being written by {who}; wait until it ends, or stop it with Ctrl-C where it runs"
     if isinstance(error, LogDamagedError):
         return (
-            f"{str(error).partition('; nothing was changed')[0]}; nothing was changed or deleted; see what "
+            f"{_part('stored').in_words(str(error))}; nothing was changed or deleted; see what "
             "is whole with `holdfast diagnose --store FILE`, copy it with `holdfast salvage NEW --store FILE`"
         )
     return str(error)

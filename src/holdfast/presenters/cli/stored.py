@@ -14,13 +14,15 @@ from pathlib import Path
 from uuid import UUID
 
 from holdfast.conversation.messages import enable_inner_message_recording
-from holdfast.errors import LogError, UsageError
+from holdfast.errors import LogDamagedError, SnapshotRestoreError, UsageError
 from holdfast.log.event import SessionInfo
 from holdfast.log.sqlite import SqliteLog
+from holdfast.presenters.cli.places import flag_for
 from holdfast.state.session import Session
 from holdfast.turns.states import TurnEnded, TurnStarted, turn_state
 
 LAST = "@last"
+DAMAGED = "damaged"
 
 
 @contextmanager
@@ -44,12 +46,17 @@ def opened_log(store: Path) -> Iterator[SqliteLog]:
 
 
 @contextmanager
-def reading(store: Path, run_id: UUID) -> Iterator[Session]:
-    """Open a run for reading. Nobody is kept from writing it."""
+def reading(store: Path, run_id: UUID, *, must_be_whole: bool = True) -> Iterator[Session]:
+    """Open a run for reading. Nobody is kept from writing it.
+
+    Raises `LogDamagedError`, unless a part will do: half of a log does not say how things stand now.
+    """
     with opened_log(store) as log:
         session = Session.open(log, run_id, read_only=True)
         enable_inner_message_recording(session)
         try:
+            if must_be_whole and session.report.damage is not None:
+                raise LogDamagedError(session.report.damage, last_good_seq=session.head)
             yield session
         finally:
             session.close()
@@ -98,7 +105,13 @@ class Known:
     """How its newest turn ended; `damaged` if its log cannot be read whole."""
     task: str
     reason: str
+    """Why; of a damaged log, what is wrong with it."""
     ended_at: datetime | None = None
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether its log cannot be read whole, so that nobody knows how it ended."""
+        return self.state == DAMAGED
 
     @property
     def agent(self) -> str:
@@ -130,6 +143,9 @@ def describe(log: SqliteLog, info: SessionInfo) -> Known:
             if is_workflow(info):
                 return _workflow(info, session)
             started, ended = session[TurnStarted].latest(), session[TurnEnded].latest()
+            if session.report.damage is not None:
+                task = "" if started is None else started.task
+                return Known(info, DAMAGED, task, in_words(session.report.damage))
             state = turn_state(session).value
             if started is None:
                 state = "empty"
@@ -140,12 +156,29 @@ def describe(log: SqliteLog, info: SessionInfo) -> Known:
             return Known(info, state, "" if started is None else started.task, reason)
         finally:
             session.close()
-    except LogError as error:
-        return Known(info, "damaged", "", str(error))
+    except (LogDamagedError, SnapshotRestoreError) as error:
+        return Known(info, DAMAGED, "", in_words(str(error)))
+
+
+_IN_CALLS = ("; nothing was changed or deleted", ", and nothing was deleted", "; nothing was deleted")
+
+
+def in_words(damage: str) -> str:
+    """Say damage without the library's calls: whoever is at a command line is told commands."""
+    for each in _IN_CALLS:
+        damage = damage.partition(each)[0]
+    return damage
+
+
+def way_out(store: Path) -> str:
+    """Return the command that copies what is whole in a damaged store."""
+    return f"holdfast salvage whole.db{flag_for(store)}"
 
 
 def _workflow(info: SessionInfo, session: Session) -> Known:
     # Most runs are none: what reads them is loaded when there is one.
+    if session.report.damage is not None:
+        return Known(info, DAMAGED, dict(info.tags)["workflow"], in_words(session.report.damage))
     try:
         result = importlib.import_module("holdfast.workflows").workflow_result(session)
     except UsageError:
