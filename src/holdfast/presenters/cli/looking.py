@@ -53,9 +53,9 @@ def list_runs(store: Path, *, as_json: bool, everything: bool = False) -> int:
     with opened_log(store) as log:
         infos = [each for each in log.sessions() if everything or each.parent_id is None]
         known = []
-        for each in infos:
+        for info in infos:
             with suppress(SessionNotFoundError):  # Somebody erases it just now.
-                known.append(describe(log, each))
+                known.append(describe(log, info))
     if as_json:
         print_json([each.as_data() for each in known])
         return _told(store, sum(each.is_damaged for each in known))
