@@ -40,14 +40,14 @@ class _Isolated:
     def reopen(self, filesystem: Filesystem) -> Filesystem:
         assert isinstance(filesystem, IsolatedFilesystem)
         past = filesystem._overlay.past
-        again = isolate(past._host, snapshot=filesystem.snapshot_at_fork, place=filesystem._place)
+        again = isolate(past.host, snapshot=filesystem.snapshot_at_fork, place=filesystem._place)
         filesystem.close()
         return again
 
     def close(self, filesystem: Filesystem) -> None:
         assert isinstance(filesystem, IsolatedFilesystem)
         filesystem.close()
-        filesystem._overlay.past._host.close()
+        filesystem._overlay.past.host.close()
 
     def make_link(self, filesystem: Filesystem, path: str, target: str) -> None:
         assert isinstance(filesystem, IsolatedFilesystem)
@@ -159,7 +159,7 @@ def test_a_copy_on_disk_does_what_a_copy_in_memory_does(
 
 def test_what_a_foreign_process_does_to_the_other_workspace_does_not_show(tmp_path: Path) -> None:
     copy = copy_of(tmp_path, {"a.txt": "old\n", "d/b.txt": "old\n"})
-    base = copy._overlay.past._host
+    base = copy._overlay.past.host
     call = base.begin("a command", foreign=True)
     (tmp_path / "base" / "a.txt").write_text("by the process\n")
     (tmp_path / "base" / "new.txt").write_text("by the process\n")
@@ -179,7 +179,7 @@ def test_an_edit_past_both_of_them_is_a_conflict_where_the_copy_has_written(tmp_
     copy = copy_of(tmp_path, {"a.txt": "old\n"})
     copy.write("a.txt", "mine\n")
     (tmp_path / "base" / "a.txt").write_text("by an editor\n")
-    base = copy._overlay.past._host
+    base = copy._overlay.past.host
     assert conflicts_with(base, copy.changes()) == ("a.txt",)
     assert (tmp_path / "base" / "a.txt").read_text() == "by an editor\n"
 
@@ -207,7 +207,7 @@ def test_a_process_works_in_a_real_directory_only_while_its_call_is_open(tmp_pat
 
 def test_a_copy_is_found_again_and_can_be_thrown_away(tmp_path: Path) -> None:
     copy = copy_of(tmp_path, {"a.txt": "old\n"})
-    base = copy._overlay.past._host
+    base = copy._overlay.past.host
     copy.delete("a.txt")
     copy.write("b.txt", "new\n")
     copy.close()
@@ -230,7 +230,7 @@ def test_only_a_workspace_itself_can_be_copied(tmp_path: Path) -> None:
 
 def test_the_past_stays_what_it_was_however_often_the_original_changes(tmp_path: Path) -> None:
     copy = copy_of(tmp_path, {"a.txt": "old\n"})
-    base = copy._overlay.past._host
+    base = copy._overlay.past.host
     for text in ("first\n", "second\n"):
         call = base.begin(f"call-{text.strip()}")
         base.write("a.txt", text)
@@ -261,12 +261,12 @@ def test_what_a_path_was_is_noted_at_the_first_change_and_not_at_a_later_one(tmp
     copy.write("a.txt", "mine\n")
     (tmp_path / "base" / "a.txt").write_text("by an editor\n")
     copy.delete("a.txt")
-    assert conflicts_with(copy._overlay.past._host, copy.changes()) == ("a.txt",)
+    assert conflicts_with(copy._overlay.past.host, copy.changes()) == ("a.txt",)
 
 
 def test_what_somebody_put_into_a_directory_that_is_to_go_is_a_conflict(tmp_path: Path) -> None:
     copy = copy_of(tmp_path, {"d/a.txt": "old\n"})
-    base = copy._overlay.past._host
+    base = copy._overlay.past.host
     copy.delete("d", recursive=True)
     base.write("d/new.txt", "keep me\n")
     assert conflicts_with(base, copy.changes()) == ("d/new.txt",)
@@ -274,3 +274,34 @@ def test_what_somebody_put_into_a_directory_that_is_to_go_is_a_conflict(tmp_path
         apply_changes(base, copy.changes())
     assert refused.value.paths == ("d/new.txt",)
     assert base.read("d/a.txt").content == "old\n"
+
+
+def test_a_diff_names_each_path_once_however_often_it_was_hidden(tmp_path: Path) -> None:
+    copy = copy_of(tmp_path, {"d/a.txt": "old\n", "d/e/b.txt": "old\n"})
+    start = copy.snapshot()
+    copy.delete("d/e", recursive=True)
+    copy.delete("d", recursive=True)
+    assert [(each.path, each.kind) for each in copy.diff(start).changes] == [
+        ("d", "deleted"),
+        ("d/a.txt", "deleted"),
+        ("d/e", "deleted"),
+        ("d/e/b.txt", "deleted"),
+    ]
+
+
+def test_a_command_sees_what_a_call_before_it_has_undone(tmp_path: Path) -> None:
+    """The directory of commands follows the copy, also where that went back without a command."""
+    copy = copy_of(tmp_path, {"a.txt": "old\n", "d/b.txt": "old\n"})
+    copy.begin("a first command", foreign=True).finish()
+    start = copy.snapshot()
+    copy.write("a.txt", "new\n")
+    undone = copy.begin("undone")
+    copy.delete("d", recursive=True)
+    copy.write("c/new.txt", "new\n")
+    undone.rollback()
+    copy.begin("a command", foreign=True)
+    assert copy.host_root is not None
+    seen = {path.name: path.read_text() for path in copy.host_root.rglob("*.txt")}
+    assert seen == {"a.txt": "new\n", "b.txt": "old\n"}
+    copy.restore(start)
+    assert (copy.host_root / "a.txt").read_text() == "old\n"
