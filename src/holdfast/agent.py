@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -28,6 +28,7 @@ from holdfast.prompt.sections import MarkdownSection
 from holdfast.prompt.template import Prompt
 from holdfast.providers.base import Provider
 from holdfast.providers.retrying import RetryPolicy
+from holdfast.records import dataclass
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import ResourceRegistry
 from holdfast.state.session import Session

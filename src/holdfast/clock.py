@@ -12,12 +12,13 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, runtime_checkable
 from uuid import UUID, SafeUUID
 
 import anyio
+
+from holdfast.records import dataclass
 
 
 @runtime_checkable

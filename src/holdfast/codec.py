@@ -81,6 +81,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic_core import PydanticSerializationError, PydanticUndefined, TzInfo, from_json, to_json
 
 from holdfast.errors import DecodeError, EncodeError, UnknownTypeError, UsageError
+from holdfast.records import dataclass
 
 Json = Any
 """What `json.loads` returns. JSON is where static types end; `Any` says so once."""
@@ -118,7 +119,7 @@ Encode = Callable[[Any], Json]
 Decode = Callable[[Json], Any]
 
 
-@dataclasses.dataclass(slots=True)
+@dataclass(slots=True)
 class _Coder:
     """How one annotation is coded.
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol
@@ -25,6 +25,7 @@ from typing import Protocol
 from holdfast.clock import Clock, SystemClock
 from holdfast.containment.limits import integer, number
 from holdfast.containment.threads import logger
+from holdfast.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

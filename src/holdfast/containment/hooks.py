@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime, time, tzinfo
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.containment.limits import StopReason, integer, number
 from holdfast.containment.shield import Answer, Decision, DegradePlan, SafetyEvent, ToolCallContext
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 
 
 def _fraction(owner: str, field_name: str, value: object) -> float:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 
 if TYPE_CHECKING:
     from holdfast.containment.budgets import BudgetBackend

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.containment.limits import integer
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 
 Signature = tuple[str, str, str]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.containment.limits import integer, number
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 
 MILLION = 1_000_000
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
 
 from holdfast.clock import Clock
 from holdfast.containment.limits import integer, number
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

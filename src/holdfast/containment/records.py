@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from types import MappingProxyType
 from typing import Generic, Literal, TypeVar, overload
@@ -12,6 +12,7 @@ from holdfast.containment.cancel import PartialResultBuffer
 from holdfast.containment.limits import StopReason, integer, number
 from holdfast.containment.shield import Decision, DegradePlan, SafetyEvent
 from holdfast.errors import BudgetExceededError, CallRefused, CancelledByToken, DeadlineExceededError
+from holdfast.records import dataclass
 
 T = TypeVar("T")
 Item = TypeVar("Item")

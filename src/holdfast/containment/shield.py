@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
@@ -28,6 +28,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.containment.limits import integer
 from holdfast.containment.threads import Gate, Handover, call_later, describe, logger
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 
 _NO_METADATA: Mapping[str, object] = MappingProxyType({})
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, cast
 
 import anyio
@@ -47,6 +47,7 @@ from holdfast.conversation.messages import ImagePart, InnerMessage, ToolCallReco
 from holdfast.conversation.pressure import ContextWindows, known_window, pressure
 from holdfast.conversation.replay import BYTES_PER_TOKEN, Replayer
 from holdfast.errors import ModelCallError, PromptEvaluationError, UsageError
+from holdfast.records import dataclass
 from holdfast.state.session import Session
 from holdfast.tools.events import ToolInvoked, ToolStarted
 from holdfast.tools.plan import Plan

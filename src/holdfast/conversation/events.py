@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
 from holdfast.codec import sparse
 from holdfast.log.event import Channel, SlicePolicy
-from holdfast.records import quick
+from holdfast.records import dataclass, quick
 from holdfast.state.budget import TokenUsage
 from holdfast.state.events import event
 

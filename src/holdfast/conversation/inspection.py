@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from holdfast.conversation.events import HistoryCompacted
 from holdfast.conversation.messages import ReasoningPart
 from holdfast.conversation.replay import SHOWN_HASH, LeftOut, Replayer, ReplayItem
+from holdfast.records import dataclass
 from holdfast.state.session import Session
 
 

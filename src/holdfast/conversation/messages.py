@@ -9,7 +9,7 @@ next step is taken. Adding the hundred-thousandth costs what adding the first di
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from typing import Literal
 from uuid import UUID
@@ -17,7 +17,7 @@ from uuid import UUID
 from holdfast.clock import new_id
 from holdfast.codec import sparse
 from holdfast.log.event import Channel, SlicePolicy
-from holdfast.records import quick
+from holdfast.records import dataclass, quick
 from holdfast.state.events import event
 from holdfast.state.session import Session
 from holdfast.state.slices import Append, ReducerContext, Replace, Slice, SliceOp

@@ -35,7 +35,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain, islice
 from typing import Generic, Literal, TypeVar, overload
 
@@ -58,7 +58,7 @@ from holdfast.conversation.messages import (
 )
 from holdfast.errors import CodecError
 from holdfast.log.event import Envelope
-from holdfast.records import quick
+from holdfast.records import dataclass, quick
 from holdfast.state.events import ClearSlice, InitializeSlice, RestoredItem, StateRestored, spec_of
 from holdfast.state.session import Session
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 from uuid import UUID
@@ -35,6 +35,7 @@ from holdfast.judges.context import (
 from holdfast.judges.feedback import recent_calls
 from holdfast.prompt.template import Prompt
 from holdfast.providers.adapter import ProviderAdapter
+from holdfast.records import dataclass
 from holdfast.state.budget import Budget, BudgetTracker, Deadline
 from holdfast.state.run_context import RunContext
 from holdfast.state.views import SessionProtocol

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, cast
@@ -39,6 +39,7 @@ from holdfast.errors import NestedEvaluationError, UsageError
 from holdfast.judges.events import NestedEvaluated
 from holdfast.prompt.output import OutputT
 from holdfast.providers.adapter import ProviderAdapter
+from holdfast.records import dataclass
 from holdfast.state.budget import Budget, BudgetTracker, Deadline, TokenUsage
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import Binding, ResourceContext, Snapshotable

@@ -22,7 +22,6 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, Generic, Literal, cast
@@ -68,6 +67,7 @@ from holdfast.prompt.events import PromptExecuted, PromptResponse
 from holdfast.prompt.output import OutputT
 from holdfast.prompt.template import Prompt
 from holdfast.providers.adapter import ProviderAdapter
+from holdfast.records import dataclass
 from holdfast.state.budget import Budget, BudgetRemaining, BudgetTracker, Deadline, TokenUsage
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import ResourceRegistry

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import html
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
 from holdfast.log.event import SlicePolicy
+from holdfast.records import dataclass
 from holdfast.state.budget import TokenUsage
 from holdfast.state.events import event
 from holdfast.state.run_context import RunContext

@@ -8,7 +8,7 @@ after every call.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -24,6 +24,7 @@ from holdfast.judges.context import (
 from holdfast.judges.events import Feedback, Severity
 from holdfast.prompt.template import Prompt
 from holdfast.providers.adapter import ProviderAdapter
+from holdfast.records import dataclass
 from holdfast.state.budget import Budget, BudgetTracker, Deadline
 from holdfast.state.run_context import RunContext
 from holdfast.state.slices import entries_of, opened

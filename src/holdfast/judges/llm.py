@@ -7,7 +7,7 @@ then is for `NestedExecutionConfig` to say.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from typing import TypeVar
 
@@ -31,6 +31,7 @@ from holdfast.judges.prompts import (
 )
 from holdfast.prompt.template import Prompt
 from holdfast.providers.adapter import ProviderAdapter
+from holdfast.records import dataclass
 from holdfast.state.budget import Budget, BudgetTracker
 
 T = TypeVar("T")

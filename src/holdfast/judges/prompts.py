@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from holdfast.judges.events import shortened
@@ -21,6 +21,7 @@ from holdfast.prompt.render import walk
 from holdfast.prompt.sections import MarkdownSection
 from holdfast.prompt.template import Prompt, PromptTemplate
 from holdfast.prompt.values import as_data, as_text, fields_of
+from holdfast.records import dataclass
 from holdfast.state.events import event
 from holdfast.state.views import SessionProtocol
 from holdfast.tools.events import ToolInvoked

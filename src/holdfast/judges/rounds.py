@@ -24,7 +24,7 @@ import inspect
 import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from operator import itemgetter
 from typing import Any, Final, Generic, TypeVar, cast
@@ -69,6 +69,7 @@ from holdfast.judges.events import (
 from holdfast.judges.feedback import FeedbackContext, FeedbackProvider, FeedbackProviderConfig, placed
 from holdfast.prompt.template import Prompt
 from holdfast.providers.adapter import ProviderAdapter
+from holdfast.records import dataclass
 from holdfast.state.budget import BudgetTracker, Deadline, TokenUsage
 from holdfast.state.run_context import RunContext
 from holdfast.state.session import Session

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.log import wal
+from holdfast.records import dataclass
 
 PAGE = 4096
 """The page size of every log file."""

@@ -20,7 +20,7 @@ it hands the event to `add_live`. One in another process calls `catch_up` alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -40,6 +40,7 @@ from holdfast.judges.events import CompletionChecked, Feedback, JudgeEvent, Nest
 from holdfast.log.base import Log
 from holdfast.log.event import Envelope
 from holdfast.providers.base import ReasoningDelta, TextDelta
+from holdfast.records import dataclass
 from holdfast.state.events import AttentionNeeded, AttentionResolved, StateRestored
 from holdfast.state.session import Session
 from holdfast.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime
 from typing import Any, Generic, cast
 from uuid import UUID
@@ -14,6 +14,7 @@ from holdfast.prompt.output import OutputT
 from holdfast.prompt.render import PromptDescriptor, RenderedPrompt
 from holdfast.prompt.template import Prompt
 from holdfast.prompt.values import as_data, is_record
+from holdfast.records import dataclass
 from holdfast.state.budget import TokenUsage
 from holdfast.state.events import event
 from holdfast.state.run_context import RunContext

@@ -32,7 +32,6 @@ import json
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
@@ -42,6 +41,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from holdfast.errors import OutputParseError, PromptValidationError
 from holdfast.prompt.capture import name_of
 from holdfast.prompt.values import is_record
+from holdfast.records import dataclass
 
 if TYPE_CHECKING:
     # At run time typing's own will do: only a type checker reads the default.
@@ -345,6 +345,8 @@ def _in_prose(text: str, read: Callable[[str, int], _Found], problems: _Problems
 
 @dataclass(frozen=True, slots=True)
 class _Found:
+    """A value that was read out of a text, or why there is none."""
+
     value: Any = None
     end: int = 0
     problem: str = ""

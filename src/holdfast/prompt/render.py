@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Generic
@@ -39,6 +39,7 @@ from holdfast.prompt.visibility import (
     dotted,
     overrides_of,
 )
+from holdfast.records import dataclass
 from holdfast.state.budget import Deadline
 from holdfast.state.views import SessionProtocol
 from holdfast.tools.policies import ToolPolicy

@@ -20,13 +20,14 @@ import string
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from holdfast.errors import PromptRenderError, PromptValidationError
 from holdfast.prompt.capture import Captures, name_of
 from holdfast.prompt.values import as_text, is_record, names_of, values_of
 from holdfast.prompt.visibility import SectionPath, SectionVisibility
+from holdfast.records import dataclass
 from holdfast.state.resources import ResourceRegistry
 from holdfast.state.views import SessionProtocol
 from holdfast.tools.policies import ToolPolicy

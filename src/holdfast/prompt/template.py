@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Generic, cast
 
 from holdfast.errors import PromptValidationError
@@ -33,6 +33,7 @@ from holdfast.prompt.render import (
 from holdfast.prompt.sections import Section
 from holdfast.prompt.values import fields_of, is_record
 from holdfast.prompt.visibility import RESERVED_TOOLS, SectionPath, SectionVisibility, dotted
+from holdfast.records import dataclass
 from holdfast.state.budget import Deadline
 from holdfast.state.resources import ResourceRegistry
 from holdfast.state.views import SessionProtocol

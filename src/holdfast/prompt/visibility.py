@@ -16,12 +16,13 @@ enough: `read_section` returns the text and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Any
 
 from holdfast.errors import PromptEvaluationError, ToolValidationError, VisibilityExpansionRequired
 from holdfast.log.event import SlicePolicy
+from holdfast.records import dataclass
 from holdfast.state.events import event
 from holdfast.state.session import Session
 from holdfast.state.slices import reducer

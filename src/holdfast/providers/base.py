@@ -7,12 +7,12 @@ comes back. It decides nothing: the loop records, runs tools, retries and stops.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from holdfast.conversation.messages import ReasoningPart
 from holdfast.conversation.replay import ReplayItem
-from holdfast.records import quick
+from holdfast.records import dataclass, quick
 from holdfast.state.budget import TokenUsage
 from holdfast.tools.tool import Tool, ToolCall
 

@@ -46,7 +46,7 @@ import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -81,6 +81,7 @@ from holdfast.providers.errors import Facts, classify, environment_secrets, mode
 from holdfast.providers.translate import Wire, anthropic_images
 from holdfast.providers.vendor import CUT_SHORT, Mender, ask_egress
 from holdfast.providers.vendor_loop import VendorSeat
+from holdfast.records import dataclass
 from holdfast.state.budget import TokenUsage
 from holdfast.tools._process import MARKER, command_environment, end_processes, processes_marked
 from holdfast.tools.tool import Effects, Tool, ToolCall, ToolResult

@@ -7,7 +7,7 @@ mended is said in `notes`, so that the log can keep it. Nothing here raises.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from holdfast.conversation.messages import ReasoningPart
 from holdfast.providers.base import (
@@ -19,7 +19,7 @@ from holdfast.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
-from holdfast.records import quick
+from holdfast.records import dataclass, quick
 from holdfast.state.budget import TokenUsage
 from holdfast.tools.tool import ToolCall
 

@@ -22,12 +22,13 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Literal
 
 from holdfast.errors import ModelCallError, ThrottleError
+from holdfast.records import dataclass
 
 FailureKind = Literal[
     "throttled",

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import anyio
 
@@ -45,6 +45,7 @@ from holdfast.providers.base import (
     takes_output_schema,
 )
 from holdfast.providers.degrading import degraded
+from holdfast.records import dataclass
 from holdfast.state.budget import TokenUsage
 
 _NOTHING = UsageReported(TokenUsage())

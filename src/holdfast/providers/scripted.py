@@ -9,7 +9,6 @@ memory, so that a resumed run goes on where the script was.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import anyio.lowlevel
@@ -27,7 +26,7 @@ from holdfast.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
-from holdfast.records import quick
+from holdfast.records import dataclass, quick
 from holdfast.state.budget import TokenUsage
 from holdfast.tools.tool import ToolCall
 

@@ -25,12 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from holdfast.log.event import SlicePolicy
 from holdfast.providers.base import Provider
+from holdfast.records import dataclass
 from holdfast.state.events import event
 from holdfast.tools.tool import Tool, ToolCall, ToolResult
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal, NoReturn, TypeVar
@@ -27,7 +27,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.codec import sparse
 from holdfast.errors import BudgetExceededError, DeadlineExceededError, UsageError
 from holdfast.log.event import SlicePolicy
-from holdfast.records import quick
+from holdfast.records import dataclass, quick
 
 MIN_DEADLINE_AHEAD: Final = timedelta(seconds=1)
 """How far ahead a deadline made by `Deadline.create` must at least be."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timedelta
 from typing import Protocol
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 from holdfast.state.snapshot import CompositeSnapshot
 
 DEFAULT_CHECKPOINTS = 100

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, overload
 
-from holdfast.records import quick
+from holdfast.records import dataclass, quick
 
 T = TypeVar("T")
 

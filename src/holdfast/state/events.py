@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from holdfast.codec import register_type
 from holdfast.log.event import Channel, SlicePolicy
+from holdfast.records import dataclass
 
 T = TypeVar("T")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from random import Random
 from types import MappingProxyType
 
 from holdfast.clock import Clock, SystemClock, new_id
 from holdfast.errors import HoldfastError, RestoreFailedError, SnapshotMismatchError, UsageError
 from holdfast.log.event import SlicePolicy
+from holdfast.records import dataclass
 from holdfast.state.checkpoints import CheckpointStore
 from holdfast.state.events import AttentionNeeded
 from holdfast.state.resources import ResourceContext, ResourceRegistry, Snapshotable

@@ -27,7 +27,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,6 +49,7 @@ from holdfast.errors import (
 )
 from holdfast.log.base import Lease, Log
 from holdfast.log.event import Draft, Envelope, SlicePolicy
+from holdfast.records import dataclass
 from holdfast.state.dispatch import Dispatcher, HandlerFailure, Outcome, Outcomes, call_isolated
 from holdfast.state.events import (
     SYSTEM_EVENTS,

@@ -33,7 +33,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from types import MappingProxyType, TracebackType
 from typing import Final, Generic, Literal, Protocol, TypeVar, cast, overload, runtime_checkable
@@ -47,6 +47,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.log.event import SlicePolicy
+from holdfast.records import dataclass
 
 _log = logging.getLogger(__name__)
 

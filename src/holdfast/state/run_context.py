@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from uuid import UUID
 
 from holdfast.clock import new_id, new_span_id, new_trace_id
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

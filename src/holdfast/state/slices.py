@@ -20,12 +20,12 @@ that what is seen is exactly what reading the log again would give.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from holdfast.codec import Codec
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from uuid import UUID
 from holdfast.codec import Codec, codec, parse_json
 from holdfast.errors import CodecError, DecodeError, SnapshotRestoreError
 from holdfast.log.event import SlicePolicy
+from holdfast.records import dataclass
 from holdfast.state.slices import Slice, sealed
 
 SNAPSHOT_VERSION = "1"

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from holdfast.codec import Codec, parse_json
 from holdfast.errors import DecodeError
 from holdfast.log.event import Envelope
+from holdfast.records import dataclass
 from holdfast.state.slices import Entry, Kept, Slice, entries_of, sealed
 
 _VERSION = 1

@@ -6,10 +6,11 @@ less; what is asked beyond the ceiling is narrowed to it, and that is said.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from holdfast.containment import ExecutionConfig, Limits
 from holdfast.containment.limits import as_config, integer, number
+from holdfast.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.log.event import SlicePolicy
+from holdfast.records import dataclass
 from holdfast.state.events import event
 from holdfast.workspace.base import FilesystemSnapshot
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from holdfast.agent import Agent
 from holdfast.containment import CancellationToken, ExecutionContext
 from holdfast.providers.base import Provider
+from holdfast.records import dataclass
 from holdfast.state.execution import ExecutionState
 from holdfast.tools.policies import Permissions
 from holdfast.tools.tool import Tool

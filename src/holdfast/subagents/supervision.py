@@ -35,7 +35,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -61,6 +61,7 @@ from holdfast.containment.threads import call_later, threadsafe
 from holdfast.conversation.events import SubagentEvent
 from holdfast.conversation.messages import InnerMessage
 from holdfast.errors import HoldfastError, LeaseHeldError, SessionNotFoundError, UsageError
+from holdfast.records import dataclass
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import ResourceRegistry
 from holdfast.state.session import Session, family_tags, stamped

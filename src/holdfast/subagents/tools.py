@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import UsageError, WorkspaceConflictError
+from holdfast.records import dataclass
 from holdfast.subagents.limits import Allowance
 from holdfast.subagents.records import SubagentChangesApplied, WorkspaceMode
 from holdfast.tools.context import ToolContext

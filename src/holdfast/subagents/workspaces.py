@@ -10,11 +10,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 from holdfast.state.execution import ExecutionState
 from holdfast.subagents.records import SubagentCharter, WorkspaceMode
 from holdfast.tools.context import filesystem_of

@@ -18,7 +18,7 @@ import base64
 import json
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 import anyio
@@ -42,6 +42,7 @@ from holdfast.providers.collect import MAX_TEXT_CHARS, CollectedAnswer, Collecto
 from holdfast.providers.errors import Facts, classify, model_call_error
 from holdfast.providers.retrying import Retrying, RetryPolicy
 from holdfast.providers.scripted import Answer, ScriptedProvider
+from holdfast.records import dataclass
 from holdfast.state.budget import TokenUsage
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.wire import Broken, Fault, Step, WireServer, fault_response

@@ -25,11 +25,12 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from holdfast.errors import UsageError
 from holdfast.providers.scripted import Answer
+from holdfast.records import dataclass
 from holdfast.testing.wire_rules import (
     anthropic_violations,
     openai_chat_violations,

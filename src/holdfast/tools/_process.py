@@ -28,7 +28,6 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -41,6 +40,7 @@ from holdfast.clock import Clock, SystemClock, new_id
 from holdfast.containment.cancel import CancellationToken
 from holdfast.containment.threads import call_later
 from holdfast.errors import ToolError, UsageError
+from holdfast.records import dataclass
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 """How much of each output stream is kept unless the caller says otherwise."""

@@ -7,7 +7,7 @@ that ran the calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 from uuid import UUID
@@ -16,6 +16,7 @@ from holdfast.clock import new_id
 from holdfast.codec import FrozenDict
 from holdfast.errors import UsageError
 from holdfast.log.event import SlicePolicy
+from holdfast.records import dataclass
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import Binding, ResourceContext, ResourceRegistry, Snapshotable
 from holdfast.state.session import Session

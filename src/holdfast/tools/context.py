@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast, overload
 
 from holdfast.containment.cancel import CancellationToken
 from holdfast.errors import UnboundResourceError, UsageError
 from holdfast.log.event import SlicePolicy
-from holdfast.records import quick
+from holdfast.records import dataclass, quick
 from holdfast.state.budget import BudgetTracker, Deadline
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import ResourceContext, ResourceRegistry, Snapshotable, ToolScope

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
@@ -10,7 +10,7 @@ from uuid import UUID
 from holdfast.clock import new_id
 from holdfast.codec import FrozenDict, sparse
 from holdfast.log.event import SlicePolicy
-from holdfast.records import quick
+from holdfast.records import dataclass, quick
 from holdfast.state.budget import TokenUsage
 from holdfast.state.events import event
 from holdfast.state.run_context import RunContext

@@ -13,10 +13,11 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, BinaryIO, Literal, TypeVar
 
 from holdfast.errors import PathEscapeError, ReadOnlyError
+from holdfast.records import dataclass
 from holdfast.tools.context import ToolContext
 from holdfast.tools.tool import Tool, ToolExample, ToolResult
 from holdfast.workspace.base import Filesystem, GrepMatch

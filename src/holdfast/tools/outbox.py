@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from weakref import WeakKeyDictionary
 
+from holdfast.records import dataclass
 from holdfast.state.session import Session
 from holdfast.tools.events import OutboxDelivered, OutboxFailed, OutboxPut
 

@@ -9,11 +9,12 @@ nothing; the tools say so to the model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime
 from typing import Any, Literal
 
 from holdfast.log.event import SlicePolicy
+from holdfast.records import dataclass
 from holdfast.state.events import event
 from holdfast.state.session import Session
 from holdfast.state.slices import Extend, Replace, Slice, SliceOp, declared_reducers, reducer

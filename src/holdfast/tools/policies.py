@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
 from holdfast.errors import UsageError
 from holdfast.log.event import SlicePolicy
+from holdfast.records import dataclass
 from holdfast.state.events import event
 from holdfast.state.session import Session
 from holdfast.state.slices import Append, Replace, Slice, SliceOp

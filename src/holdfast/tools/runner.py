@@ -42,7 +42,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token, copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -73,6 +73,7 @@ from holdfast.errors import (
     WorkspaceError,
 )
 from holdfast.log.event import SlicePolicy
+from holdfast.records import dataclass
 from holdfast.state.events import AttentionNeeded
 from holdfast.state.execution import ExecutionState
 from holdfast.state.resources import ResourceContext, ResourceRegistry, Snapshotable, ToolScope

@@ -13,10 +13,11 @@ they start survives them, but they are not in a sandbox: what they do outside th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 from holdfast.tools._process import CommandResult, command_environment, run_command_async
 from holdfast.tools.context import ToolContext
 from holdfast.tools.tool import Tool, ToolExample, ToolResult

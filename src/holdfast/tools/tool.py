@@ -15,7 +15,7 @@ import json
 import re
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
@@ -24,7 +24,7 @@ from pydantic_core import to_jsonable_python
 
 from holdfast.codec import sparse
 from holdfast.errors import ToolDefinitionError, ToolValidationError
-from holdfast.records import quick
+from holdfast.records import dataclass, quick
 
 P = TypeVar("P")
 R = TypeVar("R")

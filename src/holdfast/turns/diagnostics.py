@@ -22,7 +22,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +35,7 @@ from holdfast.errors import HoldfastError, LogError, UsageError
 from holdfast.log.base import LogReport
 from holdfast.log.event import Envelope, SessionInfo
 from holdfast.log.sqlite import SqliteLog
+from holdfast.records import dataclass
 from holdfast.state.events import AttentionNeeded, AttentionResolved
 from holdfast.state.session import Session
 from holdfast.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted

@@ -22,7 +22,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
 from typing import Literal
 from weakref import WeakSet
 
@@ -33,7 +32,7 @@ from holdfast.conversation.events import ContextPressure
 from holdfast.errors import UsageError
 from holdfast.log.event import Channel
 from holdfast.providers.base import ModelEvent, ReasoningDelta, TextDelta
-from holdfast.records import quick
+from holdfast.records import dataclass, quick
 from holdfast.state.dispatch import Dispatcher
 from holdfast.state.events import event
 from holdfast.turns.states import TurnState

@@ -9,7 +9,7 @@ writes through here, so that their logs differ in nothing but the provider's fie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from uuid import UUID
 
@@ -35,6 +35,7 @@ from holdfast.conversation.replay import (
 )
 from holdfast.errors import ConversationNotFound, PromptMismatch
 from holdfast.providers.collect import CollectedAnswer
+from holdfast.records import dataclass
 from holdfast.state.budget import TokenUsage
 from holdfast.state.session import Session
 from holdfast.state.slices import entries_of

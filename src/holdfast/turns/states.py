@@ -26,7 +26,7 @@ import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from os import PathLike
 from pathlib import Path
@@ -54,7 +54,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.log.event import Envelope, SlicePolicy
-from holdfast.records import quick
+from holdfast.records import dataclass, quick
 from holdfast.state.events import InitializeSlice, StateRestored, event
 from holdfast.state.session import Session, stamped
 from holdfast.state.slices import entry_at, opened

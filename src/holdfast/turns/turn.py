@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import anyio
@@ -59,6 +59,7 @@ from holdfast.providers.collect import CollectedAnswer, Collector
 from holdfast.providers.degrading import degraded, tool_tokens
 from holdfast.providers.errors import error_of_stop
 from holdfast.providers.retrying import Retried, Retrying, RetryPolicy
+from holdfast.records import dataclass
 from holdfast.state.budget import BudgetTracker, Deadline, TokenUsage
 from holdfast.state.execution import ExecutionState
 from holdfast.state.run_context import RunContext

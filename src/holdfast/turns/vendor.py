@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import anyio
@@ -22,6 +22,7 @@ from holdfast.errors import DeadlineExceededError, PromptEvaluationError, ToolVa
 from holdfast.providers.base import Provider
 from holdfast.providers.retrying import Retrying
 from holdfast.providers.vendor_loop import VendorLoop, VendorRun, VendorSeat, VendorSession
+from holdfast.records import dataclass
 from holdfast.state.budget import Deadline
 from holdfast.state.execution import ExecutionState
 from holdfast.state.session import Session

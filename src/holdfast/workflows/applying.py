@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from holdfast.clock import new_id
 from holdfast.errors import UsageError, WorkspaceConflictError
+from holdfast.records import dataclass
 from holdfast.state.execution import ExecutionState
 from holdfast.state.session import Session
 from holdfast.subagents import SubagentChangesApplied, Subagents

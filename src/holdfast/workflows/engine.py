@@ -30,7 +30,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
@@ -42,6 +42,7 @@ from holdfast.agent import Agent
 from holdfast.containment import ChainMetadata, ExecutionContext, Limits
 from holdfast.containment.limits import UNLIMITED
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.records import dataclass
 from holdfast.state.execution import ExecutionState
 from holdfast.state.session import Session
 from holdfast.subagents import Allowance, ChildRunner, Subagent, SubagentLimits, Subagents, SubagentStatus

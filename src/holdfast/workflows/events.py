@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Literal
 
 from holdfast.errors import UsageError
 from holdfast.log.event import Channel, SlicePolicy
+from holdfast.records import dataclass
 from holdfast.state.events import event
 from holdfast.state.session import Session
 from holdfast.workflows.outcomes import Checkpoint

@@ -8,11 +8,12 @@ A claim that is missing or does not hold is not ready.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from holdfast.codec import register_type
 from holdfast.log.event import Channel, SlicePolicy
+from holdfast.records import dataclass
 from holdfast.state.events import event
 
 Readiness = Literal["checkpoint_ready", "partial", "failed", "held", "needs_orchestrator"]

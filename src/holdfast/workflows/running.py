@@ -6,7 +6,7 @@ import json
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +23,7 @@ from holdfast.log.base import Log
 from holdfast.prompt.sections import MarkdownSection
 from holdfast.prompt.template import Prompt
 from holdfast.providers.base import Provider
+from holdfast.records import dataclass
 from holdfast.state.execution import ExecutionState
 from holdfast.state.session import Session, nested_session
 from holdfast.subagents import ChildRunner, LoopRunner, SubagentLimits

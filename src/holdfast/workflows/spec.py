@@ -10,11 +10,11 @@ import importlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 from holdfast.subagents.records import WORKSPACE_MODES, WorkspaceMode
 from holdfast.workflows.globs import check_glob, overlaps
 from holdfast.workflows.schemas import schema_of

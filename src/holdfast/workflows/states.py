@@ -22,13 +22,13 @@ has changed since it ended (a step was answered, or is to run again). Both go on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
 from holdfast.errors import IllegalMoveError, UsageError
+from holdfast.records import dataclass
 from holdfast.workflows.outcomes import Checkpoint
 from holdfast.workflows.spec import WorkflowSpec
 

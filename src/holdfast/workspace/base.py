@@ -33,14 +33,14 @@ alone: reported as a conflict if it is in the way, never overwritten.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol, TextIO, runtime_checkable
 from uuid import UUID
 
 from holdfast.codec import sparse
-from holdfast.records import quick
+from holdfast.records import dataclass, quick
 
 WriteMode = Literal["create", "overwrite", "append"]
 """`create` fails if the file exists, `overwrite` replaces it, `append` adds to its end."""

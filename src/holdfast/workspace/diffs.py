@@ -10,9 +10,9 @@ from __future__ import annotations
 import difflib
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
+from holdfast.records import dataclass
 from holdfast.workspace.base import Change, ChangeKind, WorkspaceDiff
 from holdfast.workspace.lines import split_lines
 

@@ -23,10 +23,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, NamedTuple
 
 from holdfast.errors import WorkspaceError
+from holdfast.records import dataclass
 from holdfast.workspace.manifest import State
 from holdfast.workspace.spool import frame, frames, sync_directory, write_all
 

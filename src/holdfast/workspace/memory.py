@@ -33,7 +33,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +42,7 @@ from uuid import UUID
 
 from holdfast.clock import Clock, SystemClock, new_id
 from holdfast.errors import PathEscapeError, SnapshotMismatchError, UsageError, WorkspaceError
+from holdfast.records import dataclass
 from holdfast.workspace.base import (
     MAX_GREP_MATCHES,
     MAX_READ_LINES,
@@ -101,6 +102,8 @@ def _digest_bytes(digest: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _File:
+    """A file that is never changed: a write makes another."""
+
     content: bytes
     permissions: int
     modified_at: datetime
@@ -117,6 +120,8 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
+    """A symbolic link."""
+
     target: str
     modified_at: datetime
     digest: int

@@ -19,8 +19,9 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from holdfast.records import dataclass
 from holdfast.workspace.base import RestoreReport
 from holdfast.workspace.journal import Boundary
 from holdfast.workspace.manifest import ANY, TEMPORARY_PREFIX, TEMPORARY_SUFFIX, State, same

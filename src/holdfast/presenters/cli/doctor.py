@@ -10,13 +10,14 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import holdfast
 from holdfast.errors import HoldfastError
 from holdfast.presenters.cli import models, places, settings, stored
 from holdfast.presenters.cli.looking import print_json
+from holdfast.records import dataclass
 
 _SDKS = (
     ("openai", "OPENAI_API_KEY"),

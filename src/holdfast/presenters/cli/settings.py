@@ -14,11 +14,11 @@ import math
 import os
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 
 FILE_NAME = "holdfast.toml"
 MAX_FILE_BYTES = 1_000_000

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from uuid import UUID
@@ -18,6 +17,7 @@ from holdfast.errors import LogDamagedError, SnapshotRestoreError, UsageError
 from holdfast.log.event import SessionInfo
 from holdfast.log.sqlite import SqliteLog
 from holdfast.presenters.cli.places import flag_for
+from holdfast.records import dataclass
 from holdfast.state.session import Session
 from holdfast.turns.states import TurnEnded, TurnStarted, turn_state
 

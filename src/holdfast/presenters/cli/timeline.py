@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 
 from rich.console import Console
@@ -12,6 +11,7 @@ from holdfast.containment import SafetyEvent
 from holdfast.conversation.events import BranchSummary, HistoryCompacted, SubagentEvent
 from holdfast.conversation.messages import InnerMessage
 from holdfast.judges.events import CompletionChecked, Feedback, JudgeEvent
+from holdfast.records import dataclass
 from holdfast.state.events import StateRestored
 from holdfast.state.session import Session
 from holdfast.tools.events import HoldAnswered, SessionForked, ToolHeld, ToolInvoked, ToolStarted

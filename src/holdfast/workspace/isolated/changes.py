@@ -18,11 +18,12 @@ and what is below a directory goes and comes with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Literal
 
 from holdfast.errors import WorkspaceConflictError, WorkspaceError
+from holdfast.records import dataclass
 from holdfast.workspace.base import WorkspaceDiff
 from holdfast.workspace.diffs import MAX_SHOWN_BYTES, Version, describe
 from holdfast.workspace.isolated.fingerprints import NOTHING, Fingerprint, fingerprint, kind_at

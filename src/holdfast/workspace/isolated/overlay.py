@@ -21,10 +21,11 @@ import errno
 import io
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import BinaryIO, TextIO
 
 from holdfast.errors import PathEscapeError, WorkspaceError
+from holdfast.records import dataclass
 from holdfast.workspace.base import (
     MAX_GREP_MATCHES,
     MAX_READ_LINES,
