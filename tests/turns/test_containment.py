@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import anyio
@@ -24,6 +24,7 @@ from holdfast.log.sqlite import SqliteLog
 from holdfast.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta
 from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.state import ExecutionState, Session
+from holdfast.testing import FakeClock
 from holdfast.turns import InnerLoop, TurnResult
 from holdfast.turns.ledger import contain, ledger_of
 
@@ -60,20 +61,21 @@ THINKER = Agent("thinker", tools=(ponder,))
 ENDLESS = ScriptedProvider([Answer("hm", [("ponder", {})], cost_usd=0.01)], repeat=True)
 
 
-def turn(containment_of, provider=ENDLESS) -> tuple[TurnResult, Session]:
-    session = Session()
+def turn(containment_of, provider=ENDLESS, clock=None) -> tuple[TurnResult, Session]:
+    session = Session(clock=clock)
     loop = InnerLoop(ExecutionState(session), provider, THINKER.prompt)
     loop.containment = containment_of(session)
     return anyio.run(loop.run, "go"), session
 
 
 class HangingProvider:
-    """A model that says something and then never ends."""
+    """A model that says something, takes its time and never ends."""
 
     name = "hanging"
     model = "hanging"
 
-    def __init__(self) -> None:
+    def __init__(self, takes_time: Callable[[], object] = lambda: None) -> None:
+        self.takes_time = takes_time
         self.closed = False
 
     def estimate_usd(self, request: ModelRequest) -> float | None:
@@ -82,6 +84,7 @@ class HangingProvider:
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         try:
             yield TextDelta("thinking ")
+            self.takes_time()
             await anyio.sleep_forever()
             yield Stopped("end")
         finally:
@@ -96,8 +99,9 @@ def test_too_many_steps_fail_the_turn_with_the_reason() -> None:
 
 
 def test_a_timeout_cancels_the_call_in_flight_and_is_a_timed_out_turn() -> None:
-    hanging = HangingProvider()
-    result, session = turn(lambda s: contain(s, Limits(timeout=0.05)), hanging)
+    clock = FakeClock()
+    hanging = HangingProvider(lambda: clock.advance(2.0))
+    result, session = turn(lambda s: contain(s, Limits(timeout=1.0)), hanging, clock)
     assert (result.state, result.error_kind) == (TurnState.TIMED_OUT, "timeout")
     assert hanging.closed
     assert "timeout" in {each.event_type for each in session[SafetyEvent].all()}

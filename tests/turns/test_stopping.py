@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 
 from holdfast import Agent, Limits, TurnState, tool
+from holdfast.clock import Clock
 from holdfast.containment import (
     CancellationToken,
     CircuitBreaker,
@@ -37,6 +39,7 @@ from holdfast.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta
 from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.state import ExecutionState, Session
 from holdfast.state.budget import Deadline, TokenUsage
+from holdfast.testing import FakeClock
 from holdfast.turns import InnerLoop, TurnEnded, TurnResult, turn_state
 from holdfast.turns.ledger import contain, ledger_of
 from holdfast.turns.live import LiveEvent, StatusChanged
@@ -47,12 +50,14 @@ WAIT_S = 20.0
 
 
 class Model:
-    """A model that yields what it is given: events, an error to raise, or None to hang."""
+    """A model that yields what it is given: events, an error to raise, or something to do and then hang."""
 
     name = "model"
     model = "a-model"
 
-    def __init__(self, *script: ModelEvent | Exception | None, estimate: float | None = None) -> None:
+    def __init__(
+        self, *script: ModelEvent | Exception | Callable[[], object], estimate: float | None = None
+    ) -> None:
         self._script = script
         self._estimate = estimate
         self.is_closed = False
@@ -63,7 +68,8 @@ class Model:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         try:
             for each in self._script:
-                if each is None:
+                if callable(each):
+                    each()
                     await anyio.sleep_forever()
                 elif isinstance(each, Exception):
                     raise each
@@ -74,8 +80,12 @@ class Model:
             self.is_closed = True
 
 
-def loop_of(model: Model, containment: Callable[[Session], ExecutionContext] | None = None) -> InnerLoop:
-    session = Session()
+def loop_of(
+    model: Model,
+    containment: Callable[[Session], ExecutionContext] | None = None,
+    clock: Clock | None = None,
+) -> InnerLoop:
+    session = Session(clock=clock)
     loop = InnerLoop(ExecutionState(session), model, Agent("agent").prompt)
     loop.containment = containment(session) if containment else None
     return loop
@@ -92,11 +102,12 @@ def spent(loop: InnerLoop) -> float:
 @pytest.mark.parametrize("fate", ["fails", "times out"])
 def test_what_a_call_reported_before_it_was_cut_off_is_booked_and_logged(fate: str) -> None:
     """Usage that was reported before the stream broke is the cost; the reservation is not kept for it."""
-    end = ModelCallError("cut") if fate == "fails" else None
+    clock = FakeClock()
+    end = ModelCallError("cut") if fate == "fails" else partial(clock.advance, 2.0)
     model = Model(
         TextDelta("half"), UsageReported(TOKENS, 0.25), UsageReported(TOKENS, 0.3), end, estimate=0.5
     )
-    loop = loop_of(model, lambda s: contain(s, Limits(max_cost_usd=1.0, timeout=0.2)))
+    loop = loop_of(model, lambda s: contain(s, Limits(max_cost_usd=1.0, timeout=1.0)), clock)
     result = anyio.run(loop.run, "go")
     assert result.state is (TurnState.PARTIAL_FAILED if fate == "fails" else TurnState.TIMED_OUT)
     assert spent(loop) == 0.3
@@ -166,11 +177,11 @@ def test_each_model_has_a_breaker_of_its_own() -> None:
 @pytest.mark.parametrize("stop", ["token", "deadline"])
 def test_the_turns_own_token_and_deadline_reach_the_model_call(stop: str, is_contained: bool) -> None:
     """With a containment or without: the call in flight is closed, and the turn ends as what it is."""
-    model = Model(TextDelta("half"), None)
+    model = Model(TextDelta("half"), lambda: None)
     loop = loop_of(model, (lambda s: contain(s, Limits(max_steps=5))) if is_contained else None)
     if stop == "deadline":
         now = datetime.now(UTC)
-        loop.deadline = Deadline(now + timedelta(seconds=0.1), now)
+        loop.deadline = Deadline(now + timedelta(seconds=0.5), now)
     results: list[TurnResult] = []
 
     async def both() -> None:
