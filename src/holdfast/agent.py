@@ -41,7 +41,7 @@ from holdfast.tools.gate import is_in_event_loop
 from holdfast.tools.policies import Permissions, ToolPolicy
 from holdfast.tools.tool import Tool
 from holdfast.turns.adapter import DEFAULT_RETRY, ModelAdapter
-from holdfast.turns.ledger import contain
+from holdfast.turns.ledger import ceilings_of, contain
 from holdfast.turns.states import TurnStarted, TurnState, pasteable
 from holdfast.turns.turn import InnerLoop, TurnResult, Watch
 from holdfast.workspace.base import Filesystem, WorkspaceDiff
@@ -141,8 +141,8 @@ class Agent:
     ) -> Run:
         """Take up a task. Without a `store` the run lives in memory; with a path it is durable.
 
-        With `run_id` it is the next task of an earlier run, which the model remembers. `tags` are kept
-        with a new run.
+        With `run_id` it is the next task of an earlier run, which the model remembers; without `limits` the
+        ceilings that the run had hold on. `tags` are kept with a new run.
         """
         _refuse_in_event_loop("run", "arun")
         started = self._begin(
@@ -182,7 +182,10 @@ class Agent:
         watch: Watch | None = None,
         cancellation: CancellationToken | None = None,
     ) -> Run:
-        """Go on with a run. Finished tools are not run again; another provider may take over."""
+        """Go on with a run. Finished tools are not run again; another provider may take over.
+
+        Without `limits` the ceilings that the run had hold on; `Limits()` lifts them all.
+        """
         _refuse_in_event_loop("resume", "aresume")
         started = self._begin(
             provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id
@@ -234,7 +237,7 @@ class Agent:
             provider=provider,
             prompt=self.prompt,
             agent=self.name,
-            containment=_contained(session, limits),
+            containment=_contained(session, ceilings_of(session) if limits is None else limits),
             permissions=permissions or Permissions(),
             max_iterations=self.max_iterations,
             retry=self.retry,

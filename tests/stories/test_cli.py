@@ -442,6 +442,20 @@ def test_a_resumed_run_keeps_its_ceilings_until_others_are_given(project: Path) 
     assert "a + b" in (project / "calc.py").read_text()
 
 
+def test_a_ceiling_that_was_raised_stays_raised(project: Path) -> None:
+    """The next resume need not be told again; who raised it is shown."""
+    model = script(project, FIX[0], FIX[1], "done")
+    assert holdfast("run", "go", "--max-steps", "2", "--model", model, cwd=project).returncode == 6
+    assert holdfast("resume", "--max-steps", "20", "--ask", cwd=project).returncode == 4
+    assert holdfast("hold", "answer", "--yes", cwd=project).returncode == 0
+    again = holdfast("resume", cwd=project)
+    assert again.returncode == 0, again.stderr
+    assert "a + b" in (project / "calc.py").read_text()
+    shown = [line for line in holdfast("show", cwd=project).stdout.splitlines() if "ceilings: " in line]
+    assert ["2 steps" in shown[0], "20 steps" in shown[1], len(shown)] == [True, True, 2]
+    assert all("set by" in each for each in shown)
+
+
 def test_an_agent_file_brings_its_limits_and_its_judges(project: Path) -> None:
     (project.parent / "fixer.toml").write_text(
         'name = "fixer"\ninstructions = "You mend."\ntools = ["files"]\n'

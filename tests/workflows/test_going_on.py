@@ -27,7 +27,7 @@ from holdfast.state import ExecutionState, ResourceRegistry, Session
 from holdfast.subagents import LoopRunner, SubagentLimits
 from holdfast.testing.clock import FakeClock
 from holdfast.turns.diagnostics import diagnose
-from holdfast.turns.ledger import contain
+from holdfast.turns.ledger import ceilings_of, contain
 from holdfast.turns.states import TurnStarted
 from holdfast.workflows import (
     StepSpec,
@@ -97,6 +97,26 @@ class Durable:
 @pytest.fixture
 def durable(tmp_path: Path) -> Durable:
     return Durable(tmp_path)
+
+
+def test_a_resume_is_held_to_the_ceiling_of_before_until_another_is_given(durable: Durable) -> None:
+    """One that was raised stays raised for whoever goes on without a word about it."""
+    spec = steps(step("a"), step("b", "a"), step("c", "b"))
+
+    def failed_again(session: Session) -> None:
+        rerun_steps(session, None)
+
+    def ceiling() -> Limits | None:
+        with durable.opened() as session:
+            return ceilings_of(session)
+
+    assert not durable.run(spec, Model(), ceiling=Limits(max_steps=1)).ok
+    assert not durable.again(Model(), before=failed_again).ok
+    assert ceiling() == Limits(max_steps=1)
+    assert not durable.again(Model(), before=failed_again, ceiling=Limits(max_steps=2)).ok
+    assert ceiling() == Limits(max_steps=2)
+    assert not durable.again(Model(), before=failed_again).ok
+    assert durable.again(Model(), before=failed_again, ceiling=Limits(max_steps=50)).ok
 
 
 # --- a person's word -------------------------------------------------------------------------------

@@ -10,10 +10,16 @@ session its own conversation is in: so after a kill of everything the root alone
 them had reserved, without opening their logs. Only a child that lives in another process keeps its
 ledger in its own log; its events name the chains above it, and its parent takes them in when it is
 opened again (`contain(..., above=...)` there, `contain(..., also=...)` here).
+
+The ceilings are in the log as well: a turn that begins or goes on under other ones than those of before
+says so there (`CeilingsSet`). Whoever goes on without a word about ceilings is held to the newest ones, or
+they would end with the process that was told of them.
 """
 
 from __future__ import annotations
 
+import getpass
+import socket
 from collections.abc import Iterable, Sequence
 
 from holdfast.containment import (
@@ -34,6 +40,7 @@ from holdfast.containment import (
     ShieldPipeline,
 )
 from holdfast.log.event import SlicePolicy
+from holdfast.records import dataclass
 from holdfast.state.events import event
 from holdfast.state.session import Session
 
@@ -43,6 +50,51 @@ LEDGER_EVENTS: tuple[type[LedgerEvent], ...] = (Reserved, Settled, RetryTaken, C
 for _kind in LEDGER_EVENTS:
     event(name=f"holdfast.{_kind.__name__}", policy=SlicePolicy.LOG, outlives_prune=True)(_kind)
 event(name="holdfast.SafetyEvent", policy=SlicePolicy.LOG)(SafetyEvent)
+
+
+@event(name="holdfast.CeilingsSet", policy=SlicePolicy.LOG, outlives_prune=True)
+@dataclass(frozen=True, slots=True)
+class CeilingsSet:
+    """What a run may use up from here on, children included; the newest one holds."""
+
+    limits: Limits
+    by: str = ""
+    """Who set them: a user and a machine. When is the event's own time."""
+
+
+def ceilings_of(session: Session) -> Limits | None:
+    """Return the ceilings that a session was last put under; None if it never was.
+
+    A pot of money that is shared with other chains is not among them: it lives in a process.
+    """
+    newest = session[CeilingsSet].latest()
+    return None if newest is None else newest.limits
+
+
+def newly_set(session: Session, containment: ExecutionContext | None) -> tuple[CeilingsSet, ...]:
+    """Return what a session's log has yet to say about its ceilings: nothing, if they are as they were.
+
+    Ceilings of a chain that is a child of another session's are that session's matter.
+    """
+    if containment is None or containment.chain_id != str(session.session_id):
+        return ()
+    config = containment.config
+    limits = Limits(
+        max_cost_usd=config.max_cost_usd,
+        max_steps=config.max_steps,
+        max_retries=config.max_retries_total,
+        timeout=config.timeout_ms / 1000 or None,
+        on_unknown_price=config.on_unknown_price,
+        max_depth=config.max_depth,
+    )
+    return () if limits == ceilings_of(session) else (CeilingsSet(limits, _who()),)
+
+
+def _who() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        return socket.gethostname()  # A user without a name, as in some containers.
 
 
 def ledger_of(session: Session) -> list[LedgerEvent]:

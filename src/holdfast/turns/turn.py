@@ -71,6 +71,7 @@ from holdfast.tools.plan import Plan
 from holdfast.tools.policies import Permissions
 from holdfast.tools.runner import ToolRunner
 from holdfast.tools.tool import Tool, ToolCall, ToolResult
+from holdfast.turns.ledger import newly_set
 from holdfast.turns.live import (
     FeedbackGiven,
     LiveEvent,
@@ -204,8 +205,8 @@ class InnerLoop:
             close_crashed_turn(self.state.session)
             self._record.new_turn()
             with stamped(turn_id=self._record.turn_id):
-                rendered = (self._as_rendered(),)
-                self._record.begin(self.agent, self._rendered.text, task, self.workspace, rendered)
+                beside = (self._as_rendered(), *newly_set(self.state.session, self.containment))
+                self._record.begin(self.agent, self._rendered.text, task, self.workspace, beside)
                 self._judges = self._who_judges(task)
                 return self._told_of(await self._to_its_end(()), span)
 
@@ -229,7 +230,8 @@ class InnerLoop:
         pending = get_pending_tool_calls(session, self._record.evaluation_id)
         close_crashed_turn(session)
         with stamped(turn_id=self._record.turn_id):
-            session.dispatch(TurnResumed(self._record.turn_id, self.provider.name, self.provider.model))
+            resumed = TurnResumed(self._record.turn_id, self.provider.name, self.provider.model)
+            session.dispatch_all((resumed, *newly_set(session, self.containment)))
             self._judges = self._who_judges(started.task)
             return await self._to_its_end(pending)
 

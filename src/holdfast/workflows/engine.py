@@ -49,7 +49,7 @@ from holdfast.subagents import Allowance, ChildRunner, Subagent, SubagentLimits,
 from holdfast.tools.boundaries import boundaries
 from holdfast.tools.context import filesystem_of
 from holdfast.tools.policies import Permissions, pending_holds
-from holdfast.turns.ledger import contain
+from holdfast.turns.ledger import ceilings_of, contain, newly_set
 from holdfast.turns.states import TurnStarted, TurnState, pasteable, turn_state
 from holdfast.workflows.applying import apply_copies, files_of, is_applied, outside
 from holdfast.workflows.events import WorkflowEvent, WorkflowRecord, check_event, has_workflow, record_of
@@ -239,13 +239,13 @@ class Workflow:
             # By the same name after a restart: it goes on from what it had spent.
             name = f"workflow-{self._session.session_id}"
             return self.containment.spawn_child(limits, metadata=ChainMetadata(name, name))
-        if self.ceiling is None:
+        ceiling = self.ceiling or ceilings_of(self._session)
+        if ceiling is None:
             return contain(self._session, limits)
-        cost = min(
-            (each for each in (self.ceiling.max_cost_usd, spec.max_cost_usd) if each is not None),
-            default=None,
-        )
-        return contain(self._session, replace(self.ceiling, max_cost_usd=cost))
+        costs = [each for each in (ceiling.max_cost_usd, spec.max_cost_usd) if each is not None]
+        made = contain(self._session, replace(ceiling, max_cost_usd=min(costs, default=None)))
+        self._session.dispatch_all(newly_set(self._session, made))
+        return made
 
     def _subagent_limits(self, spec: WorkflowSpec) -> SubagentLimits:
         given = self.limits

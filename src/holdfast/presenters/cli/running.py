@@ -108,7 +108,8 @@ class Desk:
     def _remembered(self, run_id: UUID) -> dict[str, str]:
         with stored.opened_log(self.store) as log:
             tags = dict(log.info(run_id).tags)
-        return {name: tags[_TAG + name] for name in _REMEMBERED if tags.get(_TAG + name)}
+            told = {name: tags[_TAG + name] for name in _REMEMBERED if tags.get(_TAG + name)}
+            return told | stored.ceilings_since(log, run_id, told)
 
     def tags(self) -> dict[str, str]:
         """Return what a resume has to know."""

@@ -6,7 +6,7 @@ import importlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -17,8 +17,10 @@ from holdfast.errors import LogDamagedError, SnapshotRestoreError, UsageError
 from holdfast.log.event import SessionInfo
 from holdfast.log.sqlite import SqliteLog
 from holdfast.presenters.cli.places import flag_for
+from holdfast.presenters.cli.settings import BY_NAME
 from holdfast.records import dataclass
 from holdfast.state.session import Session
+from holdfast.turns.ledger import ceilings_of
 from holdfast.turns.states import TurnEnded, TurnStarted, turn_state
 
 LAST = "@last"
@@ -83,6 +85,30 @@ def find(store: Path, said: str) -> UUID:
     raise UsageError(
         f"{what} with {said!r}{f' ({shown} ...)' if shown else ''}; see `holdfast list`, or say @last"
     )
+
+
+def ceilings_since(log: SqliteLog, run_id: UUID, told: Mapping[str, str]) -> dict[str, str]:
+    """Return the ceilings that a run is under now, as settings, where they are not those of its beginning.
+
+    `told` is what it was told then. A ceiling that is there by default is not remembered: the environment
+    and the settings file may say another.
+    """
+    with Session.open(log, run_id, read_only=True) as session:
+        limits = ceilings_of(session)
+    if limits is None:
+        return {}
+    now = {
+        "max_cost": limits.max_cost_usd,
+        "max_steps": limits.max_steps,
+        "max_retries": limits.max_retries,
+        "timeout": limits.timeout,
+        "unknown_price": limits.on_unknown_price,
+    }
+    return {
+        name: str(value)
+        for name, value in now.items()
+        if value is not None and (name in told or value != BY_NAME[name].default)
+    }
 
 
 def is_workflow(info: SessionInfo) -> bool:

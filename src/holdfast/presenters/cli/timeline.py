@@ -15,6 +15,7 @@ from holdfast.records import dataclass
 from holdfast.state.events import StateRestored
 from holdfast.state.session import Session
 from holdfast.tools.events import HoldAnswered, SessionForked, ToolHeld, ToolInvoked, ToolStarted
+from holdfast.turns.ledger import CeilingsSet
 from holdfast.turns.states import PartialText, TurnEnded, TurnResumed, TurnStarted
 
 _WIDTH = 88
@@ -79,6 +80,8 @@ def _describe(value: object) -> tuple[str, str, bool] | None:
             return "hold", f"{value.tool_name} waits for a person: {_short(value.reason)}", False
         case HoldAnswered():
             return "hold", "approved" if value.approved else "refused", value.approved
+        case CeilingsSet():
+            return "limit", f"ceilings: {_ceilings(value)}", True
         case SafetyEvent():
             return "limit", f"{value.event_type}: {_short(value.reason)}", False
         case StateRestored():
@@ -106,6 +109,19 @@ def _describe(value: object) -> tuple[str, str, bool] | None:
             good = told[1] in ("", "checkpoint_ready", "completed")
             return "step", " ".join((str(getattr(value, "kind", "")), *filter(None, told))), good
     return None
+
+
+def _ceilings(value: CeilingsSet) -> str:
+    limits = value.limits
+    told = (
+        (limits.max_cost_usd, "{:g} USD"),
+        (limits.max_steps, "{} steps"),
+        (limits.max_retries, "{} retries"),
+        (limits.timeout, "{:g} s"),
+        (limits.max_depth, "children {} deep"),
+    )
+    said = ", ".join(text.format(each) for each, text in told if each is not None)
+    return f"{said or 'none'}{f', set by {value.by}' if value.by else ''}"
 
 
 def _short(text: str) -> str:
