@@ -109,15 +109,15 @@ class Collector:
             self._add_text(seen.text)
         elif isinstance(seen, ToolCallRequested):
             self._add_call(seen.call)
+        elif isinstance(seen, UsageReported):
+            self._usage = seen
+        elif isinstance(seen, Stopped):
+            self._stop, self._is_complete = seen.reason, True
         elif isinstance(seen, ReasoningBlock):
             if len(self._parts) < MAX_REASONING_BLOCKS:
                 self._parts.append(seen.part)
             else:
                 self._dropped_parts += 1
-        elif isinstance(seen, UsageReported):
-            self._usage = seen
-        elif isinstance(seen, Stopped):
-            self._stop, self._is_complete = seen.reason, True
 
     @property
     def text(self) -> str:

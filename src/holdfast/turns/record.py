@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from holdfast.clock import new_id, new_ids
@@ -41,6 +42,7 @@ from holdfast.state.session import Session
 from holdfast.state.slices import entries_of
 from holdfast.tools.events import HoldAnswered
 from holdfast.tools.policies import pending_holds
+from holdfast.tools.tool import ToolCall, ToolResult
 from holdfast.turns.states import FOLLOWED_KINDS, TurnFollower, TurnStarted, follower_of
 
 _READ = REPLAYED_KINDS | FOLLOWED_KINDS
@@ -266,6 +268,25 @@ class TurnRecord:
             is_error,
         )
 
+    def result(self, call: ToolCall, result: ToolResult[Any], sequence: int) -> InnerMessage:
+        """Make the message that tells the model how its call ended."""
+        return InnerMessage(
+            "tool",
+            result.render(),
+            self.evaluation_id,
+            sequence,
+            (),
+            call.id,
+            call.name,
+            self._turn,
+            self.prompt_ns,
+            self.prompt_key,
+            self._now(),
+            next(self._ids),
+            (),
+            not result.success,
+        )
+
     def add(self, role: Role, content: str) -> InnerMessage:
         """Record a message at the end."""
         message = self.message(role, content, self.reserve())
@@ -342,10 +363,22 @@ class TurnRecord:
     def usage(self) -> TokenUsage:
         """What the evaluation has used, as far as providers said."""
         if self._uncounted:
-            self._usage, self._uncounted = sum(self._uncounted, start=self._usage), []
+            self._usage, self._uncounted = _total((self._usage, *self._uncounted)), []
         return self._usage
 
     def _count(self, usage: TokenUsage, cost_usd: float | None) -> None:
         self._uncounted.append(usage)
         if cost_usd is not None:
             self.cost_usd = (self.cost_usd or 0.0) + cost_usd
+
+
+def _total(usages: Sequence[TokenUsage]) -> TokenUsage:
+    """Add usages up, as `+` does, kind by kind: without an object for each step."""
+    kinds = (
+        [each.input_tokens for each in usages],
+        [each.output_tokens for each in usages],
+        [each.cached_tokens for each in usages],
+        [each.reasoning_tokens for each in usages],
+    )
+    known = [[count for count in each if count is not None] for each in kinds]
+    return TokenUsage(*[sum(each) if each else None for each in known])

@@ -744,10 +744,11 @@ class Teller:
 
     def is_new(self, value: object) -> bool:
         """Say whether something was not told before; from now on it was."""
-        known = self._known
-        before = len(known)
-        known.add(value.message_id.int if isinstance(value, InnerMessage) else (type(value), repr(value)))
-        return len(known) > before
+        key = value.message_id.int if isinstance(value, InnerMessage) else (type(value), repr(value))
+        if key in self._known:
+            return False
+        self._known.add(key)
+        return True
 
 
 def _as_it_happened(values: Sequence[object]) -> Iterator[object]:
@@ -829,19 +830,20 @@ class TurnFollower:
 
         With a codec the value of a `ToolInvoked` may be left out: it is read here if it matters.
         """
-        if envelope.seq > self.seq:
-            try:
-                self._add(envelope, value, codec)
-            except BaseException:
-                self.turn_id = ""  # Half folded: whoever aims at the turn next folds it anew.
-                raise
-
-    def _add(self, envelope: Envelope, value: object | None, codec: Codec | None) -> None:
-        seq = self.seq = envelope.seq
-        if isinstance(value, InnerMessage):
-            if self._teller.is_new(value) and self._is_inside:
-                self.fold.take(seq, envelope.turn_id, value)
+        seq = envelope.seq
+        if seq <= self.seq:
             return
+        try:
+            self.seq = seq
+            if not isinstance(value, InnerMessage):
+                self._add(seq, envelope, value, codec)
+            elif self._teller.is_new(value) and self._is_inside:
+                self.fold.take(seq, envelope.turn_id, value)
+        except BaseException:
+            self.turn_id = ""  # Half folded: whoever aims at the turn next folds it anew.
+            raise
+
+    def _add(self, seq: int, envelope: Envelope, value: object | None, codec: Codec | None) -> None:
         if value is None and codec is not None and self.fold.attempts:
             value = _end_of_call(envelope, codec)
         if type(value) not in TURN_KINDS or (isinstance(value, ToolInvoked) and not self.fold.attempts):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from uuid import UUID
 
@@ -13,6 +13,8 @@ from holdfast.providers.collect import CollectedAnswer, Collector
 from holdfast.state.run_context import RunContext
 from holdfast.telemetry import Span
 from holdfast.tools.tool import ToolCall
+
+_NOBODY: AbstractContextManager[object] = nullcontext()
 
 
 def _vendor(provider: str) -> str:
@@ -64,7 +66,7 @@ def model_span(
     provider: str, model: str, clock: Clock, collector: Collector
 ) -> AbstractContextManager[object]:
     """Watch a model call, whose answer is collected meanwhile."""
-    return _model_span(provider, model, clock, collector) if telemetry.is_on() else telemetry.span("")
+    return _model_span(provider, model, clock, collector) if telemetry.is_on() else _NOBODY
 
 
 @contextmanager
@@ -103,13 +105,9 @@ def _tell_usage(span: Span, answer: CollectedAnswer, about: dict[str, str]) -> N
         telemetry.record("holdfast.cost", answer.cost_usd, **about)
 
 
-def tool_span(call: ToolCall, clock: Clock) -> AbstractContextManager[Span]:
-    """Watch a tool call, its commit or rollback included."""
-    return _tool_span(call, clock) if telemetry.is_on() else telemetry.span("")
-
-
 @contextmanager
-def _tool_span(call: ToolCall, clock: Clock) -> Iterator[Span]:
+def tool_span(call: ToolCall, clock: Clock) -> Iterator[Span]:
+    """Watch a tool call, its commit or rollback included."""
     began = clock.monotonic()
     try:
         with telemetry.span(
@@ -127,6 +125,5 @@ def _tool_span(call: ToolCall, clock: Clock) -> Iterator[Span]:
 
 def tool_failed(span: Span, call: ToolCall) -> None:
     """Say that a call failed and was rolled back."""
-    if telemetry.is_on():
-        span.fail("tool_error")
-        telemetry.record("holdfast.tool.rollbacks", 1, gen_ai__tool__name=call.name)
+    span.fail("tool_error")
+    telemetry.record("holdfast.tool.rollbacks", 1, gen_ai__tool__name=call.name)

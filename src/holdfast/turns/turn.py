@@ -15,12 +15,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import field, replace
+from functools import partial
 from typing import Any
 
 import anyio
 
+from holdfast import telemetry
 from holdfast.containment import (
-    ActiveCall,
     CallOutcome,
     CancellationToken,
     DegradePlan,
@@ -115,6 +116,9 @@ _SUMMARY_CHARS = 200
 
 _REPAIR = "<invalid-answer>"
 """How the message begins that sends an answer back."""
+
+Execute = Callable[[], Awaitable[ToolResult[Any]]]
+"""Runs a tool call that was asked for."""
 
 Watch = Callable[[LiveEvent], object]
 """Sees what the model says while it says it, and what the turn does, such as `LiveFeed.publish`.
@@ -503,49 +507,23 @@ class InnerLoop:
         request = ModelRequest(
             replayed.items, self._rendered.tools, self._output_schema, record.answers_so_far
         )
-        collector = Collector()
-        notes: tuple[str, ...] = ()
-
-        def follow(contained: ActiveCall) -> None:
-            nonlocal request, replayed, notes
-            request, less = self._degraded(request, contained.plan)
-            replayed, notes = as_sent(replayed, request.items) if less else replayed, (*notes, *less)
-
-        async def call() -> CollectedAnswer:
-            contained = current_call()
-            if contained is not None:
-                follow(contained)
-            with model_span(record.provider, request.model or record.model, self.state.clock, collector):
-                events = self._seat.provider.stream(request)
-                try:
-                    try:
-                        async for each in events:
-                            collector.add(each)
-                            if self.watch is not None:
-                                self._show_model(each)
-                    finally:
-                        # Whatever happens here: an answer that nobody reads any more is not paid for.
-                        await events.aclose()
-                finally:
-                    if contained is not None:
-                        # An attempt that was made again may have been made with less than the first one.
-                        follow(contained)
-                        report_usage(contained, collector.usage)
-            return collector.answer()
-
+        asked = _Asked(request, replayed, Collector())
         try:
-            answer = await self._in_time(call, request, replayed)
+            answer = await self._in_time(partial(self._answered, asked), request, replayed)
         except BaseException as error:
+            collector = asked.collector
             if collector.usage != _NOTHING_USED:
-                cut_off = collector.answer()
-                self.state.session.dispatch(record.usage_of(cut_off, replayed, is_cut_off=True, notes=notes))
+                cut_off = record.usage_of(
+                    collector.answer(), asked.replayed, is_cut_off=True, notes=asked.notes
+                )
+                self.state.session.dispatch(cut_off)
             if not isinstance(error, PromptEvaluationError | OSError):
                 raise
             if not collector.text and await self._is_shortened(error):
                 return await self._ask()
             return self._provider_failed(collector.text, error)
         compactor.settled()
-        usage = record.usage_of(answer, replayed, notes=notes, pressure=compactor.pressure)
+        usage = record.usage_of(answer, asked.replayed, notes=asked.notes, pressure=compactor.pressure)
         # An answer that was cut off, filtered or refused is no answer: what was said is evidence.
         no_answer = error_of_stop(answer.stop, provider=record.provider, model=record.model)
         if no_answer is not None:
@@ -554,6 +532,37 @@ class InnerLoop:
         record.add_answer(answer, usage)
         self._show_usage()
         return answer
+
+    async def _answered(self, asked: _Asked) -> CollectedAnswer:
+        """Have a request answered, with less if the shield wants that."""
+        contained = current_call()
+        if contained is not None:
+            self._follow(asked, contained.plan)
+        collector, model = asked.collector, asked.request.model or self._record.model
+        with model_span(self._record.provider, model, self.state.clock, collector):
+            events = self._seat.provider.stream(asked.request)
+            try:
+                try:
+                    async for each in events:
+                        collector.add(each)
+                        if self.watch is not None:
+                            self._show_model(each)
+                finally:
+                    # Whatever happens here: an answer that nobody reads any more is not paid for.
+                    await events.aclose()
+            finally:
+                if contained is not None:
+                    # An attempt that was made again may have been made with less than the first one.
+                    self._follow(asked, contained.plan)
+                    report_usage(contained, collector.usage)
+        return collector.answer()
+
+    def _follow(self, asked: _Asked, plan: DegradePlan | None) -> None:
+        """Send less, if the shield wants that, and note what became less."""
+        asked.request, less = self._degraded(asked.request, plan)
+        if less:
+            asked.replayed = as_sent(asked.replayed, asked.request.items)
+            asked.notes += less
 
     async def _is_shortened(self, error: Exception) -> bool:
         """Compact the conversation if that is what the provider complains about, and if it can be done."""
@@ -697,32 +706,31 @@ class InnerLoop:
         self._status("running_tools")
         await self._runner.aexecute_all(calls, context=context, record=self._recorder, around=self._one_call)
         for sequence in sorted(self._results):
-            self._record.keep(self._results.pop(sequence))
+            self._record.messages.append(self._results.pop(sequence))
         for call, sequence, required in self._expansions:
             self._open_sections(call, sequence, required)
 
-    def _one_call(
-        self, call: ToolCall, execute: Callable[[], Awaitable[ToolResult[Any]]]
-    ) -> Awaitable[ToolResult[Any]]:
+    def _one_call(self, call: ToolCall, execute: Execute) -> Awaitable[ToolResult[Any]]:
         """Run a call, if the containment allows it."""
-        is_free = self.containment is None
-        working = self._run_call(call, execute) if is_free else self._contained(call, execute)
+        run = self._traced_call if telemetry.is_on() else self._run_call
+        working = run(call, execute) if self.containment is None else self._contained(call, execute, run)
         return working if self.watch is None else self._shown(call, working)
 
-    async def _run_call(
-        self, call: ToolCall, execute: Callable[[], Awaitable[ToolResult[Any]]]
-    ) -> ToolResult[Any]:
+    async def _run_call(self, call: ToolCall, execute: Execute) -> ToolResult[Any]:
         """Run a call that is allowed. That it wants sections opened is no failure."""
         seat = self._seat
+        try:
+            if seat.vendor is None:
+                return await execute()
+            return await seat.run(call, execute, self._runner.tool_registry)
+        except VisibilityExpansionRequired as required:
+            self._expansions.append((call, self._places[call.id], required))
+            return ToolResult.ok(message=str(required))
+
+    async def _traced_call(self, call: ToolCall, execute: Execute) -> ToolResult[Any]:
+        """Let telemetry watch a call that is allowed."""
         with tool_span(call, self.state.clock) as span:
-            try:
-                if seat.vendor is None:
-                    result = await execute()
-                else:
-                    result = await seat.run(call, execute, self._runner.tool_registry)
-            except VisibilityExpansionRequired as required:
-                self._expansions.append((call, self._places[call.id], required))
-                return ToolResult.ok(message=str(required))
+            result = await self._run_call(call, execute)
             if not result.success:
                 tool_failed(span, call)
             return result
@@ -743,7 +751,10 @@ class InnerLoop:
         return result
 
     async def _contained(
-        self, call: ToolCall, execute: Callable[[], Awaitable[ToolResult[Any]]]
+        self,
+        call: ToolCall,
+        execute: Execute,
+        run: Callable[[ToolCall, Execute], Awaitable[ToolResult[Any]]],
     ) -> ToolResult[Any]:
         """Let the containment allow a tool call first. A refusal ends the turn."""
         assert self.containment is not None
@@ -751,10 +762,10 @@ class InnerLoop:
             operation_name=call.name, fingerprint=call.arguments_json, cost_of=_costs_nothing
         )
 
-        def run() -> Awaitable[ToolResult[Any]]:
-            return self._run_call(call, execute)
+        def allowed() -> Awaitable[ToolResult[Any]]:
+            return run(call, execute)
 
-        outcome = await self.containment.acall_tool(run, options)
+        outcome = await self.containment.acall_tool(allowed, options)
         if outcome.value is not None:
             return outcome.value
         if outcome.error is not None and not isinstance(outcome.error, CancelledByToken):
@@ -769,15 +780,7 @@ class InnerLoop:
 
         def record(result: ToolResult[Any]) -> Sequence[object]:
             # Asked again if the commit fails: the same place, another text.
-            message = self._record.message(
-                "tool",
-                result.render(),
-                place,
-                tool_call_id=call.id,
-                tool_name=call.name,
-                is_error=not result.success,
-            )
-            self._results[place] = message
+            message = self._results[place] = self._record.result(call, result, place)
             return (message,)
 
         return record
@@ -859,6 +862,17 @@ class InnerLoop:
         why = f": {halt.detail}" if halt.detail else ""
         details = f"the run's limits stopped it after {spent}{why}"
         return self._ended_by(CallRefused(details, stop_reason=halt.kind))
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A model call under way: what is sent, and what has come back."""
+
+    request: ModelRequest
+    replayed: Replay
+    collector: Collector
+    notes: tuple[str, ...] = ()
+    """What was sent less of."""
 
 
 class _Halted(Exception):
