@@ -15,7 +15,7 @@ from holdfast.errors import LogDamagedError, StaleWriterError
 from holdfast.log import Draft
 from holdfast.log.database import still_in_use
 from holdfast.log.rows import DEFLATED, SEVERAL, EventRow, first_of, pack, packed, parts_of, unpack
-from holdfast.log.sqlite import SqliteLog
+from holdfast.log.sqlite import CONTINUE, SqliteLog
 
 from .conftest import BIRTH
 
@@ -359,14 +359,15 @@ def test_an_append_that_failed_is_not_remembered(path: Path) -> None:
 
 
 class _BusyOnce:
-    """A connection whose first commit finds the file in use, as another process may have it."""
+    """A connection where one statement finds the file in use at first, as another process may have it."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, statement: str) -> None:
         self._connection = connection
+        self._statement = statement
         self.refused = 0
 
     def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
-        if statement == "COMMIT" and not self.refused:
+        if statement == self._statement and not self.refused:
             self.refused += 1
             raise still_in_use("not now")
         return self._connection.execute(statement, *values)
@@ -375,16 +376,25 @@ class _BusyOnce:
         return getattr(self._connection, name)
 
 
-def test_an_append_that_is_tried_again_begins_where_the_first_attempt_began(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("statement", "batch"),
+    [
+        pytest.param(CONTINUE, DRAFTS[:2], id="in one row"),
+        pytest.param("COMMIT", [DRAFTS[0], DRAFTS[1]._replace(turn_id="another")], id="in two rows"),
+    ],
+)
+def test_an_append_that_is_tried_again_begins_where_the_first_attempt_began(
+    path: Path, statement: str, batch: list[Draft]
+) -> None:
     """What was not committed does not count, not even for the writer itself."""
     with SqliteLog(path, heartbeat=False) as log:
         lease = log.acquire(SESSION, owner="me")
         log.append(lease, DRAFTS[:1], expected_seq=10)
         connection = log._database._connection
         assert connection is not None
-        busy = _BusyOnce(connection)
+        busy = _BusyOnce(connection, statement)
         log._database._connection = busy  # type: ignore[assignment]  # it does what a connection does
-        log.append(lease, DRAFTS[:2], expected_seq=11)
+        log.append(lease, batch, expected_seq=11)
         assert busy.refused == 1
-        assert contents(log, after=10) == [DRAFTS[0], *DRAFTS[:2]]
+        assert contents(log, after=10) == [DRAFTS[0], *batch]
         assert log.check(SESSION).ok

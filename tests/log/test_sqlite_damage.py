@@ -284,6 +284,22 @@ def test_a_wal_without_its_database_is_not_thrown_away(crashed_history: History,
         assert (tmp_path / "log.db-wal").read_bytes() == crashed_history.wal
 
 
+def test_room_behind_a_wal_hides_nothing_from_a_salvage(crashed_history: History, tmp_path: Path) -> None:
+    """A WAL that lost its beginning gives back as much with a lot of zeros behind it as without."""
+    wal = bytes(32) + crashed_history.wal[32:]
+    found = {}
+    for name, room in (("short", b""), ("roomy", bytes(4 * len(wal)))):
+        path = crashed_history.put(tmp_path / f"{name}.db", wal=wal + room)
+        with SqliteLog(path, read_only=True, heartbeat=False) as log:
+            said = [each.message.replace(name, "") for each in log.findings]
+        SqliteLog.salvage(path, tmp_path / f"{name}-saved.db")
+        with SqliteLog(tmp_path / f"{name}-saved.db", heartbeat=False) as log:
+            found[name] = said, {each: read_all(log, each)[0] for each in crashed_history.events}
+    assert found["roomy"] == found["short"]
+    assert "completed writes" in found["roomy"][0][0]
+    assert found["roomy"][1] == crashed_history.events
+
+
 def test_a_damaged_wal_is_kept(crashed_history: History, tmp_path: Path) -> None:
     """Opening, reading and closing leave every byte of it, so that somebody can still look at it."""
     frames = bytearray(crashed_history.wal)

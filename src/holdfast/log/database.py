@@ -2,10 +2,19 @@
 
 Theory of operation
 -------------------
-**Transactions.** Every change is one `BEGIN IMMEDIATE` transaction. Whatever goes
-wrong in it (a full disk, an interrupt between two statements) rolls it back and
-leaves the connection usable. A file that others have locked is tried again until
-the wait is over, also while it is being made for the first time.
+**Transactions.** Every change is one `BEGIN IMMEDIATE` transaction, or one statement,
+which is a transaction by itself. Whatever goes wrong in it (a full disk, an interrupt
+between two statements) rolls it back and leaves the connection usable. A file that
+others have locked is tried again until the wait is over, also while it is being made
+for the first time.
+
+**The WAL's room.** Syncing a file that has grown takes a file system about twice as
+long as syncing one that was only written to, because its new length must be made
+durable as well. So whoever waits for the disk at each commit writes zeros behind what
+is in the `-wal`, a piece at a time, before SQLite gets there. SQLite takes nothing for a
+frame that does not have its checksum. It is done inside a transaction, where nobody
+else writes to that file, and only up to the length from which SQLite begins anew at
+its start.
 
 **Opening.** A file is first looked at through a read-only connection, which
 changes nothing, not even on closing: a file of another application or of a newer
@@ -52,6 +61,10 @@ T = TypeVar("T")
 
 _PAGE_BYTES = 4096
 _WAL_KEEP_BYTES = 16 * 1024 * 1024
+_WAL_LEAST_ROOM, _WAL_MOST_ROOM = 64 * 1024, 512 * 1024
+"""How many zeros are written behind the WAL at once: as many bytes as it has, within these bounds."""
+_WAL_FULL_BYTES = 1024 * (_PAGE_BYTES + 24)
+"""SQLite begins anew at a WAL's start when it has 1000 frames, each a page with 24 bytes in front."""
 _SQLITE_WAIT_S = 0.2
 """How long SQLite itself waits for a lock; the rest of the wait is ours, so that it can be interrupted."""
 
@@ -121,8 +134,10 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
         self._pid = os.getpid()
-        self._openings = 0
-        self._writes = 0
+        self._wal_descriptor: int | None = None
+        """The `-wal` file, if it is to be given room. It carries no locks, so it may be opened by hand."""
+        self._wal_bytes = 0
+        """How long that file was when it was last given room."""
         self._closed = False
         self.lock = threading.RLock()
         """Held while the connection is used; by a caller, so that nobody comes between two uses."""
@@ -136,16 +151,20 @@ class Database:
 
     def write(self, doing: str, work: Callable[[sqlite3.Connection], T], session_id: UUID | None = None) -> T:
         """Do the work in one transaction: all of it, or nothing."""
-
-        def counted(connection: sqlite3.Connection) -> T:
-            self._writes += 1
-            return work(connection)
-
-        return self.run(doing, counted, session_id, writes=True, transaction=True)
-
-    def append(self, doing: str, work: Callable[[sqlite3.Connection], T], session_id: UUID) -> T:
-        """As `write`, for work that does nothing but add to the end of one session."""
         return self.run(doing, work, session_id, writes=True, transaction=True)
+
+    def write_at_once(self, doing: str, statement: str, values: tuple[object, ...], session_id: UUID) -> bool:
+        """Run one statement, which is a transaction by itself. Says whether it changed anything.
+
+        The lock is held.
+        """
+        return self.run(
+            doing,
+            lambda connection: connection.execute(statement, values).rowcount > 0,
+            session_id,
+            writes=True,
+            transaction=self._lacks_room(),
+        )
 
     def run(
         self,
@@ -158,18 +177,21 @@ class Database:
     ) -> T:
         """Do the work on the connection, again while others hold the file, and with our own errors.
 
-        With `transaction=True` it is done in a transaction, if the file is still in its place. An error
-        says that it was not possible to do `doing`, followed by the session's id.
+        What `writes` is done only if the file is still in its place, and with `transaction=True` in a
+        transaction. An error says that it was not possible to do `doing`, followed by the session's id.
         """
         deadline: float | None = None
         with self.lock:
             while True:
                 try:
                     connection = self._connected(writes=writes)
+                    if transaction:
+                        connection.execute("BEGIN IMMEDIATE")
+                    if writes:
+                        self._refuse_if_replaced()
                     if not transaction:
                         return work(connection)
-                    connection.execute("BEGIN IMMEDIATE")
-                    self._refuse_if_replaced()
+                    self._make_room()
                     result = work(connection)
                     connection.execute("COMMIT")
                     return result
@@ -200,13 +222,28 @@ class Database:
                 # Not in step with the others who wait.
                 _REAL_TIME.sleep(random.uniform(0.002, 0.02))
 
-    def generation(self, connection: sqlite3.Connection) -> tuple[int, int, int]:
-        """Return a value that is the same in two transactions only if nothing was written between them.
+    def _lacks_room(self) -> bool:
+        """Say whether the WAL has grown since it was given room, and may be given more."""
+        if self._wal_descriptor is None:
+            return False
+        length = os.fstat(self._wal_descriptor).st_size
+        return length != self._wal_bytes and length < _WAL_FULL_BYTES
 
-        To be asked inside a transaction. Not counted is what `append` wrote here: whoever called it knows.
-        What `write` writes here counts from the next transaction on; so does opening the file again.
-        """
-        return self._openings, self._writes, connection.execute("PRAGMA data_version").fetchone()[0]
+    def _make_room(self) -> None:
+        """Write zeros behind what is in the WAL, if it is time. To be asked inside a transaction."""
+        if self._wal_descriptor is None or not self._lacks_room():
+            return
+        length = os.fstat(self._wal_descriptor).st_size
+        if length:  # An empty one has no header yet, and gets one from SQLite.
+            room = min(max(length, _WAL_LEAST_ROOM), _WAL_MOST_ROOM, _WAL_FULL_BYTES - length)
+            try:
+                is_made = os.pwrite(self._wal_descriptor, bytes(room), length) == room
+            except OSError:
+                is_made = False
+            if not is_made:
+                # The disk is full: what there is of it belongs to the events.
+                os.ftruncate(self._wal_descriptor, length)
+        self._wal_bytes = os.fstat(self._wal_descriptor).st_size
 
     def _settle(self) -> None:
         """Leave no transaction open behind a failure."""
@@ -220,6 +257,9 @@ class Database:
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
+        descriptor, self._wal_descriptor = self._wal_descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
         if connection is not None:
             connection.close()
 
@@ -236,7 +276,6 @@ class Database:
         connection = self._connection
         if connection is None:
             connection = self._connection = self._open()
-            self._openings += 1
         elif connection.in_transaction:
             # An interrupt hit the clean-up of an earlier failure.
             connection.rollback()
@@ -382,6 +421,9 @@ class Database:
             self._migrate(connection)
             stat = os.stat(self.path)
             self._identity = (stat.st_dev, stat.st_ino)
+            if self._synchronous == "FULL":
+                self._wal_descriptor = os.open(self.wal_path, os.O_RDWR)
+                self._wal_bytes = 0
         except BaseException:
             connection.close()
             raise

@@ -3,7 +3,10 @@
 Theory of operation
 -------------------
 **Writing.** An append is one transaction that checks the writer's epoch and the
-session's head, then inserts, then commits (`database.py`). With
+session's head, then inserts, then commits (`database.py`). Mostly it is a single
+statement: where a session ends is remembered from the append before, and the row is
+inserted behind that end if the file still says that it is one, and that the writer is
+the one that counts. If not, both are looked up again. With
 `synchronous="FULL"` the events are on the disk when the call returns; with
 `"NORMAL"` they survive the death of the process but not a power cut. An append
 touches no row but the new ones, so its cost does not depend on what is there.
@@ -110,6 +113,21 @@ INSERT_EVENT = """
 INSERT INTO events (session_key, seq, at_us, type, turn_id, run_id, trace_id, rolled_back, checksum, payload)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
+# Checksums are chained, so the newest event has the one that is remembered only if the session ends with it.
+# Otherwise, or if the writer is not the one that counts, the key is NULL and nothing is inserted.
+CONTINUE = """
+INSERT OR IGNORE INTO events
+    (session_key, seq, at_us, type, turn_id, run_id, trace_id, rolled_back, checksum, payload)
+VALUES (
+    (
+        SELECT session_key FROM leases WHERE session_key = ? AND epoch = ? AND owner IS NOT NULL
+        AND ? = (
+            SELECT checksum FROM events WHERE session_key = leases.session_key ORDER BY seq DESC LIMIT 1
+        )
+    ),
+    ?, ?, ?, ?, ?, ?, ?, ?, ?
+)
+"""
 _EVENT_COLUMNS = "position, seq, at_us, type, turn_id, run_id, trace_id, rolled_back, checksum, payload"
 READ_BY_SEQ = f"""
 SELECT {_EVENT_COLUMNS} FROM events INDEXED BY events_by_session
@@ -200,10 +218,8 @@ class _Row(NamedTuple):
 
 
 class _Tail(NamedTuple):
-    """Where a session ends. It need not be looked up again while only this object has appended since."""
+    """Where a session ends."""
 
-    lease: Lease
-    generation: tuple[int, int, int]
     key: int
     seq: int
     checksum: bytes
@@ -450,26 +466,40 @@ class SqliteLog:
         rows = packed(drafts)
 
         def work(connection: sqlite3.Connection) -> tuple[Sequence[Envelope], _Tail]:
-            generation = self._database.generation(connection)
-            # Taken away until the commit, so that nothing is believed after a failure.
-            tail = self._tails.pop(session_id.int, None)
-            if tail is None or tail.lease is not lease or tail.generation != generation:
-                tail = self._find_tail(connection, lease)
-            _, _, key, seq, checksum = tail
+            key, seq, checksum = self._find_tail(connection, lease)
             rules.check_head(lease, expected_seq=expected_seq, head=seq)
             batch: list[Envelope] = []
             for part, flags, stored in rows:
                 batch += chained(session_id, checksum, seq + 1, part)
                 seq, checksum = seq + len(part), batch[-1].checksum
                 _insert(connection, key, seq, part[-1], flags, stored, checksum)
-            return batch, _Tail(lease, generation, key, seq, checksum)
+            return batch, _Tail(key, seq, checksum)
 
         with self._database.lock:
-            batch, tail = self._database.append("append to session", work, session_id)
+            # Taken away until the commit, so that nothing is believed after a failure.
+            tail = self._tails.pop(session_id.int, None)
+            written = None
+            if tail is not None and tail.seq == expected_seq and len(rows) == 1:
+                written = self._continue(lease, tail, *rows[0])
+            batch, tail = written or self._database.write("append to session", work, session_id)
             if len(self._tails) >= _MOST_TAILS:
                 self._tails.clear()
             self._tails[session_id.int] = tail
         return batch
+
+    def _continue(
+        self, lease: Lease, tail: _Tail, part: Sequence[Draft], flags: int, payload: bytes
+    ) -> tuple[Sequence[Envelope], _Tail] | None:
+        """Write a row behind the end that is remembered; None if the file does not say that it is one."""
+        key, seq, previous = tail
+        batch = chained(lease.session_id, previous, seq + 1, part)
+        seq, checksum = seq + len(part), batch[-1].checksum
+        kind, _, at_us, turn_id, run_id, trace_id, _ = part[-1]
+        condition = (key, lease.epoch, previous)
+        values = (*condition, seq, at_us, kind, turn_id, run_id, trace_id, flags, checksum, payload)
+        if not self._database.write_at_once("append to session", CONTINUE, values, lease.session_id):
+            return None
+        return batch, _Tail(key, seq, checksum)
 
     def _find_tail(self, connection: sqlite3.Connection, lease: Lease) -> _Tail:
         """Look up where a session ends, if its writer is still the one that counts."""
@@ -486,7 +516,7 @@ class SqliteLog:
             raise self._database.damaged(
                 f"session {session_id} had {witnessed} events, and its index now leads to {head}"
             )
-        return _Tail(lease, (0, 0, 0), key, head, checksum)
+        return _Tail(key, head, checksum)
 
     def read(self, session_id: UUID, *, after: int = 0, upto: int | None = None) -> Iterator[Envelope]:
         """Yield the events with `after < seq <= upto`, in order, each one verified.

@@ -127,14 +127,15 @@ def page_images(wal: BinaryIO) -> Iterator[tuple[int, int]]:
     for place in range(_HEADER.size, size - _FRAME.size - page + 1, _FRAME.size + page):
         wal.seek(place)
         number, commit, one, two, _, _ = _FRAME.unpack(wal.read(_FRAME.size))
-        frames.append((number, place + _FRAME.size, commit, (one, two)))
-        generations[one, two] += 1
+        if number:  # Else it is room (`database.py`) that nothing was written to.
+            frames.append((number, place + _FRAME.size, commit, (one, two)))
+            generations[one, two] += 1
     # A header whose salts match no frame is itself damaged: then the frames decide.
     salts = (salt_1, salt_2)
     if generations and salts not in generations:
         salts = generations.most_common(1)[0][0]
     for number, place, commit, mark in frames:
-        if mark == salts and number:
+        if mark == salts:
             images.append((number, place))
             if commit:
                 yield from images
