@@ -74,7 +74,7 @@ from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal, InvalidOperation
 from enum import Enum, Flag
 from pathlib import Path, PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
-from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, Final, Literal, NamedTuple, NoReturn, Self, TypeVar, cast
 from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -152,6 +152,15 @@ class FrozenDict(dict[K, V]):
     """
 
     __slots__ = ()
+
+    def __new__(cls, given: Mapping[K, V] | Iterable[tuple[K, V]] = (), /, **named: V) -> Self:
+        """Make a mapping like a dict of the same arguments."""
+        made = dict.__new__(cls)
+        dict.update(made, given, **named)
+        return made
+
+    # A dict is filled by this, and could be filled again.
+    __init__ = object.__init__
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("a FrozenDict cannot be changed; change a copy of it, which dict() makes")

@@ -54,6 +54,24 @@ def test_it_refuses_every_change(how: str) -> None:
     assert frozen == {"a": 1}
 
 
+@pytest.mark.parametrize("full", [{}, {"a": 1}])
+def test_it_is_filled_once(full: dict[str, int]) -> None:
+    """To initialise it a second time changes nothing, also if it is empty."""
+    frozen = FrozenDict(full)
+    frozen.__init__({"a": 2}, b=3)  # type: ignore[misc]  # as a copy of its state would
+    assert frozen == full
+
+
+@law
+@given(dicts, st.dictionaries(st.text(), st.integers(), max_size=3))
+def test_it_is_made_of_whatever_a_dict_is_made_of(items: dict[Any, Any], named: dict[str, int]) -> None:
+    """Of a mapping, of pairs, of names, of nothing."""
+    assert FrozenDict() == {}
+    assert FrozenDict(items) == FrozenDict(list(items.items())) == FrozenDict(FrozenDict(items)) == items
+    assert FrozenDict(items, **named) == dict(items, **named)
+    assert list(FrozenDict(**named)) == list(named)
+
+
 @law
 @given(dicts)
 def test_it_equals_the_dict_with_the_same_items(items: dict[Any, Any]) -> None:
