@@ -319,6 +319,10 @@ class Run:
     is_typed: bool = False
     """Whether the agent declares an output type."""
 
+    def __repr__(self) -> str:
+        # An event loop shows the result of its task to itself: that must not cost what a run holds.
+        return f"Run({self.id}, {self.state.value})"
+
     @property
     def id(self) -> UUID:
         """The id of the run's session."""
@@ -495,7 +499,7 @@ def workspace_store(store: Path) -> Path:
 def open_log(store: str | Path | Log | None, *, must_exist: bool = False) -> Log:
     """Open a store: none is memory, a path is SQLite, a log is itself."""
     if store is None:
-        return MemoryLog()
+        return MemoryLog(heartbeat=False)  # Nobody else has it, so nobody could take a lease over.
     if isinstance(store, (str, Path)):
         if must_exist and not Path(store).exists():
             raise SessionNotFoundError(f"there is no store at {store}; check the path")

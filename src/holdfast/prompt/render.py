@@ -128,7 +128,7 @@ def describe(
         for node in walk(nodes)
     )
     tools = tuple(
-        ToolDescriptor(node.path, tool.name, _hash([tool.description, tool.parameters_schema]))
+        ToolDescriptor(node.path, tool.name, _digest(tool.contract))
         for node in walk(nodes)
         for tool in node.section.own_tools
     )
@@ -137,7 +137,10 @@ def describe(
 
 
 def _hash(data: object) -> str:
-    text = json.dumps(as_data(data), sort_keys=True, separators=(",", ":"))
+    return _digest(json.dumps(as_data(data), sort_keys=True, separators=(",", ":")))
+
+
+def _digest(text: str) -> str:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 

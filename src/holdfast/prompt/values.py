@@ -11,6 +11,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+_PLAIN = frozenset((str, int, bool, type(None)))
+"""What is JSON data as it is."""
+
 
 def is_record(kind: object) -> bool:
     """Say whether a type is a dataclass or a pydantic model."""
@@ -46,6 +49,13 @@ def values_of(record: Any) -> dict[str, object]:
 
 def as_data(value: Any) -> Any:
     """Turn a value into JSON data. What JSON has no form for becomes its `str`."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is dict:
+        return {_as_key(key): as_data(each) for key, each in value.items()}
+    if kind is list or kind is tuple:
+        return [as_data(each) for each in value]
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", by_alias=True, fallback=str)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

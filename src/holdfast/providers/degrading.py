@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from holdfast.containment import DegradePlan, estimate_tokens
+from holdfast.containment import DegradePlan
 from holdfast.conversation.messages import ReasoningPart
 from holdfast.conversation.replay import BYTES_PER_TOKEN, ReplayItem
 from holdfast.conversation.trimming import trimmed
@@ -50,8 +50,7 @@ def degraded(
 
 def tool_tokens(tools: Sequence[Tool[Any, Any]]) -> int:
     """Say about how many tokens the descriptions of tools take beside the conversation."""
-    described = [(each.name, each.description, each.parameters_schema) for each in tools]
-    return estimate_tokens(described) if described else 0
+    return 4 + sum([each.tokens for each in tools]) if tools else 0
 
 
 def _without_thoughts(item: ReplayItem, *, asked: str) -> ReplayItem:

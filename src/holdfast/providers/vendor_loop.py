@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from holdfast.log.event import SlicePolicy
 from holdfast.providers.base import Provider
@@ -92,3 +92,8 @@ class VendorLoop(Provider, Protocol):
     def open(self, seat: VendorSeat) -> AbstractAsyncContextManager[VendorRun]:
         """Start the vendor's loop for one turn. At the end of the block nothing of it is left running."""
         ...
+
+
+def brings_loop(provider: Provider) -> TypeGuard[VendorLoop]:
+    """Say whether a provider brings a loop of its own. Having `open` is what tells it from the others."""
+    return hasattr(provider, "open")

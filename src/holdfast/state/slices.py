@@ -19,6 +19,7 @@ that what is seen is exactly what reading the log again would give.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar, overload
@@ -373,6 +374,7 @@ def reducer(*, on: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return mark
 
 
+@functools.lru_cache
 def declared_reducers(cls: type) -> dict[type, Callable[..., Any]]:
     """Return the methods of a class that were marked with `reducer`, by event type."""
     found: dict[type, Callable[..., Any]] = {}

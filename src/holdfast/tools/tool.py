@@ -23,6 +23,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic_core import to_jsonable_python
 
 from holdfast.codec import sparse
+from holdfast.containment.pricing import estimate_tokens
 from holdfast.errors import ToolDefinitionError, ToolValidationError
 from holdfast.records import dataclass, quick
 
@@ -259,6 +260,17 @@ class Tool(Generic[P, R]):
                 f"the parameters of the tool {self.name!r} have no JSON schema: {error}"
             ) from error
         return cast("Mapping[str, Any]", _closed(_described(schema, self.params_type)))
+
+    @functools.cached_property
+    def contract(self) -> str:
+        """What a model is told of the tool besides its name, as JSON text: the same in every process."""
+        said = [self.description, self.parameters_schema]
+        return json.dumps(said, sort_keys=True, separators=(",", ":"))
+
+    @functools.cached_property
+    def tokens(self) -> int:
+        """About how many tokens the tool takes beside a conversation, rather too many than too few."""
+        return estimate_tokens((self.name, self.description, self.parameters_schema))
 
     def parse(self, arguments: str | Mapping[str, Any]) -> Any:
         """Parse a call's arguments strictly. Raises `ToolValidationError`, written for the model."""

@@ -21,7 +21,7 @@ from holdfast.conversation.events import HistoryCompacted, ProviderUsage
 from holdfast.errors import DeadlineExceededError, PromptEvaluationError, ToolValidationError
 from holdfast.providers.base import Provider
 from holdfast.providers.retrying import Retrying
-from holdfast.providers.vendor_loop import VendorLoop, VendorRun, VendorSeat, VendorSession
+from holdfast.providers.vendor_loop import VendorRun, VendorSeat, VendorSession, brings_loop
 from holdfast.records import dataclass
 from holdfast.state.budget import Deadline
 from holdfast.state.execution import ExecutionState
@@ -99,7 +99,7 @@ async def seated(
 ) -> AsyncIterator[Seat]:
     """Seat a provider for the length of a turn. When the block ends, nothing of a vendor's loop is left."""
     within = provider.within if isinstance(provider, Retrying) else provider
-    if not isinstance(within, VendorLoop):
+    if not brings_loop(within):
         yield Seat(provider)
         return
     session, filesystem = state.session, filesystem_of(state)
