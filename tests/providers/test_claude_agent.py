@@ -39,6 +39,7 @@ from holdfast.prompt import MarkdownSection, Prompt, PromptTemplate, SectionVisi
 from holdfast.providers.adapter import ProviderAdapter
 from holdfast.providers.base import Provider, TextDelta
 from holdfast.providers.claude_agent import NAME, ClaudeAgent
+from holdfast.providers.claude_agent.process import Cli
 from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.providers.vendor_loop import VendorLoop, VendorSession
 from holdfast.state.budget import Deadline, TokenUsage
@@ -716,7 +717,9 @@ def test_the_launcher_drops_secrets_of_this_process(tmp_path: Path, monkeypatch:
     """A command of the vendor's sees the CLI's environment, so that must not hold what is not its own."""
     monkeypatch.setenv("SOME_TOKEN", "t0ken")
     monkeypatch.setenv("OTHER_TOKEN", "t0ken")
-    script = ClaudeAgent("a-model", allow_env=["OTHER_TOKEN"]).launcher(tmp_path, tmp_path)
+    cli = Cli(ClaudeAgent("a-model", allow_env=["OTHER_TOKEN"])._settings, tmp_path)
+    script = cli.launcher.read_text()
+    cli.forget()
     assert "unset SOME_TOKEN" in script.splitlines()
     assert "OTHER_TOKEN" not in script
     assert "t0ken" not in script
