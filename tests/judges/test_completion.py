@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judges_kit import answering, work_prompt
 
-from holdfast.containment import CancellationToken
+from holdfast.containment import CancellationToken, ExecutionContext, Limits
+from holdfast.containment.threads import threadsafe
 from holdfast.conversation import InnerMessage, enable_inner_message_recording
 from holdfast.errors import CancelledByToken, DeadlineExceededError, NestedEvaluationError, UsageError
 from holdfast.judges import (
@@ -304,6 +306,41 @@ async def test_a_check_that_hangs_is_stopped_when_its_time_is_over() -> None:
         clock.advance(31)
     assert answers == [None]
     assert session[JudgeEvent].all()[0].reason == "timeout"
+
+
+@pytest.mark.parametrize("config", [None, CLOSED], ids=["open", "closed"])
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_the_time_of_the_runs_limits_cuts_a_check_off(
+    config: NestedExecutionConfig | None, is_async: bool
+) -> None:
+    """Nobody has looked then, which an open run is told and a closed one does not survive."""
+    clock = FakeClock()
+    session = Session(clock=clock)
+    began, release = anyio.Event(), threading.Event()
+    tell = threadsafe(began.set)
+
+    async def hang(context: TaskCompletionContext) -> TaskCompletionResult:
+        tell()
+        await anyio.sleep_forever()
+        return OK
+
+    def block(context: TaskCompletionContext) -> TaskCompletionResult:
+        tell()
+        release.wait(60)
+        return OK
+
+    with ExecutionContext(Limits(timeout=5.0), clock=clock) as limits:
+        mine = judges(session, Checker(hang if is_async else block), config=config, containment=limits)
+        async with anyio.create_task_group() as group:
+            group.start_soon(mine.before_stop, "", None, "stop")
+            await began.wait()
+            clock.advance(5)
+    release.set()
+    (event,) = session[JudgeEvent].all()
+    assert (event.outcome, event.reason) == ("skipped", "deadline")
+    (checked,) = session[CompletionChecked].all()
+    assert (checked.complete, checked.verified) == (config is None, False)
+    assert mine.exhausted is (config is CLOSED)
 
 
 # --- files ---------------------------------------------------------------------------------------------

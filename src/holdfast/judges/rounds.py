@@ -567,6 +567,9 @@ class Judges:
         limit_s = own.total_seconds()
         if self._deadline is not None:
             limit_s = max(min(limit_s, self._deadline.remaining().total_seconds()), 0.0)
+        left_s = None if self._containment is None else self._containment.remaining_s
+        if left_s is not None:
+            limit_s = min(limit_s, left_s)
         token = CancellationToken(self._cancellation)
         # A judge is handed a chain of its own: what it does to that, it does not do to the run.
         chain = None if self._containment is None else self._containment.spawn_child(onlooker=True)

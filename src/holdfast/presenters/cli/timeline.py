@@ -88,7 +88,9 @@ def _describe(value: object) -> tuple[str, str, bool] | None:
             return "state", f"restored ({value.reason})", True
         case CompletionChecked():
             verdict = "may stop" if value.complete else "sent back"
-            return "judge", f"{verdict}: {_short(value.feedback or value.checker)}", value.complete
+            verdict += "" if value.verified else ", unverified"
+            good = value.complete and value.verified
+            return "judge", f"{verdict}: {_short(value.feedback or value.checker)}", good
         case Feedback():
             return "judge", f"{value.provider_name}: {_short(value.summary)}", value.severity != "warning"
         case JudgeEvent() if value.outcome in ("failed", "skipped"):
