@@ -13,7 +13,7 @@ from state_kit import Add, Box, Note, Page, Said, Seen, Total, equip
 
 from holdfast.errors import ReadOnlyError, UsageError
 from holdfast.log.base import Log
-from holdfast.state import Append, Session, SessionView, Slice
+from holdfast.state import Append, InProcessDispatcher, Session, SessionView, Slice
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,35 @@ def test_what_observers_are_given_can_be_spoiled_without_harm(log: Log) -> None:
     session.observe(Box, lambda old, new: [box.things.append(99) for box in (*old, *new)])
     session.dispatch(Box([2]))
     assert session[Box].all() == (Box([1]), Box([2]))
+
+
+@pytest.mark.parametrize("is_in_transaction", [False, True])
+def test_what_subscribers_are_told_can_be_spoiled_without_harm_to_what_is_kept(
+    log: Log, is_in_transaction: bool
+) -> None:
+    """It was in the log before they heard of it: neither it nor a slice nor a new process follows."""
+    bus = InProcessDispatcher()
+    session = Session(log=log, bus=bus)
+    told: list[Frozen] = []
+
+    def spoil(event: Frozen) -> None:
+        told.append(event)
+        event.items.append(99)
+        event.by_name["a"].append(99)
+
+    bus.subscribe(Frozen, spoil)
+    if is_in_transaction:
+        with session.transaction() as inside:
+            inside.dispatch(Frozen([1], {"a": [1]}))
+    else:
+        session.dispatch(Frozen([1], {"a": [1]}))
+    session.dispatch(Frozen([2], {"a": [2]}))
+    kept = (Frozen([1], {"a": [1]}), Frozen([2], {"a": [2]}))
+    assert len(told) == 2
+    assert session[Frozen].all() == kept
+    assert tuple(event for _, event in session.events()) == kept
+    session.close()
+    assert Session.open(log, session.session_id)[Frozen].all() == kept
 
 
 def test_what_a_reducer_sees_through_its_context_can_be_spoiled_without_harm(log: Log) -> None:

@@ -1,4 +1,9 @@
-"""Telling subscribers what happened. A failing subscriber changes nothing."""
+"""Telling subscribers what happened. A failing subscriber changes nothing.
+
+An event is in the log, as bytes, before anybody is told of it, so that no subscriber can change what is kept.
+Subscribers share the object that was dispatched: whoever wants to change a list or a dict in it changes a
+copy, or those that are told later, and the dispatcher's caller, see the change.
+"""
 
 from __future__ import annotations
 
