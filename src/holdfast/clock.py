@@ -100,6 +100,7 @@ class FixedClock:
 # The slots of a UUID, which cannot be assigned to.
 _set_int = UUID.__dict__["int"].__set__
 _set_safety = UUID.__dict__["is_safe"].__set__
+_UNKNOWN = SafeUUID.unknown  # Looking a member up in its enum calls a function of Python's.
 
 _FIXED_BITS = UUID(int=0, version=4).int
 """What a random UUID has in the bits that are not random: its version and variant."""
@@ -120,7 +121,7 @@ def _as_id(number: int) -> UUID:
     # Past the constructor, which takes longer than all the rest.
     made = object.__new__(UUID)
     _set_int(made, number)
-    _set_safety(made, SafeUUID.unknown)
+    _set_safety(made, _UNKNOWN)
     return made
 
 

@@ -37,7 +37,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import chain, islice
-from typing import Generic, Literal, TypeVar, overload
+from typing import Generic, Literal, NamedTuple, TypeVar, overload
 
 from pydantic_core import from_json
 
@@ -63,6 +63,8 @@ from holdfast.state.events import ClearSlice, InitializeSlice, RestoredItem, Sta
 from holdfast.state.session import Session
 
 T = TypeVar("T")
+
+_new = tuple.__new__
 
 EMPTY_TEXT = "(empty)"
 """Stands for an empty request or result, which providers refuse."""
@@ -180,9 +182,7 @@ class ReplayItem:
         return said.encode("utf-8", "surrogatepass")
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(NamedTuple):
     """An event that the model does not see, and why."""
 
     seq: int
@@ -310,7 +310,7 @@ class Replayer:
                 return
             if isinstance(event, _REWRITING) and self._rewrite(seq, event):
                 return
-        self._left_out.append(LeftOut(seq, type_name or type(event).__name__, reason))
+        self._leave_out(seq, type_name or type(event).__name__, reason)
 
     def input(self) -> Replay:
         """Return the input as it would be sent now; open calls are closed in it, not in here."""
@@ -615,7 +615,7 @@ class Replayer:
     # .. what is counted along the way ..
 
     def _leave_out(self, seq: int, type_name: str, reason: str) -> None:
-        self._left_out.append(LeftOut(seq, type_name, reason))
+        self._left_out.append(_new(LeftOut, (seq, type_name, reason)))
 
     def _note_usage(self, event: ProviderUsage) -> None:
         """Remember the provider's own count, if it was sent everything that is here now."""

@@ -9,7 +9,7 @@ memory, so that a resumed run goes on where the script was.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import anyio.lowlevel
 
@@ -29,6 +29,8 @@ from holdfast.providers.base import (
 from holdfast.records import dataclass, quick
 from holdfast.state.budget import TokenUsage
 from holdfast.tools.tool import ToolCall
+
+_STOPPED = {reason: Stopped(reason) for reason in get_args(StopReason)}
 
 _USUAL = TokenUsage(input_tokens=100, output_tokens=20)
 """What an answer uses, unless the script says something else."""
@@ -110,7 +112,7 @@ class ScriptedProvider:
         yield UsageReported(
             answer.usage, answer.cost_usd, answer.cache_write_tokens, model=request.model or self._model
         )
-        yield Stopped(answer.stop_reason)
+        yield _STOPPED[answer.stop_reason]
 
     def _next(self, request: ModelRequest) -> Answer:
         position = request.answers_so_far

@@ -887,7 +887,7 @@ class Transaction:
         # It is not kept: two that held each other would have to wait for the collector of garbage.
         return _handle(self._core, self)
 
-    def active(self) -> AbstractContextManager[Session]:
+    def active(self) -> AbstractContextManager[None]:
         """Let everything that this call dispatches to the session be staged here."""
         return _Active(self)
 
@@ -1053,9 +1053,8 @@ class _Active:
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> None:
         self._token = _transactions.set((self._transaction, *_transactions.get()))
-        return self._transaction.session
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -54,7 +54,7 @@ import anyio.from_thread
 import anyio.lowlevel
 from pydantic_core import from_json
 
-from holdfast.clock import new_id
+from holdfast.clock import new_id, new_ids
 from holdfast.codec import FrozenDict
 from holdfast.containment.cancel import CancellationToken
 from holdfast.containment.limits import StopReason
@@ -355,6 +355,8 @@ class ToolRunner:
     """The session's gate, and the workspace's if there is one that can be changed."""
     _own_context: ToolContext | None = field(default=None, init=False, repr=False)
     """What the calls share that come without a context."""
+    _ids: Iterator[UUID] = field(default_factory=new_ids, init=False, repr=False)
+    """The ids of the attempts at calls."""
     _workspace_suffix: str = field(default="", init=False, repr=False)
     """How the names end that this session's calls have towards the workspace."""
     _filesystem: Filesystem | None = field(default=None, init=False, repr=False)
@@ -920,7 +922,7 @@ class ToolRunner:
             tool,
             plan.params,
             plan.context,
-            new_id(),
+            next(self._ids),
             state.clock.monotonic(),
             session.begin(),
             plan.record,

@@ -243,7 +243,6 @@ class TurnRecord:
         role: Role,
         content: str,
         sequence: int,
-        *,
         tool_calls: tuple[ToolCallRecord, ...] = (),
         tool_call_id: str | None = None,
         tool_name: str | None = None,
@@ -270,21 +269,8 @@ class TurnRecord:
 
     def result(self, call: ToolCall, result: ToolResult[Any], sequence: int) -> InnerMessage:
         """Make the message that tells the model how its call ended."""
-        return InnerMessage(
-            "tool",
-            result.render(),
-            self.evaluation_id,
-            sequence,
-            (),
-            call.id,
-            call.name,
-            self._turn,
-            self.prompt_ns,
-            self.prompt_key,
-            self._now(),
-            next(self._ids),
-            (),
-            not result.success,
+        return self.message(
+            "tool", result.render(), sequence, (), call.id, call.name, (), is_error=not result.success
         )
 
     def add(self, role: Role, content: str) -> InnerMessage:
@@ -299,7 +285,7 @@ class TurnRecord:
         self._turn += 1
         self.answers_so_far += 1
         calls = tuple([ToolCallRecord(each.id, each.name, each.arguments_json) for each in answer.calls])
-        message = self.message("assistant", answer.text, self.reserve(), tool_calls=calls, parts=answer.parts)
+        message = self.message("assistant", answer.text, self.reserve(), calls, None, None, answer.parts)
         self.session.dispatch_all((usage, message))
         self.messages.append(message)
         return message

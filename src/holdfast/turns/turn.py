@@ -274,7 +274,7 @@ class InnerLoop:
             self._registry(),
             self.agent,
             adapter=self.provider.name,
-            policies=rendered.policies,
+            policies=rendered.policies if any(rendered.policies.values()) else (),
             permissions=self.permissions,
             watches_token=False,
         )
