@@ -74,7 +74,7 @@ from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal, InvalidOperation
 from enum import Enum, Flag
 from pathlib import Path, PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
-from typing import Any, Final, Literal, NamedTuple, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Self, TypeVar, cast
 from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -159,8 +159,9 @@ class FrozenDict(dict[K, V]):
         dict.update(made, given, **named)
         return made
 
-    # A dict is filled by this, and could be filled again.
-    __init__ = object.__init__
+    if not TYPE_CHECKING:
+        # A dict is filled by its own, and could be filled again.
+        __init__ = object.__init__
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("a FrozenDict cannot be changed; change a copy of it, which dict() makes")
