@@ -891,12 +891,16 @@ class Transaction:
         """Let everything that this call dispatches to the session be staged here."""
         return _Active(self)
 
-    def enter(self) -> None:
-        """Let everything that the present context dispatches from now on be staged here.
+    def enter(self) -> Token[tuple[Transaction, ...]]:
+        """Let everything that the present context dispatches from now on be staged here, until `leave`.
 
-        For a context of its own (`contextvars.copy_context().run(...)`), which needs no way back.
+        A context of its own (`contextvars.copy_context().run(...)`) needs no way back.
         """
-        _transactions.set((self, *_transactions.get()))
+        return _transactions.set((self, *_transactions.get()))
+
+    def leave(self, entered: Token[tuple[Transaction, ...]]) -> None:
+        """Go back to how things were before that `enter`."""
+        _transactions.reset(entered)
 
     @property
     def staged(self) -> tuple[object, ...]:
@@ -1054,12 +1058,12 @@ class _Active:
         self._transaction = transaction
 
     def __enter__(self) -> None:
-        self._token = _transactions.set((self._transaction, *_transactions.get()))
+        self._token = self._transaction.enter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _transactions.reset(self._token)
+        self._transaction.leave(self._token)
 
 
 _NO_DRAFT = Draft("", b"", 0)

@@ -20,7 +20,7 @@ that what is seen is exactly what reading the log again would give.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar, overload
 
@@ -374,9 +374,13 @@ def reducer(*, on: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return mark
 
 
-@functools.lru_cache
-def declared_reducers(cls: type) -> dict[type, Callable[..., Any]]:
+def declared_reducers(cls: type) -> Mapping[type, Callable[..., Any]]:
     """Return the methods of a class that were marked with `reducer`, by event type."""
+    return _declared(cls)
+
+
+@functools.lru_cache
+def _declared(cls: type) -> Mapping[type, Callable[..., Any]]:
     found: dict[type, Callable[..., Any]] = {}
     for name in dir(cls):
         method = getattr(cls, name, None)

@@ -308,19 +308,19 @@ class _Running:
     __slots__ = ("_begun", "_staging", "_token")
 
     _token: Token[tuple[OpenCall, ...]]
+    _staging: Token[tuple[Transaction, ...]]
 
     def __init__(self, begun: OpenCall) -> None:
         self._begun = begun
-        self._staging = begun.transaction.active()
 
     def __enter__(self) -> None:
         self._token = _inside.set((*_inside.get(), self._begun))
-        self._staging.__enter__()
+        self._staging = self._begun.transaction.enter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._staging.__exit__(kind, error, trace)
+        self._begun.transaction.leave(self._staging)
         _inside.reset(self._token)
 
 
@@ -1255,26 +1255,28 @@ class ToolRunner:
         conflicts: tuple[str, ...] = (),
     ) -> ToolInvoked:
         """Make the event that ends a call that had begun."""
-        state = self.execution_state
+        state, call = self.execution_state, begun.call
+        # By place, because naming this many arguments takes longer than making the event.
         return ToolInvoked(
-            prompt_name=self.prompt_name,
-            adapter=self.adapter,
-            name=begun.call.name,
-            params=_kept_arguments(begun.call),
-            result=_kept_result(result),
-            session_id=state.session.session_id,
-            created_at=state.clock.now(),
-            call_id=begun.call.id,
-            run_context=begun.given.run_context,
-            event_id=begun.event_id,
+            self.prompt_name,
+            self.adapter,
+            call.name,
+            _kept_arguments(call),
+            _kept_result(result),
+            state.session.session_id,
+            state.clock.now(),
+            None,  # A tool uses no tokens.
+            call.id,
+            begun.given.run_context,
+            begun.event_id,
             # A call without effects has no start in the log.
-            attempt_id="" if begun.tool.effects == "none" else begun.attempt_id,
-            outcome=outcome,
-            elapsed_ms=self._elapsed_ms(begun),
-            workspace=workspace,
-            conflicts=conflicts,
-            hold_id=begun.hold_id,
-            batch_events=batch_events,
+            "" if begun.tool.effects == "none" else begun.attempt_id,
+            outcome,
+            self._elapsed_ms(begun),
+            workspace,
+            conflicts,
+            begun.hold_id,
+            batch_events,
         )
 
 
