@@ -76,6 +76,7 @@ from holdfast.state.session import Session
 from holdfast.state.slices import entry_at, opened
 from holdfast.state.views import SessionProtocol
 from holdfast.tools.events import ToolInvoked
+from holdfast.tools.gate import cancellations, heed_cancellations
 from holdfast.workspace.base import Filesystem
 
 _logger = logging.getLogger("holdfast.judges")
@@ -586,6 +587,7 @@ class Judges:
             loop=anyio.lowlevel.current_token(),
         )
         began = self._clock.monotonic()
+        before = cancellations()
         asked: _Asked[T] = _Asked()
         try:
             with anyio.CancelScope() as limit, scoped(scope):
@@ -599,6 +601,7 @@ class Judges:
                     timer.cancel()
             # The run's own token first: those below it, which cut the judge off, follow a moment later.
             self._cancellation.raise_if_cancelled()
+            heed_cancellations(before)
             if limit.cancel_called:
                 # Also if it answered after all: what comes too late does not count.
                 asked.answer = None
@@ -606,6 +609,7 @@ class Judges:
         except BaseException as error:
             if self._is_the_runs(error):
                 raise
+            heed_cancellations(before)
             asked.error = error
         finally:
             # Whoever was left behind hears that nobody waits any more.

@@ -8,6 +8,8 @@ moment leaves nothing half taken: whoever catches it gives the turn back again.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import threading
 import weakref
 from collections import deque
@@ -202,6 +204,26 @@ def is_in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def cancellations() -> int:
+    """Count how often the task that runs here was cancelled and nobody took it back.
+
+    Ctrl-C cancels a task of asyncio once. One that catches this and goes on as if nothing had happened has
+    lost it, but for this number. Elsewhere a cancellation comes again until it is heeded: 0.
+    """
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return 0
+    return 0 if task is None else task.cancelling()
+
+
+def heed_cancellations(before: int) -> None:
+    """Cancel the task if that was done since `cancellations()` was `before`, and foreign code kept it."""
+    # Whoever cancels a scope around us cancels it again and again: only a task's own can be lost.
+    if cancellations() > before and anyio.current_effective_deadline() != -math.inf:
+        raise asyncio.CancelledError("a cancellation was caught, and not passed on")
 
 
 _gates: weakref.WeakValueDictionary[Hashable, Gate] = weakref.WeakValueDictionary()

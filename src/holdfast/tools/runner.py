@@ -89,7 +89,15 @@ from holdfast.tools.context import (
     filesystem_of,
 )
 from holdfast.tools.events import OutboxPut, Outcome, ToolHeld, ToolInvoked, ToolStarted
-from holdfast.tools.gate import Gate, Turn, Turns, gate_of, is_in_event_loop
+from holdfast.tools.gate import (
+    Gate,
+    Turn,
+    Turns,
+    cancellations,
+    gate_of,
+    heed_cancellations,
+    is_in_event_loop,
+)
 from holdfast.tools.outbox import Outbox
 from holdfast.tools.policies import (
     PermissionMode,
@@ -303,15 +311,16 @@ def enclosing_calls() -> tuple[OpenCall, ...]:
 
 
 class _Running:
-    """A block that is part of a call."""
+    """A block that is part of a call. A cancellation that it catches and keeps is heeded at its end."""
 
-    __slots__ = ("_begun", "_staging", "_token")
+    __slots__ = ("_begun", "_cancellations", "_staging", "_token")
 
     _token: Token[tuple[OpenCall, ...]]
     _staging: Token[tuple[Transaction, ...]]
 
     def __init__(self, begun: OpenCall) -> None:
         self._begun = begun
+        self._cancellations = cancellations()
 
     def __enter__(self) -> None:
         self._token = _inside.set((*_inside.get(), self._begun))
@@ -322,6 +331,8 @@ class _Running:
     ) -> None:
         self._begun.transaction.leave(self._staging)
         _inside.reset(self._token)
+        if error is None or isinstance(error, Exception):
+            heed_cancellations(self._cancellations)
 
 
 @dataclass(slots=True)
