@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from holdfast.workspace.isolated import (
     fingerprint,
     isolate,
 )
+from holdfast.workspace.isolated.changes import mirror
 from holdfast.workspace.memory import InMemoryFilesystem
+from holdfast.workspace.paths import MAX_DEPTH
 
 
 def copy_of(directory: Path, files: dict[str, str] | None = None) -> IsolatedFilesystem:
@@ -305,3 +308,26 @@ def test_a_command_sees_what_a_call_before_it_has_undone(tmp_path: Path) -> None
     assert seen == {"a.txt": "new\n", "b.txt": "old\n"}
     copy.restore(start)
     assert (copy.host_root / "a.txt").read_text() == "old\n"
+
+
+def test_a_move_that_would_make_the_tree_too_deep_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    deep = "/".join("d" * (MAX_DEPTH - 2))
+    copy = copy_of(tmp_path, {f"{deep}/a.txt": "old\n", "e/f/g/h.txt": "old\n"})
+    before = tree(copy)
+    with pytest.raises(OSError, match="levels deep") as refused:
+        copy.move("e", f"{deep}/e")
+    assert refused.value.errno == errno.ENAMETOOLONG
+    assert tree(copy) == before
+    copy.move("e/f/g", f"{deep}/g")
+    assert copy.read(f"{deep}/g/h.txt").content == "old\n"
+
+
+def test_a_mirrored_directory_comes_with_what_is_in_it_and_goes_with_what_was() -> None:
+    source = InMemoryFilesystem(
+        {"d/a.txt": "a\n", "d/e/b.txt": "b\n", "x": "was a directory\n", "kept": "other"}
+    )
+    target = InMemoryFilesystem({"d": "was a file\n", "x/y/z.txt": "z\n", "kept": "mine"})
+    mirror(source, target, ["d", "x"])
+    source.delete("kept")
+    target.delete("kept")
+    assert tree(target) == tree(source)
