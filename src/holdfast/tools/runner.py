@@ -1558,16 +1558,19 @@ def _kept_result(result: ToolResult[Any]) -> ToolResult[Any]:
     return ToolResult(result.render()[:_KEPT_MESSAGE], success=result.success)
 
 
+_NO_ARGUMENTS: FrozenDict[str, object] = FrozenDict()
+
+
 def _kept_arguments(call: ToolCall) -> FrozenDict[str, object]:
     text = call.arguments_json
     if text in ("", "{}"):
-        return FrozenDict()
+        return _NO_ARGUMENTS
     try:
         data = from_json(text)  # The parser that the tool's own parameters went through.
     except ValueError:
-        return FrozenDict()
+        return _NO_ARGUMENTS
     if not isinstance(data, dict):
-        return FrozenDict()
+        return _NO_ARGUMENTS
     return FrozenDict(_shortened(data) if len(text) > _KEPT_ARGUMENT else data)
 
 
