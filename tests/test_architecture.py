@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tomllib
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -187,18 +187,39 @@ def test_few_imports_hide_in_functions() -> None:
     assert len(found) <= MAX_HIDDEN_IMPORTS, found
 
 
-def loaded_by(statement: str) -> set[str]:
+def loaded_by(statement: str, heavy: Collection[str] = HEAVY) -> set[str]:
     """Say which of the heavy modules a fresh interpreter has loaded after a statement."""
     code = f"import sys\n{statement}\nprint(*sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    return set(ran.stdout.split()) & set(HEAVY)
+    return set(ran.stdout.split()) & set(heavy)
 
 
 def test_importing_holdfast_pulls_in_no_driver() -> None:
     assert loaded_by("import holdfast") == set()
+
+
+def test_the_quickstarts_names_load_nothing_that_describes_types() -> None:
+    """Pydantic's models take longer to import than all of Holdfast, and not every program has one."""
+    late = {"pydantic.main", "pydantic.type_adapter", "pydantic.types", "importlib.metadata"}
+    assert loaded_by("from holdfast import Agent, Limits, tool", late) == set()
+    assert loaded_by("from holdfast import tool\n@tool\ndef echo(text: str):\n    'Say it.'", late) == late
+
+
+def test_dataclasses_are_those_whose_methods_are_written_at_first_use() -> None:
+    """Hundreds of classes whose methods are compiled on import would be most of the time it takes."""
+    for path in MODULES:
+        for node in ast.walk(tree_of(path)):
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module == "dataclasses"
+                and path != SRC / "records.py"
+            ):
+                assert "dataclass" not in {each.name for each in node.names}, (
+                    f"{path.relative_to(SRC)}: say `from holdfast.records import dataclass`"
+                )
 
 
 def test_no_door_pulls_in_a_driver() -> None:

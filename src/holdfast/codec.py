@@ -81,7 +81,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic_core import PydanticSerializationError, PydanticUndefined, TzInfo, from_json, to_json
 
 from holdfast.errors import DecodeError, EncodeError, UnknownTypeError, UsageError
-from holdfast.records import dataclass
+from holdfast.records import dataclass, is_model
 
 Json = Any
 """What `json.loads` returns. JSON is where static types end; `Any` says so once."""
@@ -254,16 +254,10 @@ def _derived_name(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _is_model(cls: type) -> bool:
-    """Say whether a class is a pydantic model, without importing pydantic for it."""
-    # Pydantic's dataclasses have the fields and the validator too, but are not models.
-    return hasattr(cls, "__pydantic_root_model__") and hasattr(cls, "__pydantic_fields__")
-
-
 def _is_record(cls: object) -> bool:
     return (
         isinstance(cls, type)
-        and (dataclasses.is_dataclass(cls) or _is_model(cls))
+        and (dataclasses.is_dataclass(cls) or is_model(cls))
         and not issubclass(cls, Enum)
     )
 
@@ -1090,7 +1084,7 @@ class _Record:
     def __init__(self, codec: Codec, annotation: Any, cls: type) -> None:
         self.codec = codec
         self.cls = cls
-        self.is_model = _is_model(cls)
+        self.is_model = is_model(cls)
         parameters = getattr(cls, "__parameters__", ())
         self.variables = dict(zip(parameters, typing.get_args(annotation), strict=False))
         self.compiled = False
@@ -1405,7 +1399,7 @@ def _why_unbuildable(cls: Any) -> str | None:
         if inspect.isabstract(cls):
             return "it is abstract"
         return "it is built on a class whose own content is not in its fields; hold that in a field"
-    if _is_model(cls):
+    if is_model(cls):
         names = list(cls.__pydantic_fields__)
     else:
         names = [each.name for each in dataclasses.fields(cls)]
@@ -1480,7 +1474,7 @@ _COLLECTION_TARGETS: dict[Any, type] = {
 
 def _hints(cls: Any, names: list[str]) -> list[Any]:
     """Resolve the annotations of fields; one that cannot be resolved becomes `Any`, coded by value."""
-    if _is_model(cls):
+    if is_model(cls):
         return [cls.__pydantic_fields__[name].annotation for name in names]
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
@@ -1893,7 +1887,7 @@ _IMMUTABLE_LEAVES = frozenset(
 
 def _is_frozen(cls: Any) -> bool:
     """Say whether the fields of a record cannot be assigned, and it has nothing beside them that can."""
-    if _is_model(cls):
+    if is_model(cls):
         config = cls.model_config
         return (
             bool(config.get("frozen")) and config.get("extra") != "allow" and not cls.__private_attributes__
@@ -1936,7 +1930,7 @@ def _parts_of(kind: Any) -> Callable[[Any], Iterable[object]] | None:
         return lambda value: (*value, *value.values())
     if not _is_record(kind) or not _is_frozen(kind):
         return None
-    if _is_model(kind):
+    if is_model(kind):
         return lambda value: vars(value).values()
     names = tuple(each.name for each in dataclasses.fields(kind))
     return lambda value: [getattr(value, name, None) for name in names]

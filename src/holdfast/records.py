@@ -27,7 +27,7 @@ from functools import partial
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-__all__ = ["dataclass", "quick"]
+__all__ = ["dataclass", "is_model", "quick"]
 
 T = TypeVar("T")
 
@@ -86,6 +86,12 @@ def quick(cls: type[T]) -> type[T]:
         )
     described.__init__ = _Unwritten(cls, "__init__", partial(_quick_init, usual=cls.__dict__["__init__"]))
     return cls
+
+
+def is_model(kind: type) -> bool:
+    """Say whether a class is a pydantic model, without importing pydantic for it."""
+    # Pydantic's dataclasses have the fields and the validator too, but are not models.
+    return hasattr(kind, "__pydantic_root_model__") and hasattr(kind, "__pydantic_fields__")
 
 
 class _Unwritten:

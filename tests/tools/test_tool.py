@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Annotated, Any, Literal
@@ -16,7 +16,18 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from holdfast.errors import ToolDefinitionError, ToolValidationError
-from holdfast.tools import Tool, ToolCall, ToolContext, ToolExample, ToolResult, tool
+from holdfast.tools import (
+    FILE_TOOLS,
+    PLAN_TOOLS,
+    Tool,
+    ToolCall,
+    ToolContext,
+    ToolExample,
+    ToolResult,
+    run_command,
+    tool,
+)
+from holdfast.tools.tool import ReadyTool
 
 
 @dataclass(frozen=True)
@@ -203,6 +214,23 @@ def test_what_cannot_be_a_tool_is_refused_when_it_is_made(
         return
     with pytest.raises(ToolDefinitionError, match=problem):
         Tool.wrap(function, name=name)
+
+
+READY = (*FILE_TOOLS, *PLAN_TOOLS, run_command)
+
+
+@pytest.mark.parametrize("ready", READY, ids=lambda each: each.name)
+def test_the_parameters_of_a_tool_of_the_package_can_be_described(ready: Tool[Any, Any]) -> None:
+    """They are described at their first use, so this is where a mistake in them would show."""
+    assert isinstance(ready, ReadyTool)
+    assert ready.parameters_schema["type"] == "object"
+    assert ready.parameters_schema["additionalProperties"] is False
+
+
+def test_a_tool_of_the_package_is_changed_like_any_other() -> None:
+    renamed = replace(run_command, name="sh")
+    assert (renamed.name, type(renamed)) == ("sh", type(run_command))
+    assert renamed.parse('{"command": "ls"}') == run_command.parse('{"command": "ls"}')
 
 
 def _two(first: Point, second: Point, *, context: Any) -> None:

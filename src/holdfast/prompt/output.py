@@ -35,8 +35,8 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+import pydantic  # Each of its names is loaded when it is first used, and not all programs use one.
+from pydantic_core import ValidationError
 
 from holdfast.errors import OutputParseError, PromptValidationError
 from holdfast.prompt.capture import name_of
@@ -81,14 +81,14 @@ class StructuredOutput(Generic[OutputT]):
     allow_extra_keys: bool = False
 
     @functools.cached_property
-    def adapter(self) -> TypeAdapter[Any]:
+    def adapter(self) -> pydantic.TypeAdapter[Any]:
         """What validates an answer."""
         kind: Any = self.output_type
         if self.container == "array":
             kind = list[kind]
         try:
-            return TypeAdapter(kind)
-        except (PydanticSchemaGenerationError, PydanticUserError, NameError) as error:
+            return pydantic.TypeAdapter(kind)
+        except (pydantic.PydanticSchemaGenerationError, pydantic.PydanticUserError, NameError) as error:
             raise _unsupported(self.output_type, str(error)) from error
 
     @functools.cached_property
@@ -96,7 +96,7 @@ class StructuredOutput(Generic[OutputT]):
         """The JSON schema, with an object at its root; an array stands under `items`."""
         try:
             made = self.adapter.json_schema()
-        except PydanticUserError as error:
+        except pydantic.PydanticUserError as error:
             raise _unsupported(self.output_type, str(error)) from error
         definitions = made.pop("$defs", {})
         if self.container == "array":
@@ -187,7 +187,7 @@ def output_json(value: Any) -> str:
     kind: Any = type(value)
     if isinstance(value, list) and value:
         kind = list[type(value[0])]  # type: ignore[misc]  # a type that is known at run time
-    return TypeAdapter(kind).dump_json(value, by_alias=True).decode("utf-8")
+    return pydantic.TypeAdapter(kind).dump_json(value, by_alias=True).decode("utf-8")
 
 
 def _unsupported(kind: Any, why: str) -> PromptValidationError:

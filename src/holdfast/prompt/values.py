@@ -8,8 +8,9 @@ from collections.abc import Mapping, Set
 from enum import Enum
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from holdfast.records import is_model
 
 _PLAIN = frozenset((str, int, bool, type(None)))
 """What is JSON data as it is."""
@@ -17,12 +18,12 @@ _PLAIN = frozenset((str, int, bool, type(None)))
 
 def is_record(kind: object) -> bool:
     """Say whether a type is a dataclass or a pydantic model."""
-    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, BaseModel))
+    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or is_model(kind))
 
 
 def fields_of(kind: Any) -> Mapping[str, bool]:
     """Return the constructor's fields of a record type, and whether each one must be given."""
-    if issubclass(kind, BaseModel):
+    if is_model(kind):
         return {name: each.is_required() for name, each in kind.model_fields.items()}
     return {
         each.name: each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
@@ -34,15 +35,13 @@ def fields_of(kind: Any) -> Mapping[str, bool]:
 def names_of(kind: Any) -> tuple[str, ...]:
     """Return the names of all fields of a record type, computed ones included."""
     return (
-        tuple(kind.model_fields)
-        if issubclass(kind, BaseModel)
-        else tuple(each.name for each in dataclasses.fields(kind))
+        tuple(kind.model_fields) if is_model(kind) else tuple(each.name for each in dataclasses.fields(kind))
     )
 
 
 def values_of(record: Any) -> dict[str, object]:
     """Return a record's field values by name, as they are."""
-    if isinstance(record, BaseModel):
+    if is_model(type(record)):
         return {name: getattr(record, name) for name in type(record).model_fields}
     return {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
 
@@ -56,7 +55,7 @@ def as_data(value: Any) -> Any:
         return {_as_key(key): as_data(each) for key, each in value.items()}
     if kind is list or kind is tuple:
         return [as_data(each) for each in value]
-    if isinstance(value, BaseModel):
+    if is_model(kind):
         return value.model_dump(mode="json", by_alias=True, fallback=str)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: as_data(each) for name, each in values_of(value).items()}
@@ -87,7 +86,7 @@ def as_text(value: Any) -> str:
     if callable(render) and not isinstance(value, type):
         return str(render())
     is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    if is_object or isinstance(value, (BaseModel, Mapping, list, tuple, Set)):
+    if is_object or is_model(type(value)) or isinstance(value, (Mapping, list, tuple, Set)):
         return json.dumps(as_data(value), ensure_ascii=False, indent=2)
     return str(value)
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Literal, TypeVar
 from holdfast.errors import PathEscapeError, ReadOnlyError
 from holdfast.records import dataclass
 from holdfast.tools.context import ToolContext
-from holdfast.tools.tool import Tool, ToolExample, ToolResult
+from holdfast.tools.tool import ReadyTool, Tool, ToolExample, ToolResult
 from holdfast.workspace.base import Filesystem, GrepMatch
 from holdfast.workspace.diffs import is_binary, unified_text
 from holdfast.workspace.lines import split_lines
@@ -178,7 +178,7 @@ def _numbered_lines(
     return shown, None, number
 
 
-read_file: Tool[ReadFile, str] = Tool[ReadFile, str](
+read_file: Tool[ReadFile, str] = ReadyTool[ReadFile, str](
     name="read_file",
     description=(
         "Read a text file. Each line is shown with its number and a tab before it, which are not part of "
@@ -223,7 +223,7 @@ def _write_file(params: WriteFile, *, context: ToolContext) -> _Answer:
     return ToolResult.ok(message=f"{verb} {result.path}: {what}.")
 
 
-write_file: Tool[WriteFile, str] = Tool[WriteFile, str](
+write_file: Tool[WriteFile, str] = ReadyTool[WriteFile, str](
     name="write_file",
     description=(
         "Write a text file, whole. Missing directories are made. To change a part of a file that exists, use "
@@ -345,7 +345,7 @@ def _likeness(wanted: Sequence[str], plain: Sequence[str], start: int) -> float:
     )
 
 
-edit_file: Tool[EditFile, str] = Tool[EditFile, str](
+edit_file: Tool[EditFile, str] = ReadyTool[EditFile, str](
     name="edit_file",
     description=(
         "Change a part of a text file: replace old_text by new_text. old_text must be exactly what is in the "
@@ -426,7 +426,7 @@ def _page(lines: Iterable[str], skip: int, total: int, noun: str, extra: str = "
     return ToolResult.ok(message=text + extra)
 
 
-list_directory: Tool[ListDirectory, str] = Tool[ListDirectory, str](
+list_directory: Tool[ListDirectory, str] = ReadyTool[ListDirectory, str](
     name="list_directory",
     description=(
         "List a directory, one entry per line: directories end with '/', files show their size, links what "
@@ -491,7 +491,7 @@ class _Hidden:
         return f"[{count} hidden matches left out; set include_hidden to true to see them]\n"
 
 
-glob_files: Tool[GlobFiles, str] = Tool[GlobFiles, str](
+glob_files: Tool[GlobFiles, str] = ReadyTool[GlobFiles, str](
     name="glob_files",
     description=(
         "Find files and directories by name. ** crosses directories, * and ? stay within a name, [abc] is "
@@ -566,7 +566,7 @@ def _around(match: GrepMatch) -> str:
     return ("..." if start else "") + line[start:end] + ("..." if end < len(line) else "")
 
 
-grep_files: Tool[GrepFiles, str] = Tool[GrepFiles, str](
+grep_files: Tool[GrepFiles, str] = ReadyTool[GrepFiles, str](
     name="grep_files",
     description=(
         "Search the text of files for a regular expression. Answers with path:line: text, in path order. "
@@ -611,7 +611,7 @@ def _delete_file(params: DeleteFile, *, context: ToolContext) -> _Answer:
     return ToolResult.ok(message=f"Deleted the {noun} {stat.path}.")
 
 
-delete_file: Tool[DeleteFile, str] = Tool[DeleteFile, str](
+delete_file: Tool[DeleteFile, str] = ReadyTool[DeleteFile, str](
     name="delete_file",
     description=(
         "Delete a file, a link or an empty directory; with recursive, a directory and everything in it. A "
@@ -650,7 +650,7 @@ def _move_file(params: MoveFile, *, context: ToolContext) -> _Answer:
     return ToolResult.ok(message=f"Moved {normalize(params.path)} to {target}.")
 
 
-move_file: Tool[MoveFile, str] = Tool[MoveFile, str](
+move_file: Tool[MoveFile, str] = ReadyTool[MoveFile, str](
     name="move_file",
     description="Move or rename a file, a link or a directory. Missing directories of the target are made.",
     handler=_move_file,

@@ -19,7 +19,7 @@ from holdfast.state.events import event
 from holdfast.state.session import Session
 from holdfast.state.slices import Extend, Replace, Slice, SliceOp, declared_reducers, reducer
 from holdfast.tools.context import ToolContext
-from holdfast.tools.tool import Tool, ToolExample, ToolResult
+from holdfast.tools.tool import ReadyTool, Tool, ToolExample, ToolResult
 
 PlanStatus = Literal["active", "completed", "abandoned"]
 """How a plan stands as a whole."""
@@ -285,7 +285,7 @@ def _read_plan(params: None, *, context: ToolContext) -> ToolResult[Any]:
     return _shown(context)
 
 
-setup_plan: Tool[SetupPlanParams, str] = Tool[SetupPlanParams, str](
+setup_plan: Tool[SetupPlanParams, str] = ReadyTool[SetupPlanParams, str](
     name="setup_plan",
     description=(
         "Write down what you mean to do, before work that takes more than a few steps. It takes the place "
@@ -304,7 +304,7 @@ setup_plan: Tool[SetupPlanParams, str] = Tool[SetupPlanParams, str](
 )
 """Makes a plan."""
 
-add_step: Tool[AddStepParams, str] = Tool[AddStepParams, str](
+add_step: Tool[AddStepParams, str] = ReadyTool[AddStepParams, str](
     name="add_step",
     description="Add a step to the end of the plan, when you find that more is to be done.",
     handler=_add_step,
@@ -312,7 +312,7 @@ add_step: Tool[AddStepParams, str] = Tool[AddStepParams, str](
 )
 """Adds a step to the plan."""
 
-update_step: Tool[UpdateStepParams, str] = Tool[UpdateStepParams, str](
+update_step: Tool[UpdateStepParams, str] = ReadyTool[UpdateStepParams, str](
     name="update_step",
     description=(
         "Say how a step of the plan stands: in_progress when you begin it, done when it is checked, blocked "
@@ -331,7 +331,7 @@ update_step: Tool[UpdateStepParams, str] = Tool[UpdateStepParams, str](
 )
 """Changes a step of the plan."""
 
-read_plan: Tool[None, str] = Tool[None, str](
+read_plan: Tool[None, str] = ReadyTool[None, str](
     name="read_plan",
     description="Read the plan: the objective, and how each step stands.",
     handler=_read_plan,

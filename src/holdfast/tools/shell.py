@@ -20,7 +20,7 @@ from holdfast.errors import UsageError
 from holdfast.records import dataclass
 from holdfast.tools._process import CommandResult, command_environment, run_command_async
 from holdfast.tools.context import ToolContext
-from holdfast.tools.tool import Tool, ToolExample, ToolResult
+from holdfast.tools.tool import ReadyTool, Tool, ToolExample, ToolResult
 from holdfast.workspace.base import Filesystem
 from holdfast.workspace.paths import normalize
 
@@ -100,7 +100,7 @@ def shell_tool(
             return ToolResult.error(f"{text}\nWhat it had changed in the workspace was undone.")
         return ToolResult.ok(message=text)
 
-    return Tool[RunCommand, str](
+    return ReadyTool[RunCommand, str](
         name=name,
         description=(
             "Run a shell command in the workspace and see its output and exit code. There is no input and no "

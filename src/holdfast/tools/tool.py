@@ -18,14 +18,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
-from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
-from pydantic_core import to_jsonable_python
+import pydantic  # Each of its names is loaded when it is first used, and not all programs use one.
+from pydantic_core import ValidationError, to_jsonable_python
 
 from holdfast.codec import sparse
 from holdfast.containment.pricing import estimate_tokens
 from holdfast.errors import ToolDefinitionError, ToolValidationError
-from holdfast.records import dataclass, quick
+from holdfast.records import dataclass, is_model, quick
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -175,7 +174,7 @@ class Tool(Generic[P, R]):
             if self.result_type is None:
                 object.__setattr__(self, "result_type", result)
         self._check_examples()
-        _ = self._adapter  # A type that cannot be parsed is found now, not in production.
+        self._check_parameters()
 
     def _check_examples(self) -> None:
         for each in self.examples:
@@ -185,6 +184,9 @@ class Tool(Generic[P, R]):
                     f"an example of the tool {self.name!r} has an input of type "
                     f"{type(each.input).__qualname__}, not {expected.__qualname__}"
                 )
+
+    def _check_parameters(self) -> None:
+        _ = self._adapter  # A type that cannot be parsed is found now, not in production.
 
     @classmethod
     def wrap(
@@ -238,12 +240,12 @@ class Tool(Generic[P, R]):
         )
 
     @functools.cached_property
-    def _adapter(self) -> TypeAdapter[Any] | None:
+    def _adapter(self) -> pydantic.TypeAdapter[Any] | None:
         if self.params_type is None or self.params_type is type(None):
             return None
         try:
-            return TypeAdapter(self.params_type)
-        except (PydanticSchemaGenerationError, PydanticUserError) as error:
+            return pydantic.TypeAdapter(self.params_type)
+        except (pydantic.PydanticSchemaGenerationError, pydantic.PydanticUserError) as error:
             raise ToolDefinitionError(
                 f"the parameters of the tool {self.name!r} cannot be described to a model: {error}"
             ) from error
@@ -255,7 +257,7 @@ class Tool(Generic[P, R]):
             return {"type": "object", "properties": {}, "additionalProperties": False}
         try:
             schema = self._adapter.json_schema()
-        except PydanticUserError as error:
+        except pydantic.PydanticUserError as error:
             raise ToolDefinitionError(
                 f"the parameters of the tool {self.name!r} have no JSON schema: {error}"
             ) from error
@@ -316,6 +318,16 @@ class Tool(Generic[P, R]):
         return inspect.iscoroutinefunction(self.handler) or inspect.iscoroutinefunction(
             getattr(self.handler, "__call__", None)  # noqa: B004  # asks about the method, not whether it is callable
         )
+
+
+class ReadyTool(Tool[P, R]):
+    """A tool of this package: its parameters are described when they are needed, as tests have done before.
+
+    Describing those of all of them takes longer than importing the package does, and a program may
+    use none.
+    """
+
+    def _check_parameters(self) -> None: ...
 
 
 class _BoundTool:
@@ -403,7 +415,7 @@ def as_result(outcome: Any) -> ToolResult[Any]:
 
 def _is_record(annotation: Any) -> bool:
     plain = typing.get_origin(annotation) or annotation
-    return isinstance(plain, type) and (dataclasses.is_dataclass(plain) or issubclass(plain, BaseModel))
+    return isinstance(plain, type) and (dataclasses.is_dataclass(plain) or is_model(plain))
 
 
 def _is_allowed(annotation: Any) -> bool:
@@ -477,17 +489,17 @@ def _check_shape(name: str, handler: Handler) -> None:
 
 def _params_model(
     name: str, parameters: list[inspect.Parameter], texts: Mapping[str, str]
-) -> type[BaseModel]:
+) -> type[pydantic.BaseModel]:
     fields: dict[str, Any] = {}
     for each in parameters:
         default = ... if each.default is each.empty else each.default
         annotation = each.annotation
         if each.name in texts:
-            annotation = typing.Annotated[annotation, Field(description=texts[each.name])]
+            annotation = typing.Annotated[annotation, pydantic.Field(description=texts[each.name])]
         fields[each.name] = (annotation, default)
     title = "".join(part.capitalize() for part in re.split(r"[_-]", name)) + "Params"
-    model: type[BaseModel] = create_model(
-        title, __config__=ConfigDict(frozen=True, arbitrary_types_allowed=False), **fields
+    model: type[pydantic.BaseModel] = pydantic.create_model(
+        title, __config__=pydantic.ConfigDict(frozen=True, arbitrary_types_allowed=False), **fields
     )
     return model
 

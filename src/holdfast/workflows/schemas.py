@@ -13,8 +13,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from pydantic import TypeAdapter
-from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+import pydantic  # Each of its names is loaded when it is first used, and not all programs use one.
 
 from holdfast.errors import UsageError
 
@@ -53,8 +52,13 @@ def schema_of(output: object, where: str) -> dict[str, Any]:
         made: Any = dict(output)
     else:
         try:
-            made = TypeAdapter(cast("Any", output)).json_schema()
-        except (PydanticSchemaGenerationError, PydanticUserError, TypeError, ValueError) as error:
+            made = pydantic.TypeAdapter(cast("Any", output)).json_schema()
+        except (
+            pydantic.PydanticSchemaGenerationError,
+            pydantic.PydanticUserError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise UsageError(
                 f"{where}: {output!r:.80} is no JSON schema, and no type that has one"
             ) from error

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
+import pydantic  # Each of its names is loaded when it is first used, and not all programs use one.
 
 from holdfast.errors import IllegalMoveError, UsageError
 from holdfast.records import dataclass
@@ -204,7 +204,11 @@ class WorkflowResult:
         checkpoint = self.step(step_id).checkpoint
         if checkpoint is None or not checkpoint.payload_json:
             return None
-        return checkpoint.value if kind is None else TypeAdapter(kind).validate_json(checkpoint.payload_json)
+        return (
+            checkpoint.value
+            if kind is None
+            else pydantic.TypeAdapter(kind).validate_json(checkpoint.payload_json)
+        )
 
     def to_data(self) -> dict[str, Any]:
         """Return it as JSON data."""

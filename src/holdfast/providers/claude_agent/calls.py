@@ -15,11 +15,12 @@ waits for the CLI is let go.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import anyio
 
+from holdfast.records import dataclass
 from holdfast.tools.tool import ToolResult
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -15,6 +15,7 @@ from holdfast.errors import ModelCallError
 from holdfast.providers.base import ModelRequest, UsageReported
 from holdfast.providers.claude_agent.environment import endpoint_in
 from holdfast.providers.errors import Facts, classify, environment_secrets, model_call_error
+from holdfast.records import dataclass
 from holdfast.state.budget import TokenUsage
 
 NAME = "claude.agent"
