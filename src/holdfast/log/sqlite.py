@@ -464,24 +464,13 @@ class SqliteLog:
             )
         session_id = lease.session_id
         rows = packed(drafts)
-
-        def work(connection: sqlite3.Connection) -> tuple[Sequence[Envelope], _Tail]:
-            key, seq, checksum = self._find_tail(connection, lease)
-            rules.check_head(lease, expected_seq=expected_seq, head=seq)
-            batch: list[Envelope] = []
-            for part, flags, stored in rows:
-                batch += chained(session_id, checksum, seq + 1, part)
-                seq, checksum = seq + len(part), batch[-1].checksum
-                _insert(connection, key, seq, part[-1], flags, stored, checksum)
-            return batch, _Tail(key, seq, checksum)
-
         with self._database.lock:
             # Taken away until the commit, so that nothing is believed after a failure.
             tail = self._tails.pop(session_id.int, None)
             written = None
             if tail is not None and tail.seq == expected_seq and len(rows) == 1:
                 written = self._continue(lease, tail, *rows[0])
-            batch, tail = written or self._database.write("append to session", work, session_id)
+            batch, tail = written or self._look_and_append(lease, rows, expected_seq)
             if len(self._tails) >= _MOST_TAILS:
                 self._tails.clear()
             self._tails[session_id.int] = tail
@@ -500,6 +489,23 @@ class SqliteLog:
         if not self._database.write_at_once("append to session", CONTINUE, values, lease.session_id):
             return None
         return batch, _Tail(key, seq, checksum)
+
+    def _look_and_append(
+        self, lease: Lease, rows: Sequence[tuple[Sequence[Draft], int, bytes]], expected_seq: int
+    ) -> tuple[Sequence[Envelope], _Tail]:
+        """Write rows behind the end that the file says, if that is the one that the writer expects."""
+
+        def work(connection: sqlite3.Connection) -> tuple[Sequence[Envelope], _Tail]:
+            key, seq, checksum = self._find_tail(connection, lease)
+            rules.check_head(lease, expected_seq=expected_seq, head=seq)
+            batch: list[Envelope] = []
+            for part, flags, stored in rows:
+                batch += chained(lease.session_id, checksum, seq + 1, part)
+                seq, checksum = seq + len(part), batch[-1].checksum
+                _insert(connection, key, seq, part[-1], flags, stored, checksum)
+            return batch, _Tail(key, seq, checksum)
+
+        return self._database.write("append to session", work, lease.session_id)
 
     def _find_tail(self, connection: sqlite3.Connection, lease: Lease) -> _Tail:
         """Look up where a session ends, if its writer is still the one that counts."""
