@@ -145,7 +145,7 @@ def test_a_session_in_the_place_of_an_erased_one_gets_none_of_its_events(tmp_pat
 
 def lengths(log: SqliteLog, lease: Lease, count: int) -> list[int]:
     """Append so many events, and return how long the WAL was behind each."""
-    wal = log.path.with_name(log.path.name + "-wal")
+    wal = Path(f"{log.path.resolve()}-wal")
     head = log.info(lease.session_id).head
     found = []
     for seq in range(head, head + count):
@@ -185,6 +185,17 @@ def test_a_file_with_room_behind_its_wal_is_whole_after_a_crash(tmp_path: Path) 
         assert log.findings == ()
         assert log.check(lease.session_id).ok
         assert log.info(lease.session_id).head == 40
+
+
+def test_a_log_behind_a_link_is_one_log(tmp_path: Path) -> None:
+    """Its WAL lies beside the file, not beside the link, and is given room there."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.db").symlink_to(tmp_path / "real" / "log.db")
+    with SqliteLog(tmp_path / "link.db", heartbeat=False) as log:
+        lease = opened(log)
+        assert len(set(lengths(log, lease, 20))) < 10
+    with SqliteLog(tmp_path / "real" / "log.db", heartbeat=False) as log:
+        assert log.info(lease.session_id).head == 20
 
 
 def test_a_full_disk_has_no_room_to_spare_and_all_its_room_for_events(tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ class Database:
     ) -> None:
         self.path = path
         self._path_text = os.fspath(path)
-        self.wal_path = path.with_name(path.name + "-wal")
+        # Beside the file itself, if the path is a link to it.
+        self.wal_path = Path(f"{os.path.realpath(path)}-wal")
         self.findings: tuple[Finding, ...] = ()
         """What was found wrong with the file as a whole when it was opened."""
         self.version = 0

@@ -142,7 +142,7 @@ class Wreck:
         for number in range(-(-os.fstat(self._database.fileno()).st_size // PAGE)):
             self._newest[number + 1] = len(self._images)
             self._images.append((self._database, number * PAGE))
-        wal_path = path.with_name(path.name + "-wal")
+        wal_path = Path(f"{os.path.realpath(path)}-wal")
         if wal_path.exists():
             self._frames = wal_path.open("rb")
             for number, offset in wal.page_images(self._frames):
