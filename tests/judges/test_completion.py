@@ -35,6 +35,7 @@ from holdfast.judges import (
     TaskCompletionContext,
     TaskCompletionResult,
 )
+from holdfast.judges.context import MAX_NESTED_DURATION
 from holdfast.log.sqlite import SqliteLog
 from holdfast.state import (
     Budget,
@@ -569,6 +570,9 @@ def test_a_composite_has_the_time_of_its_parts() -> None:
     assert both.time_limit is not None
     assert both.time_limit >= timedelta(seconds=300)
     assert CompositeChecker([always(OK)]).time_limit is None
+    one = CompositeChecker([CommandChecker("true", timeout_s=100), always(OK)])
+    assert one.time_limit is not None
+    assert one.time_limit >= timedelta(seconds=100) + MAX_NESTED_DURATION
 
 
 def test_the_runs_cancellation_is_no_opinion_of_a_checker() -> None:

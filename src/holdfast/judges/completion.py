@@ -25,18 +25,12 @@ from holdfast.containment import CancellationToken, ExecutionContext
 from holdfast.containment.dispatch import is_async
 from holdfast.errors import CancelledByToken, UsageError
 from holdfast.judges.asking import on_worker
-from holdfast.judges.context import (
-    MAX_NESTED_DURATION,
-    NestedExecutionConfig,
-    NestedExecutionContext,
-    as_view,
-    derive_nested_deadline,
-)
+from holdfast.judges.context import MAX_NESTED_DURATION, JudgeContext, NestedExecutionConfig, as_view
 from holdfast.judges.feedback import recent_calls
 from holdfast.prompt.template import Prompt
 from holdfast.providers.adapter import ProviderAdapter
 from holdfast.records import dataclass
-from holdfast.state.budget import Budget, BudgetTracker, Deadline
+from holdfast.state.budget import BudgetTracker, Deadline
 from holdfast.state.run_context import RunContext
 from holdfast.state.views import SessionProtocol
 from holdfast.tools._process import CommandResult, command_environment, run_command_async
@@ -70,7 +64,7 @@ class TaskCompletionResult:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskCompletionContext:
+class TaskCompletionContext(JudgeContext):
     """What a completion checker may look at, and what it needs to ask a model or run a command."""
 
     session: SessionProtocol
@@ -110,21 +104,6 @@ class TaskCompletionContext:
         if self.prompt is None:
             return self.session[ToolInvoked].all()[-n:] if n > 0 else ()
         return recent_calls(self.session, self.prompt.name, n)
-
-    def create_nested_context(
-        self, *, budget: Budget | None = None, max_duration: timedelta = MAX_NESTED_DURATION
-    ) -> NestedExecutionContext:
-        """Make the frame for asking a model: this run, a derived deadline, and this budget."""
-        return NestedExecutionContext(
-            parent_session=self.session,
-            parent_run_context=self.run_context,
-            deadline=derive_nested_deadline(self.deadline, max_duration),
-            budget=budget,
-            filesystem=self.filesystem,
-            containment=self.containment,
-            cancellation=self.cancellation,
-            config=self.config,
-        )
 
     async def run_command(
         self,

@@ -152,6 +152,35 @@ class NestedEvaluationResult(Generic[OutputT]):
     cost_usd: float | None = None
 
 
+class JudgeContext:
+    """What the contexts of all judges have: the run to look at, and a way to ask a model about it."""
+
+    __slots__ = ()
+
+    session: SessionProtocol
+    run_context: RunContext | None
+    deadline: Deadline | None
+    filesystem: Filesystem | None
+    containment: ExecutionContext | None
+    cancellation: CancellationToken | None
+    config: NestedExecutionConfig
+
+    def create_nested_context(
+        self, *, budget: Budget | None = None, max_duration: timedelta = MAX_NESTED_DURATION
+    ) -> NestedExecutionContext:
+        """Make the frame for asking a model: this run, a derived deadline, and this budget."""
+        return NestedExecutionContext(
+            parent_session=self.session,
+            parent_run_context=self.run_context,
+            deadline=derive_nested_deadline(self.deadline, max_duration),
+            budget=budget,
+            filesystem=self.filesystem,
+            containment=self.containment,
+            cancellation=self.cancellation,
+            config=self.config,
+        )
+
+
 # --- time and trace ------------------------------------------------------------------------------------
 
 

@@ -14,18 +14,12 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from holdfast.containment import CancellationToken, ExecutionContext
 from holdfast.errors import UsageError
-from holdfast.judges.context import (
-    MAX_NESTED_DURATION,
-    NestedExecutionConfig,
-    NestedExecutionContext,
-    as_view,
-    derive_nested_deadline,
-)
+from holdfast.judges.context import JudgeContext, NestedExecutionConfig, as_view
 from holdfast.judges.events import Feedback, Severity
 from holdfast.prompt.template import Prompt
 from holdfast.providers.adapter import ProviderAdapter
 from holdfast.records import dataclass
-from holdfast.state.budget import Budget, BudgetTracker, Deadline
+from holdfast.state.budget import BudgetTracker, Deadline
 from holdfast.state.run_context import RunContext
 from holdfast.state.slices import entries_of, opened
 from holdfast.state.views import SessionProtocol
@@ -66,7 +60,7 @@ class FeedbackTrigger:
 
 
 @dataclass(frozen=True, slots=True)
-class FeedbackContext:
+class FeedbackContext(JudgeContext):
     """What a feedback provider may look at, and what it needs to ask a model."""
 
     session: SessionProtocol
@@ -118,21 +112,6 @@ class FeedbackContext:
     def recent_tool_calls(self, n: int) -> tuple[ToolInvoked, ...]:
         """Return the last `n` tool calls of the prompt, oldest first."""
         return recent_calls(self.session, self.prompt.name, n)
-
-    def create_nested_context(
-        self, *, budget: Budget | None = None, max_duration: timedelta = MAX_NESTED_DURATION
-    ) -> NestedExecutionContext:
-        """Make the frame for asking a model: this run, a derived deadline, and this budget."""
-        return NestedExecutionContext(
-            parent_session=self.session,
-            parent_run_context=self.run_context,
-            deadline=derive_nested_deadline(self.deadline, max_duration),
-            budget=budget,
-            filesystem=self.filesystem,
-            containment=self.containment,
-            cancellation=self.cancellation,
-            config=self.config,
-        )
 
     def _newest(self, provider: str | None) -> Feedback | None:
         given = self.session[Feedback].where(lambda each: self._is_from(each, provider))

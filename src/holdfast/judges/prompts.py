@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Literal
+from typing import Any, Literal
 
 from holdfast.judges.events import shortened
 from holdfast.log.event import SlicePolicy
@@ -136,6 +136,18 @@ _COMPLETION_RULES = """
     """
 
 
+def _part_and_evidence(rules: str) -> tuple[MarkdownSection[Any], ...]:
+    """Return the sections that every judge begins with: what it is to do, and what it may look at."""
+    return (
+        MarkdownSection("Your part", key="part", template=rules),
+        MarkdownSection("How to read the evidence", key="reading", template=_EVIDENCE_RULES),
+        MarkdownSection("The task", key="task", template="$task_description"),
+        MarkdownSection("The agent's plan", key="plan", template="$current_plan"),
+        MarkdownSection("Files in the workspace", key="files", template="$files"),
+        MarkdownSection("Its latest tool calls", key="actions", template="$recent_actions"),
+    )
+
+
 def trajectory_prompt() -> Prompt[TrajectoryAssessment]:
     """Return the prompt that judges how the work goes.
 
@@ -148,12 +160,7 @@ def trajectory_prompt() -> Prompt[TrajectoryAssessment]:
             key="trajectory",
             name="trajectory",
             sections=(
-                MarkdownSection("Your part", key="part", template=_TRAJECTORY_RULES),
-                MarkdownSection("How to read the evidence", key="reading", template=_EVIDENCE_RULES),
-                MarkdownSection("The task", key="task", template="$task_description"),
-                MarkdownSection("The agent's plan", key="plan", template="$current_plan"),
-                MarkdownSection("Files in the workspace", key="files", template="$files"),
-                MarkdownSection("Its latest tool calls", key="actions", template="$recent_actions"),
+                *_part_and_evidence(_TRAJECTORY_RULES),
                 MarkdownSection(
                     "Your answer",
                     key="answer",
@@ -177,12 +184,7 @@ def completion_prompt() -> Prompt[CompletionVerdict]:
             key="completion",
             name="completion",
             sections=(
-                MarkdownSection("Your part", key="part", template=_COMPLETION_RULES),
-                MarkdownSection("How to read the evidence", key="reading", template=_EVIDENCE_RULES),
-                MarkdownSection("The task", key="task", template="$task_description"),
-                MarkdownSection("The agent's plan", key="plan", template="$current_plan"),
-                MarkdownSection("Files in the workspace", key="files", template="$files"),
-                MarkdownSection("Its latest tool calls", key="actions", template="$recent_actions"),
+                *_part_and_evidence(_COMPLETION_RULES),
                 MarkdownSection(
                     "The tentative result",
                     key="result",
