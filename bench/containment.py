@@ -73,14 +73,14 @@ def in_threads(call: Callable[[], object], calls: int, threads: int) -> float:
 
 
 def ours(method: str) -> Callable[[], object]:
-    context = ExecutionContext(ExecutionConfig(**CEILINGS))  # type: ignore[arg-type]
+    context = ExecutionContext(ExecutionConfig(**CEILINGS))  # type: ignore[arg-type]  # the names come from a table
     wrap, options = getattr(context, method), WrapOptions(operation_name="nothing")
     return lambda: wrap(nothing, options)
 
 
 def theirs(peer: object, method: str) -> Callable[[], object]:
-    context = peer.ExecutionContext(config=peer.ExecutionConfig(**CEILINGS))  # type: ignore[attr-defined]
-    options = peer.WrapOptions(operation_name="nothing")  # type: ignore[attr-defined]
+    context = peer.ExecutionContext(config=peer.ExecutionConfig(**CEILINGS))  # type: ignore[attr-defined]  # a module that is passed around
+    options = peer.WrapOptions(operation_name="nothing")  # type: ignore[attr-defined]  # a module that is passed around
     wrap = getattr(context, method)
     return lambda: wrap(nothing, options)
 
@@ -182,7 +182,7 @@ def async_row(calls: int, rounds: int) -> Row:
     async def measure(call: Callable[[], object]) -> float:
         began = time.perf_counter()
         for _ in range(calls):
-            await call()  # type: ignore[misc]
+            await call()  # type: ignore[misc]  # each call is awaitable
         return (time.perf_counter() - began) / calls * 1e6
 
     async def floor_call() -> None:

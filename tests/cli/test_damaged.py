@@ -162,7 +162,7 @@ def test_what_the_diagnosis_offers_works(damaged: Path, holdfast: Command) -> No
     assert holdfast("diagnose", "--store", "whole.db").err == ""
     listed = holdfast("list", "--json", "--store", "whole.db")
     assert listed.code == 0
-    assert [each["state"] for each in listed.data] != ["damaged"]  # type: ignore[attr-defined]
+    assert [each["state"] for each in listed.data] != ["damaged"]  # type: ignore[attr-defined]  # JSON: a list of runs
 
 
 def damage_in_the_middle(whole: Path, tmp_path: Path) -> Path:

@@ -208,8 +208,8 @@ class Everything:
     by_name: dict[str, date] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     by_pair: dict[tuple[int, str], Cat | Dog] = field(default_factory=dict)
-    plain_dict: dict = field(default_factory=dict)  # type: ignore[type-arg]
-    plain_list: list = field(default_factory=list)  # type: ignore[type-arg]
+    plain_dict: dict = field(default_factory=dict)  # type: ignore[type-arg]  # bare, as people write it
+    plain_list: list = field(default_factory=list)  # type: ignore[type-arg]  # bare, as people write it
     mapping: Mapping[str, int] = field(default_factory=dict)
     frozen: FrozenDict[str, object] = field(default_factory=FrozenDict)
     frozen_days: FrozenDict[str, date] = field(default_factory=FrozenDict)
@@ -252,7 +252,7 @@ class Model(BaseModel):
     _secret: int = PrivateAttr(default=7)
     _unset: str = PrivateAttr()
 
-    @computed_field  # type: ignore[prop-decorator]
+    @computed_field  # type: ignore[prop-decorator]  # how pydantic wants it
     @property
     def shout(self) -> str:
         return self.name.upper()

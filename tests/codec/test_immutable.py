@@ -49,7 +49,7 @@ def can_change(value: Any) -> bool:
 @given(values)
 def test_nothing_reachable_from_an_immutable_value_can_change(value: object) -> None:
     """What is claimed to be immutable holds no list, dict, set or assignable object anywhere."""
-    for record in (Box(value), Puppy(value, value), Slotted(value, (Slotted(1), value))):  # type: ignore[arg-type]
+    for record in (Box(value), Puppy(value, value), Slotted(value, (Slotted(1), value))):  # type: ignore[arg-type]  # any value at all
         if claimed(record):
             assert not can_change(record)
 
@@ -145,8 +145,8 @@ class Undecorated(Frozen):
         Labelled({"a": "x"}),  # type: ignore[arg-type]  # what is wrong is the point
         Box(Node(1)),
         Box(Model()),
-        Cat([]),  # type: ignore[arg-type]
-        Frozen("a", below=Frozen("b", cat=Cat({}))),  # type: ignore[arg-type]
+        Cat([]),  # type: ignore[arg-type]  # what is wrong is the point
+        Frozen("a", below=Frozen("b", cat=Cat({}))),  # type: ignore[arg-type]  # what is wrong is the point
         Ping(Pong()),
         Pong(),
         Ping(),

@@ -125,7 +125,7 @@ def test_a_refusal_names_extra_and_private_places(codec: Codec) -> None:
         codec.encode(Box([model]))
     assert caught.value.path == "Box.item[0].extra['other']"
     model = Model()
-    model._secret = object()  # type: ignore[assignment]
+    model._secret = object()  # type: ignore[assignment]  # what is wrong is the point
     with pytest.raises(EncodeError) as caught:
         codec.encode(model)
     assert caught.value.path == "Model.private['_secret']"
@@ -140,7 +140,7 @@ def test_broken_rests_are_refused(codec: Codec, rest: dict[str, Any]) -> None:
 
 def test_fields_with_odd_names(codec: Codec) -> None:
     """A field may be called as Python's words are; one that looks like a tag is refused."""
-    odd = create_model("Odd", **{"class": (int, 1), "not": (str, "x")})  # type: ignore[call-overload]
+    odd = create_model("Odd", **{"class": (int, 1), "not": (str, "x")})  # type: ignore[call-overload]  # names that cannot be written as arguments
     value = odd(**{"class": 2})
     assert same(there_and_back(codec, value), value)
 

@@ -296,9 +296,9 @@ class Odd(str):
         (Box({10**5000: 1}), "Box.item[<int>]"),
         (Box({"k": bytearray(b"x")}), "Box.item['k']"),
         (Box({"\ud83d\ude00": 1}), r"Box['item']['\ud83d\ude00']"),
-        (Cat(Unknown()), "Cat.name"),  # type: ignore[arg-type]
+        (Cat(Unknown()), "Cat.name"),  # type: ignore[arg-type]  # what is wrong is the point
         (Shelf((Box(Unknown()),), Box([]), {}), "Shelf.boxes[0].item"),
-        (Slotted(1, (Slotted(2, (Slotted(Unknown()),)),)), "Slotted.y[0].y[0].x"),  # type: ignore[arg-type]
+        (Slotted(1, (Slotted(2, (Slotted(Unknown()),)),)), "Slotted.y[0].y[0].x"),  # type: ignore[arg-type]  # what is wrong is the point
     ],
 )
 def test_a_refusal_names_the_path(codec: Codec, value: Any, path: str) -> None:
@@ -342,7 +342,7 @@ class Names(list[str]):
 class Guarded:
     x: int
 
-    @property  # type: ignore[no-redef]
+    @property  # type: ignore[no-redef]  # as people guard a field
     def x(self) -> int:
         return 1
 

@@ -236,7 +236,7 @@ def test_a_timed_out_call_counts_as_a_failure(config: Config, clock: FakeClock) 
 
     def hang() -> None:
         clock.advance(1)
-        current_call().token.wait(10)  # type: ignore[union-attr]
+        current_call().token.wait(10)  # type: ignore[union-attr]  # inside a call there is one
 
     ctx.wrap_llm_call(hang, WrapOptions(timeout_ms=1000))
     assert breaker.state is CircuitState.OPEN

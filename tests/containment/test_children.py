@@ -144,7 +144,7 @@ def test_aborting_the_parent_stops_the_child_at_work(config: Config) -> None:
 
     def work() -> str | None:
         root.abort("stop everything")
-        token = current_call().token  # type: ignore[union-attr]
+        token = current_call().token  # type: ignore[union-attr]  # inside a call there is one
         return token.reason if token.wait(10) else None
 
     outcome = leaf.call_tool(work, WrapOptions(stoppable=True))
@@ -209,10 +209,10 @@ def test_a_childs_nodes_hang_below_the_call_that_spawned_it(config: Config) -> N
     ids: dict[str, Any] = {}
 
     def leaf_call() -> None:
-        ids["leaf"] = current_call().node_id  # type: ignore[union-attr]
+        ids["leaf"] = current_call().node_id  # type: ignore[union-attr]  # inside a call there is one
 
     def middle_call() -> None:
-        ids["middle"] = current_call().node_id  # type: ignore[union-attr]
+        ids["middle"] = current_call().node_id  # type: ignore[union-attr]  # inside a call there is one
         # From another thread the running call is not seen; the spawning one is.
         leaf = root.spawn_child()
         thread = threading.Thread(target=lambda: ids.setdefault("node", leaf.call_tool(leaf_call).node))

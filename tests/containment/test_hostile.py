@@ -205,7 +205,7 @@ def test_an_event_that_would_give_something_back_is_refused(
     good = Reserved("n:1", ("root", "child"), "n", "llm", "think", 0.25, clock.now(), 10.0, (20.0,))
     assert event_from_json(event_to_json(good)) == good
     with pytest.raises(UsageError, match="not a ledger event"):
-        event_from_json(event_to_json(replace(good, **{field: bad})))  # type: ignore[arg-type]
+        event_from_json(event_to_json(replace(good, **{field: bad})))  # type: ignore[arg-type]  # what is wrong is the point
 
 
 def test_a_parent_resumes_with_its_own_time(config: Config, clock: FakeClock) -> None:
@@ -273,9 +273,9 @@ def test_a_call_of_the_wrong_type_is_refused(config: Config) -> None:
     """What is no function, and options that are none, are the caller's mistake and no step."""
     ctx = ExecutionContext(config())
     with pytest.raises(UsageError, match="fn must be a function"):
-        ctx.wrap_llm_call(None)  # type: ignore[arg-type]
+        ctx.wrap_llm_call(None)  # type: ignore[arg-type]  # what is wrong is the point
     with pytest.raises(UsageError, match="options must be WrapOptions"):
-        ctx.wrap_llm_call(int, {"operation_name": "x"})  # type: ignore[arg-type]
+        ctx.wrap_llm_call(int, {"operation_name": "x"})  # type: ignore[arg-type]  # what is wrong is the point
     assert ctx.get_snapshot().step_count == 0
 
 

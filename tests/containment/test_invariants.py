@@ -80,7 +80,7 @@ def test_sixty_four_threads_make_exactly_n_second_attempts(config: Config, at_on
 
     def work(number: int) -> Decision:
         def attempt() -> None:
-            if current_call().attempt == 1:  # type: ignore[union-attr]
+            if current_call().attempt == 1:  # type: ignore[union-attr]  # inside a call there is one
                 barrier.wait(30)
                 raise Flaky
             second.append(number)
@@ -188,7 +188,7 @@ def test_checking_and_booking_are_one_step(
         second.start()
         second.join(10)
 
-    ctx._ledger.lock = Overtaken(overtake)  # type: ignore[assignment]
+    ctx._ledger.lock = Overtaken(overtake)  # type: ignore[assignment]  # a lock that is overtaken
     call()
     assert decisions == [Decision.HALT, Decision.ALLOW], "the second ends first, and must be refused"
 
@@ -237,7 +237,7 @@ def test_no_sequence_of_calls_gets_past_a_ceiling(
         def call(fate: str = fate, real: int = real, dispatched: list[bool] = dispatched) -> Bill:
             dispatched.append(True)
             if fate == "report and fail":
-                current_call().report(cost_usd=real / 100)  # type: ignore[union-attr]
+                current_call().report(cost_usd=real / 100)  # type: ignore[union-attr]  # inside a call there is one
             if fate != "ok":
                 raise Flaky
             return Bill(real)
@@ -272,7 +272,7 @@ def test_a_reservation_counts_while_its_call_is_under_way(config: Config) -> Non
         inner.append(ctx.wrap_llm_call(lambda: None, WrapOptions(cost_estimate_hint=0.3)))
         return 0.1
 
-    options = WrapOptions(cost_estimate_hint=0.8, cost_of=lambda cost: cost)  # type: ignore[arg-type,return-value]
+    options = WrapOptions(cost_estimate_hint=0.8, cost_of=lambda cost: cost)  # type: ignore[arg-type,return-value]  # the result is the cost
     assert ctx.wrap_llm_call(dear, options) is Decision.ALLOW
     assert inner == [Decision.HALT]
     assert ctx.wrap_llm_call(lambda: None, WrapOptions(cost_estimate_hint=0.3)) is Decision.ALLOW
@@ -299,8 +299,8 @@ def test_reported_costs_add_up_and_win(config: Config) -> None:
     ctx = ExecutionContext(config())
 
     def call() -> None:
-        current_call().report(cost_usd=0.25)  # type: ignore[union-attr]
-        current_call().report(cost_usd=0.50)  # type: ignore[union-attr]
+        current_call().report(cost_usd=0.25)  # type: ignore[union-attr]  # inside a call there is one
+        current_call().report(cost_usd=0.50)  # type: ignore[union-attr]  # inside a call there is one
         raise Flaky
 
     assert ctx.call_llm(call, WrapOptions(cost_estimate_hint=9.0)).node.cost_usd == 0.75

@@ -69,7 +69,7 @@ def test_a_line_that_is_no_event_is_refused(line: str) -> None:
 
 def test_a_reservation_without_its_settlement_counts_in_full() -> None:
     """A call that was dispatched and never heard of again cost what was reserved for it."""
-    events = [*EVENTS, replace(EVENTS[0], reservation_id="m:1", cost_usd=0.1)]  # type: ignore[arg-type]
+    events = [*EVENTS, replace(EVENTS[0], reservation_id="m:1", cost_usd=0.1)]  # type: ignore[arg-type]  # one of several kinds of events
     spent = fold(events)
     assert (spent["root"].cost_pico, spent["root"].unsettled) == (600_000_000_000, 1)
     assert (spent["root"].steps, spent["root"].retries, spent["root"].elapsed_ms) == (2, 1, 40.0)
@@ -78,7 +78,7 @@ def test_a_reservation_without_its_settlement_counts_in_full() -> None:
 
 def test_a_repeated_event_counts_once() -> None:
     """Folding an event twice, or a settlement that was corrected upwards, adds nothing twice."""
-    late = replace(EVENTS[1], cost_usd=0.75)  # type: ignore[type-var]
+    late = replace(EVENTS[1], cost_usd=0.75)  # type: ignore[type-var]  # one of several kinds of events
     spent = fold([*EVENTS, *EVENTS, late, EVENTS[1]])["root"]
     assert (spent.cost_pico, spent.steps, spent.retries) == (750_000_000_000, 1, 1)
 
@@ -111,7 +111,7 @@ def test_the_journal_says_what_the_chain_says(script: list[tuple[str, str, int]]
     for who, fate, cents in script:
 
         def call(fate: str = fate, cents: int = cents) -> None:
-            current_call().report(cost_usd=cents / 50)  # type: ignore[union-attr]
+            current_call().report(cost_usd=cents / 50)  # type: ignore[union-attr]  # inside a call there is one
             if fate == "fail":
                 raise OSError
 

@@ -29,27 +29,27 @@ NEVER = [-1, -0.5, math.nan, math.inf, -math.inf, True, False, "5", [1], b"1"]
 def test_a_bad_ceiling_is_refused_by_name(field: str, bad: object) -> None:
     """Negative, NaN, infinite, boolean and string values are refused, and the message names the field."""
     with pytest.raises(UsageError, match=f"ExecutionConfig.{field}"):
-        ExecutionConfig(**{**GOOD, field: bad})  # type: ignore[arg-type]
+        ExecutionConfig(**{**GOOD, field: bad})  # type: ignore[arg-type]  # what is wrong is the point
 
 
 @pytest.mark.parametrize("field", ["max_cost_usd", "max_steps", "max_retries_total"])
 def test_zero_is_no_ceiling(field: str) -> None:
     """Zero is refused: a chain that may do nothing is a mistake, and no ceiling is written None."""
     with pytest.raises(UsageError, match=f"{field} must be finite and greater than zero"):
-        ExecutionConfig(**{**GOOD, field: 0})  # type: ignore[arg-type]
-    assert getattr(ExecutionConfig(**{**GOOD, field: None}), field) is None  # type: ignore[arg-type]
+        ExecutionConfig(**{**GOOD, field: 0})  # type: ignore[arg-type]  # what is wrong is the point
+    assert getattr(ExecutionConfig(**{**GOOD, field: None}), field) is None  # type: ignore[arg-type]  # the names come from the test's data
 
 
 def test_a_timeout_of_zero_means_none() -> None:
     """`timeout_ms=0` is the one zero that is meant."""
-    assert ExecutionConfig(**{**GOOD, "timeout_ms": 0}).timeout_ms == 0  # type: ignore[arg-type]
+    assert ExecutionConfig(**{**GOOD, "timeout_ms": 0}).timeout_ms == 0  # type: ignore[arg-type]  # the names come from the test's data
 
 
 @pytest.mark.parametrize("field", ["max_steps", "max_retries_total", "timeout_ms"])
 def test_counts_are_whole_numbers(field: str) -> None:
     """A float is refused where a count is meant, even if it is whole."""
     with pytest.raises(UsageError, match=f"{field} must be a whole number"):
-        ExecutionConfig(**{**GOOD, field: 2.0})  # type: ignore[arg-type]
+        ExecutionConfig(**{**GOOD, field: 2.0})  # type: ignore[arg-type]  # what is wrong is the point
 
 
 @pytest.mark.parametrize("field", ["max_cost_usd", "max_steps", "max_retries", "timeout"])
@@ -57,7 +57,7 @@ def test_counts_are_whole_numbers(field: str) -> None:
 def test_the_short_form_refuses_the_same(field: str, bad: object) -> None:
     """`Limits` names its own field, not the one that it becomes."""
     with pytest.raises(UsageError, match=f"Limits.{field} "):
-        Limits(**{field: bad})  # type: ignore[arg-type]
+        Limits(**{field: bad})  # type: ignore[arg-type]  # what is wrong is the point
 
 
 def test_the_short_form_becomes_the_long_one() -> None:
@@ -89,13 +89,13 @@ def test_a_timeout_too_short_for_a_millisecond_is_still_one() -> None:
         (lambda: CircuitBreaker(recovery_timeout=-1), "CircuitBreaker.recovery_timeout"),
         (lambda: LoopPolicy(tool_repeats=1), "LoopPolicy.tool_repeats"),
         (lambda: CallUsage(input_tokens=-1), "CallUsage.input_tokens"),
-        (lambda: ExecutionConfig(1.0, 1, 1, 0, on_unknown_price="ask"), "on_unknown_price"),  # type: ignore[arg-type]
+        (lambda: ExecutionConfig(1.0, 1, 1, 0, on_unknown_price="ask"), "on_unknown_price"),  # type: ignore[arg-type]  # what is wrong is the point
     ],
 )
 def test_every_setting_is_checked_by_name(make: object, field: str) -> None:
     """Options, hooks, breakers and policies refuse bad settings as the ceilings do."""
     with pytest.raises(UsageError, match=field):
-        make()  # type: ignore[operator]
+        make()  # type: ignore[operator]  # each case makes something
 
 
 @given(st.lists(st.integers(0, 10_000_000), max_size=50))

@@ -192,8 +192,8 @@ def test_usage_can_be_reported_from_within(config: Config) -> None:
     ctx = ExecutionContext(config(), prices=PRICES)
 
     def call() -> None:
-        current_call().report(usage=CallUsage(0, 100))  # type: ignore[union-attr]
-        current_call().report(usage=CallUsage(0, 200))  # type: ignore[union-attr]
+        current_call().report(usage=CallUsage(0, 100))  # type: ignore[union-attr]  # inside a call there is one
+        current_call().report(usage=CallUsage(0, 200))  # type: ignore[union-attr]  # inside a call there is one
         raise OSError
 
     outcome = ctx.call_llm(call, WrapOptions(model="m", max_output_tokens=100_000))

@@ -144,7 +144,7 @@ def test_the_records_have_the_fields_of_the_requirement(record: type, fields: st
     """Each record has every field that is asked for, and is frozen."""
     present = {field.name for field in dataclasses.fields(record)}
     assert set(fields.split()) - present == set()
-    assert record.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert record.__dataclass_params__.frozen  # type: ignore[attr-defined]  # what dataclasses leave behind
 
 
 def test_a_context_needs_only_ceilings() -> None:

@@ -201,7 +201,7 @@ def test_a_degraded_call_goes_through_with_its_plan(config: Config) -> None:
     plan = DegradePlan(model="small", trim_to_tokens=100)
     ctx = ExecutionContext(config(), ShieldPipeline(Says(plan)))
     hinted = WrapOptions(cost_estimate_hint=0.1)
-    outcome = ctx.call_llm(lambda: current_call().plan, hinted)  # type: ignore[union-attr]
+    outcome = ctx.call_llm(lambda: current_call().plan, hinted)  # type: ignore[union-attr]  # inside a call there is one
     assert outcome.ok
     assert (outcome.decision, outcome.node.status) == (Decision.DEGRADE, "ok")
     assert outcome.value is not None

@@ -115,11 +115,11 @@ def test_a_snapshot_cannot_be_changed(config: Config) -> None:
     ctx.wrap_llm_call(lambda: None)
     snapshot = ctx.get_snapshot()
     with pytest.raises(dataclasses.FrozenInstanceError):
-        snapshot.step_count = 0  # type: ignore[misc]
+        snapshot.step_count = 0  # type: ignore[misc]  # that it is frozen is the point
     with pytest.raises(dataclasses.FrozenInstanceError):
-        snapshot.nodes[0].status = "error"  # type: ignore[misc]
+        snapshot.nodes[0].status = "error"  # type: ignore[misc]  # that it is frozen is the point
     with pytest.raises(TypeError):
-        snapshot.nodes[0] = None  # type: ignore[index]
+        snapshot.nodes[0] = None  # type: ignore[index]  # that it is frozen is the point
     assert not hasattr(snapshot.nodes, "append")
 
 
@@ -189,7 +189,7 @@ def test_a_finished_call_keeps_only_its_record(config: Config, fate: str, stoppa
         return made
 
     def call() -> Big:
-        current_call().partial.append("so far")  # type: ignore[union-attr]
+        current_call().partial.append("so far")  # type: ignore[union-attr]  # inside a call there is one
         if fate == "ok":
             return big()
         inside = big()

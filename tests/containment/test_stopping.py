@@ -81,7 +81,7 @@ def sync_client(server: Server) -> Callable[[], bytes]:
     def talk() -> bytes:
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             # Shutting down wakes the blocked receive; that is how a handler makes its token reach its socket.
-            current_call().token.on_cancel(lambda: connection.shutdown(socket.SHUT_RDWR))  # type: ignore[union-attr]
+            current_call().token.on_cancel(lambda: connection.shutdown(socket.SHUT_RDWR))  # type: ignore[union-attr]  # inside a call there is one
             connection.sendall(b"hello")
             return connection.recv(1024)
 
@@ -258,7 +258,7 @@ async def test_a_handler_hears_that_its_task_was_cancelled(config: Config) -> No
     started, heard = threading.Event(), threading.Event()
 
     def work() -> None:
-        token = current_call().token  # type: ignore[union-attr]
+        token = current_call().token  # type: ignore[union-attr]  # inside a call there is one
         started.set()
         if token.wait(10):
             heard.set()
@@ -298,7 +298,7 @@ def test_what_a_released_handler_still_spends_is_booked(config: Config, clock: F
         call = current_call()
         ctx.abort("enough")
         leave.wait(30)
-        call.report(cost_usd=0.75)  # type: ignore[union-attr]
+        call.report(cost_usd=0.75)  # type: ignore[union-attr]  # inside a call there is one
 
     outcome = ctx.call_tool(slow, WrapOptions(cost_estimate_hint=0.25, stoppable=True))
     assert outcome.node.cost_usd == 0.25
@@ -318,7 +318,7 @@ def test_an_unstoppable_call_runs_on_its_callers_thread(config: Config) -> None:
 
     def call() -> str:
         ctx.abort("from within")
-        seen.extend([threading.get_ident(), current_call().token.reason])  # type: ignore[union-attr]
+        seen.extend([threading.get_ident(), current_call().token.reason])  # type: ignore[union-attr]  # inside a call there is one
         return "kept"
 
     outcome = ctx.call_tool(call)
@@ -330,7 +330,7 @@ def test_a_worker_sees_the_callers_context_variables(config: Config) -> None:
     """On a worker thread the function finds its call, and whatever else its caller had set."""
     ctx = ExecutionContext(config())
     outcome = ctx.call_tool(
-        lambda: (threading.get_ident(), current_call().node_id),  # type: ignore[union-attr]
+        lambda: (threading.get_ident(), current_call().node_id),  # type: ignore[union-attr]  # inside a call there is one
         WrapOptions(stoppable=True),
     )
     thread, node_id = outcome.unwrap()
@@ -347,7 +347,7 @@ def test_a_call_timeout_ends_the_call_and_not_the_chain(config: Config, clock: F
 
     def hang() -> None:
         clock.advance(0.1)
-        current_call().token.wait(10)  # type: ignore[union-attr]
+        current_call().token.wait(10)  # type: ignore[union-attr]  # inside a call there is one
 
     outcome = ctx.call_llm(hang, slow)
     assert (outcome.node.status, outcome.decision) == ("timeout", Decision.HALT)
@@ -399,7 +399,7 @@ def test_a_calls_timeout_never_outlasts_the_chains(config: Config, clock: FakeCl
 
     def hang() -> None:
         clock.advance(1.0)
-        current_call().token.wait(10)  # type: ignore[union-attr]
+        current_call().token.wait(10)  # type: ignore[union-attr]  # inside a call there is one
 
     outcome = ctx.call_llm(hang, WrapOptions(timeout_ms=60_000))
     assert outcome.node.status == "timeout"
@@ -425,7 +425,7 @@ def test_raise_if_cancelled_ends_a_handler_as_stopped(config: Config) -> None:
 
     def call() -> None:
         ctx.abort("stop")
-        current_call().token.raise_if_cancelled()  # type: ignore[union-attr]
+        current_call().token.raise_if_cancelled()  # type: ignore[union-attr]  # inside a call there is one
 
     outcome = ctx.call_tool(call)
     assert (outcome.node.status, outcome.error) == ("aborted", None)

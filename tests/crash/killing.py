@@ -347,7 +347,7 @@ def in_child(work: Callable[[], T], *, orphans: bool = False) -> T:
     failed, value = pickle.loads(answer)
     if failed:
         raise AssertionError(f"the child failed:\n{value}")
-    return value  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]  # what the child answered with
 
 
 def orphaned(work: Callable[[], object]) -> Callable[[], None]:

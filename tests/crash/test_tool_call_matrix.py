@@ -214,7 +214,7 @@ def _runtime(world: World, session: Session, filesystem: HostFilesystem) -> tupl
     session[Plan].register(Plan, replace_latest)
     session[Balance].register(Spent, _add)
     session[Receipt].register(Spent, _keep, policy=SlicePolicy.LOG)
-    state = ExecutionState(session, ResourceRegistry.build({Filesystem: filesystem}))  # type: ignore[type-abstract]
+    state = ExecutionState(session, ResourceRegistry.build({Filesystem: filesystem}))  # type: ignore[type-abstract]  # a protocol is a key like a class
 
     def deliver(message: OutboxPut) -> None:
         # A link appears whole or not at all, so that the receiver itself cannot be cut off in the middle.

@@ -192,7 +192,7 @@ def crash_before(script: Script, *, committed: bool) -> Start:
         one_call_before(bench)
 
         def run() -> None:
-            bench.commit = lambda: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+            bench.commit = lambda: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]  # a kill in its place
             script(bench, nullcontext)
 
         with pytest.raises(ProcessKilled):

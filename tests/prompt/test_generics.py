@@ -103,8 +103,8 @@ def test_subscripted_classes_work_as_annotations() -> None:
 def test_frozen_means_frozen() -> None:
     template = PromptTemplate[Review](ns="tests", key="case")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        template.key = "other"  # type: ignore[misc]
+        template.key = "other"  # type: ignore[misc]  # that it is frozen is the point
     with pytest.raises(dataclasses.FrozenInstanceError):
-        MarkdownSection("Do", "it").title = "other"  # type: ignore[misc]
+        MarkdownSection("Do", "it").title = "other"  # type: ignore[misc]  # that it is frozen is the point
     with pytest.raises(dataclasses.FrozenInstanceError):
-        PromptResponse[Review]("p", "t", Review(1)).text = ""  # type: ignore[misc]
+        PromptResponse[Review]("p", "t", Review(1)).text = ""  # type: ignore[misc]  # that it is frozen is the point

@@ -164,9 +164,9 @@ def test_one_key_in_two_places_is_fine() -> None:
 
 def test_what_is_no_section_is_refused() -> None:
     with pytest.raises(PromptValidationError, match="a str among its sections"):
-        PromptTemplate(ns="tests", key="case", sections=["Do it."])  # type: ignore[list-item]
+        PromptTemplate(ns="tests", key="case", sections=["Do it."])  # type: ignore[list-item]  # what is wrong is the point
     with pytest.raises(PromptValidationError, match="section 'top': the prompt 'case' has a str"):
-        template_of(MarkdownSection("Top", "x", children=["Do it."]))  # type: ignore[list-item]
+        template_of(MarkdownSection("Top", "x", children=["Do it."]))  # type: ignore[list-item]  # what is wrong is the point
 
 
 # --- tools -----------------------------------------------------------------------------------------
@@ -244,9 +244,9 @@ def test_parameters_are_records() -> None:
 
 def test_default_parameters_are_of_the_sections_type() -> None:
     with pytest.raises(PromptValidationError, match="of type Review, but the section takes Task"):
-        in_guide(MarkdownSection[Task]("Do", "x", default_params=Review(1)))  # type: ignore[arg-type]
+        in_guide(MarkdownSection[Task]("Do", "x", default_params=Review(1)))  # type: ignore[arg-type]  # what is wrong is the point
     with pytest.raises(PromptValidationError, match="has no parameter type"):
-        in_guide(MarkdownSection("Do", "x", default_params=Review(1)))  # type: ignore[arg-type]
+        in_guide(MarkdownSection("Do", "x", default_params=Review(1)))  # type: ignore[arg-type]  # what is wrong is the point
 
 
 class Opaque:

@@ -53,7 +53,7 @@ def provider_of(api: str, url: str) -> Provider:
         return Anthropic("a-model", base_url=url, api_key="k")
     if api == "litellm.chat":
         return LiteLLM("openai/a-model", base_url=f"{url}/v1", api_key="k")
-    return OpenAI("a-model", api=api.split(".")[1], base_url=f"{url}/v1", api_key="k")  # type: ignore[arg-type]
+    return OpenAI("a-model", api=api.split(".")[1], base_url=f"{url}/v1", api_key="k")  # type: ignore[arg-type]  # one of the two, from a parameter
 
 
 def in_a_process_of_its_own(work: Any) -> int:

@@ -37,7 +37,7 @@ def provider_of(api: str, server: WireServer, model: str) -> Provider:
         return Anthropic(model, base_url=server.anthropic_url, api_key="k")
     if api == "litellm.chat":
         return LiteLLM(f"openai/{model}", base_url=server.openai_url, api_key="k")
-    return OpenAI(model, api=api.split(".")[1], base_url=server.openai_url, api_key="k")  # type: ignore[arg-type]
+    return OpenAI(model, api=api.split(".")[1], base_url=server.openai_url, api_key="k")  # type: ignore[arg-type]  # one of the two, from a parameter
 
 
 # What LiteLLM does with pydantic is its own affair: it warns inside of its calls.

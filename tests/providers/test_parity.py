@@ -84,7 +84,7 @@ def opened(name: str, home: Path) -> Iterator[Provider]:
             yield LiteLLM("anthropic/a-model", base_url=server.anthropic_url, api_key="k")
         else:
             api = "chat" if name == "openai.chat" else "responses"
-            yield OpenAI("a-model", api=api, base_url=server.openai_url, api_key="k")  # type: ignore[arg-type]
+            yield OpenAI("a-model", api=api, base_url=server.openai_url, api_key="k")  # type: ignore[arg-type]  # one of the two, from a parameter
 
 
 def files(root: Path) -> dict[str, bytes]:

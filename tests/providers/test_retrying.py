@@ -206,4 +206,4 @@ def test_cancelling_in_a_pause_ends_it() -> None:
 )
 def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        RetryPolicy(**wrong)  # type: ignore[arg-type]
+        RetryPolicy(**wrong)  # type: ignore[arg-type]  # what is wrong is the point

@@ -202,7 +202,7 @@ def test_mistakes_are_found_when_the_provider_is_made(monkeypatch: pytest.Monkey
     with pytest.raises(UsageError, match="OPENAI_API_KEY"):
         OpenAI("a-model")
     with pytest.raises(UsageError, match="responses"):
-        OpenAI("a-model", api="completions", api_key="k")  # type: ignore[arg-type]
+        OpenAI("a-model", api="completions", api_key="k")  # type: ignore[arg-type]  # what is wrong is the point
     with pytest.raises(UsageError, match="client"):
         OpenAI("a-model", client=openai.AsyncOpenAI(api_key="k"), base_url="http://127.0.0.1:9")
     with pytest.raises(UsageError, match="client"):

@@ -70,7 +70,7 @@ def test_usage_adds_up(a: TokenUsage, b: TokenUsage, c: TokenUsage) -> None:
 @pytest.mark.parametrize("value", [-1, True, 1.5, "7"])
 def test_a_count_that_is_none_is_refused_with_its_name(value: object) -> None:
     with pytest.raises(UsageError, match=r"TokenUsage\.cached_tokens"):
-        TokenUsage(cached_tokens=value)  # type: ignore[arg-type]
+        TokenUsage(cached_tokens=value)  # type: ignore[arg-type]  # what is wrong is the point
 
 
 # --- deadlines -----------------------------------------------------------------------------------------
@@ -142,13 +142,13 @@ def test_a_budget_without_any_ceiling_is_refused() -> None:
 @pytest.mark.parametrize("value", [0, -5, True, 1.5, math.nan, "10"])
 def test_a_token_ceiling_must_be_a_positive_whole_number(name: str, value: object) -> None:
     with pytest.raises(UsageError, match=rf"Budget\.{name}"):
-        Budget(**{name: value})  # type: ignore[arg-type]
+        Budget(**{name: value})  # type: ignore[arg-type]  # what is wrong is the point
 
 
 @pytest.mark.parametrize("value", [0, -0.1, True, math.nan, math.inf, "1"])
 def test_a_cost_ceiling_must_be_a_positive_finite_number(value: object) -> None:
     with pytest.raises(UsageError, match=r"Budget\.max_cost_usd"):
-        Budget(max_cost_usd=value)  # type: ignore[arg-type]
+        Budget(max_cost_usd=value)  # type: ignore[arg-type]  # what is wrong is the point
 
 
 # --- the tracker ---------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_the_order_of_dimensions_is_deadline_input_output_total_cost() -> None:
         ("cost", {"max_cost_usd": 0.01}),
     ]
     while ceilings:
-        budget = Budget(**{name: value for _, each in ceilings for name, value in each.items()})  # type: ignore[arg-type]
+        budget = Budget(**{name: value for _, each in ceilings for name, value in each.items()})  # type: ignore[arg-type]  # the names come from the test's data
         tracker = BudgetTracker(budget)
         tracker.record_cumulative("a", TokenUsage(2, 2), 1.0)
         with pytest.raises(BudgetExceededError) as caught:

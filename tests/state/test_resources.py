@@ -144,9 +144,9 @@ def test_a_registry_is_frozen() -> None:
     source.clear()
     assert Counter in registry
     with pytest.raises(FrozenInstanceError):
-        registry._entries = {}  # type: ignore[misc]
+        registry._entries = {}  # type: ignore[misc]  # that it cannot be changed is the point
     with pytest.raises(TypeError):
-        registry._entries[Store] = Binding.instance(Store, MemoryStore())  # type: ignore[index]
+        registry._entries[Store] = Binding.instance(Store, MemoryStore())  # type: ignore[index]  # that it cannot be changed is the point
 
 
 def test_two_bindings_for_one_type_are_refused() -> None:

@@ -63,7 +63,7 @@ def test_a_run_context_can_be_stored() -> None:
 def test_a_run_context_is_frozen() -> None:
     run = RunContext.new()
     with pytest.raises(FrozenInstanceError):
-        run.attempt = 2  # type: ignore[misc]
+        run.attempt = 2  # type: ignore[misc]  # that it is frozen is the point
 
 
 @pytest.mark.parametrize("attempt", [0, -1, True, 1.5])

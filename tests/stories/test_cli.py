@@ -659,7 +659,7 @@ def test_the_same_task_is_solved_over_the_wire(project: Path, api: str) -> None:
         if isinstance(each, str)
         else Answer(
             str(each.get("text", "")),
-            [(made["name"], made["arguments"]) for made in each["calls"]],  # type: ignore[index,attr-defined]
+            [(made["name"], made["arguments"]) for made in each["calls"]],  # type: ignore[index,attr-defined]  # those that are no text have calls
         )
         for each in FIX
     ]

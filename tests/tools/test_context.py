@@ -46,7 +46,7 @@ def test_a_handler_finds_everything_in_its_context(world: World) -> None:
             prompt=context.prompt,
             is_filesystem=isinstance(context.filesystem, Filesystem),
             root=context.filesystem.root,
-            in_state=context.state.resources.get(Filesystem) is context.filesystem,  # type: ignore[type-abstract]
+            in_state=context.state.resources.get(Filesystem) is context.filesystem,  # type: ignore[type-abstract]  # a protocol is a key like a class
         )
         return "seen"
 
@@ -129,7 +129,7 @@ LATE: dict[str, Callable[[ToolContext], object]] = {
     "state": lambda context: context.state.session.dispatch(Note("late")),
     "write": lambda context: context.filesystem.write("late.txt", "late"),
     "delete": lambda context: context.filesystem.delete("file.txt"),
-    "resources": lambda context: context.resources.get(Filesystem).write("late.txt", "late"),  # type: ignore[type-abstract, union-attr]
+    "resources": lambda context: context.resources.get(Filesystem).write("late.txt", "late"),  # type: ignore[type-abstract, union-attr]  # a protocol is a key, and it is there
     "outbox": lambda context: context.outbox.put("mail", "late"),
 }
 

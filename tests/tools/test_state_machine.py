@@ -290,7 +290,7 @@ class Machine(RuleBasedStateMachine):
         self.session[Total].register(Add, _sum)
         self.state = ExecutionState(
             self.session,
-            ResourceRegistry.build({Filesystem: self.filesystem}),  # type: ignore[type-abstract]
+            ResourceRegistry.build({Filesystem: self.filesystem}),  # type: ignore[type-abstract]  # a protocol is a key like a class
             checkpoints=CheckpointStore(),
         )
         self.checkpoints = {}

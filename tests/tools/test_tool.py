@@ -167,7 +167,7 @@ def _no_doc(x: int) -> str:
     return str(x)
 
 
-def _no_annotation(x, *, context):  # type: ignore[no-untyped-def]
+def _no_annotation(x, *, context):  # type: ignore[no-untyped-def]  # what is wrong is the point
     """Do it."""
 
 
@@ -186,7 +186,7 @@ def _unsupported(x: ToolContext) -> str:
     return ""
 
 
-def _unresolved(x: Nowhere) -> str:  # type: ignore[name-defined] # noqa: F821
+def _unresolved(x: Nowhere) -> str:  # type: ignore[name-defined] # noqa: F821  # what is wrong is the point
     """Do it."""
     return ""
 
@@ -242,7 +242,7 @@ def _two(first: Point, second: Point, *, context: Any) -> None:
     [
         (lambda: Tool(name="x", description=" "), "needs a description"),
         (lambda: Tool(name="x", description="d" * 1_025), "needs a description"),
-        (lambda: Tool(name="x", description="d", effects="some"), "has effects 'some'"),  # type: ignore[arg-type]
+        (lambda: Tool(name="x", description="d", effects="some"), "has effects 'some'"),  # type: ignore[arg-type]  # what is wrong is the point
         (lambda: Tool(name="x", description="d", effects="none", foreign=True), "effects are not 'none'"),
         (lambda: Tool[int, None](name="x", description="d"), "the params type of the tool 'x'"),
         (lambda: Tool[Point, int](name="x", description="d"), "the result type of the tool 'x'"),

@@ -216,7 +216,7 @@ def test_the_turns_own_token_stops_a_tool_and_the_turn(is_contained: bool) -> No
     def stop_everything(*, context: object) -> str:
         """Stop the turn that this is part of."""
         token.cancel(detail="from within")
-        assert context.cancellation.wait(WAIT_S)  # type: ignore[attr-defined]
+        assert context.cancellation.wait(WAIT_S)  # type: ignore[attr-defined]  # a ToolContext
         return "too late"
 
     session = Session()

@@ -189,7 +189,7 @@ def durable(
     def again(provider: Model, **options: Any) -> WorkflowResult:
         return resume_workflow(log, result.session_id, [WORKER], provider=provider, **options)
 
-    again.log = log  # type: ignore[attr-defined]
+    again.log = log  # type: ignore[attr-defined]  # kept on the function for the test
     return result, again
 
 
@@ -221,7 +221,7 @@ def test_a_held_call_is_answered_and_its_step_goes_on(tmp_path: Path) -> None:
     result, again = durable(spec, Model(a=writes("a.txt")), tmp_path, permissions=asking)
     assert result.state is WorkflowState.HELD, result.to_data()
     assert states(result)["a"] == "held"
-    log = again.log  # type: ignore[attr-defined]
+    log = again.log  # type: ignore[attr-defined]  # kept on the function for the test
     (child,) = [each for each in log.sessions() if dict(each.tags).get("agent") == "agent"]
     with Session.open(log, child.session_id) as session:
         (hold,) = pending_holds(session)
@@ -299,7 +299,7 @@ def test_unknown_agents_and_second_workflows_are_refused_before_anything_is_done
 
 def test_every_move_is_in_the_log(tmp_path: Path) -> None:
     result, again = durable(steps(step("a"), step("b", "a")), Model(b=[says("partial")]), tmp_path)
-    with Session.open(again.log, result_id(result), read_only=True) as session:  # type: ignore[attr-defined]
+    with Session.open(again.log, result_id(result), read_only=True) as session:  # type: ignore[attr-defined]  # kept on the function for the test
         kinds = [each.kind for each in session[WorkflowEvent].all()]
         children = {each.subagent_id for each in session[SubagentEvent].all()}
         record = record_of(session)

@@ -74,4 +74,4 @@ def as_nobody(work: Callable[[], T]) -> T:
         succeeded, value = pickle.loads(pipe.read())
     os.waitpid(child, 0)
     assert succeeded, value
-    return value  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]  # what the child answered with

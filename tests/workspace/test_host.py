@@ -954,7 +954,7 @@ def test_damage_at_the_end_of_the_line_is_not_fatal(fs: HostFilesystem, root: Pa
     first = fs.snapshot()
     fs.write("a.txt", "one")
     second = fs.snapshot()
-    line = fs.store_path / "holdfast/main/line"  # type: ignore[operator]
+    line = fs.store_path / "holdfast/main/line"  # type: ignore[operator]  # this one has a store
     with open(line, "ab") as file:
         file.write(b"\0\0\0\x50torn")
     with reopened(fs) as later:
