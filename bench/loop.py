@@ -134,6 +134,8 @@ def holdfast(calls: int, directory: Path | None) -> Measured:
     )
     log = None if directory is None else SqliteLog(directory / "runs.db", heartbeat=False)
     provider = ScriptedProvider([answer], repeat=True)
+    # What an agent is, is worked out when it is first asked for: before the clock starts, as for the peers.
+    assert agent.prompt.template.descriptor.tools
     began = time.perf_counter()
     run = agent.run("Look", provider=provider, store=log)
     spent = time.perf_counter() - began

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+
+from hypothesis import given
+from hypothesis.strategies import builds, integers, lists, none, one_of
 
 from holdfast import Agent, tool
 from holdfast.conversation import ProviderUsage, replay
 from holdfast.conversation.replay import SHOWN_HASH
+from holdfast.providers.collect import CollectedAnswer
 from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.state import Session
+from holdfast.state.budget import TokenUsage
 from holdfast.turns.record import TurnRecord
 
 
@@ -49,3 +55,18 @@ def test_what_each_call_was_sent_can_be_checked_against_the_log() -> None:
             assert len(used.prefix_hash) == SHOWN_HASH
             assert sent.prefix_hash().startswith(used.prefix_hash)
             assert len(sent.items) == used.input_items
+
+
+counts = one_of(none(), integers(0, 10**9))
+
+
+@given(lists(builds(TokenUsage, counts, counts, counts, counts), max_size=6), integers(1, 6))
+def test_usage_adds_up_however_often_it_is_asked_for(used: list[TokenUsage], every: int) -> None:
+    """What nobody reported stays unknown; what somebody did counts once."""
+    record = record_of(Session())
+    sums = list(accumulate(used, initial=TokenUsage()))
+    for place, each in enumerate(used, start=1):
+        record.usage_of_summary(CollectedAnswer(usage=each))
+        if place % every == 0:
+            assert record.usage == sums[place]
+    assert record.usage == sums[-1]

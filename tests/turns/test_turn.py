@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,30 @@ def test_resuming_nothing_or_with_another_agent_is_refused(tmp_path: Path) -> No
         pass
     with pytest.raises(PromptMismatch):
         Agent("other").resume(store, run.id, provider=ScriptedProvider([]))
+
+
+def test_a_run_in_memory_starts_no_thread() -> None:
+    """Nobody else has its log, so there is no lease to keep alive."""
+    seen: list[set[threading.Thread]] = []
+
+    @tool(effects="none")
+    async def look() -> str:
+        """Look."""
+        seen.append(set(threading.enumerate()))
+        return "seen"
+
+    before = set(threading.enumerate())
+    script = [Answer("", [("look", {})]), "done"]
+    with Agent("a", tools=(look,)).run("go", provider=ScriptedProvider(script)) as run:
+        assert run.state is TurnState.COMPLETED
+    assert len(seen) == 1
+    assert seen[0] <= before
+
+
+def test_a_run_shows_itself_in_one_line() -> None:
+    """However much it has said and holds."""
+    with Agent("a").run("go", provider=ScriptedProvider(["long " * 10_000])) as run:
+        assert repr(run) == f"Run({run.id}, completed)"
 
 
 def test_two_tools_of_one_name_are_refused() -> None:

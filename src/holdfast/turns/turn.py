@@ -211,7 +211,7 @@ class InnerLoop:
             with stamped(turn_id=self._record.turn_id):
                 beside = (self._as_rendered(), *newly_set(self.state.session, self.containment))
                 self._record.begin(self.agent, self._rendered.text, task, self.workspace, beside)
-                self._judges = self._who_judges(task)
+                self._judges = self._who_judges(task, refusals_after=0)
                 return self._told_of(await self._to_its_end(()), span)
 
     async def resume(self) -> TurnResult:
@@ -236,7 +236,7 @@ class InnerLoop:
         with stamped(turn_id=self._record.turn_id):
             resumed = TurnResumed(self._record.turn_id, self.provider.name, self.provider.model)
             session.dispatch_all((resumed, *newly_set(session, self.containment)))
-            self._judges = self._who_judges(started.task)
+            self._judges = self._who_judges(started.task, refusals_after=self._ended_as("incomplete"))
             return await self._to_its_end(pending)
 
     @contextmanager
@@ -406,7 +406,7 @@ class InnerLoop:
             self._show(FeedbackGiven(checked.checker, checked.feedback[:_SUMMARY_CHARS], "caution"))
         return None
 
-    def _who_judges(self, task: str) -> Judges:
+    def _who_judges(self, task: str, *, refusals_after: int) -> Judges:
         return Judges(
             prompt=self.prompt,
             session=self.state.session,
@@ -420,7 +420,7 @@ class InnerLoop:
             clock=self.state.clock,
             task=task,
             evaluation_id=self._record.evaluation_id,
-            refusals_after=self._ended_as("incomplete"),
+            refusals_after=refusals_after,
         )
 
     def _ended_as(self, kind: str) -> int:
