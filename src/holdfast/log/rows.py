@@ -78,7 +78,7 @@ def parts_of(drafts: Sequence[Draft]) -> list[Sequence[Draft]]:
 
 def packed(drafts: Sequence[Draft]) -> list[tuple[Sequence[Draft], int, bytes]]:
     """Return the rows of an append: the events of each, its flags, and its payload."""
-    parts = parts_of(drafts)
+    parts = [drafts] if len(drafts) == 1 else parts_of(drafts)
     if len(parts) == 1:
         return [(drafts, *pack(drafts))]
     rows = []

@@ -1509,7 +1509,7 @@ def _foremost(several: BaseExceptionGroup[BaseException]) -> BaseException:
 
 def _is_awaitable(outcome: object) -> bool:
     # What most handlers return is known not to be; asking about anything else takes longer.
-    return not isinstance(outcome, str | ToolResult) and inspect.isawaitable(outcome)
+    return not isinstance(outcome, (str, ToolResult)) and inspect.isawaitable(outcome)
 
 
 async def _awaited(outcome: Awaitable[T]) -> T:
