@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from holdfast.workspace.base import FilesystemSnapshot
 from holdfast.workspace.diffs import Version
 from holdfast.workspace.isolated.changes import version_of
-from holdfast.workspace.isolated.notes import Note, hides, is_hidden, is_note, own_paths, parse
+from holdfast.workspace.isolated.notes import Note, is_hidden, is_hiding, is_note, own_paths, parse
 from holdfast.workspace.isolated.overlay import Overlay
 from holdfast.workspace.manifest import State
 from holdfast.workspace.restoring import fold
@@ -27,7 +27,7 @@ def differences(
         notes = _notes(overlay, states)
         paths = {*own_paths(states), *notes}
         for path, (old_note, new_note) in notes.items():
-            if hides(old_note) != hides(new_note):
+            if is_hiding(old_note) != is_hiding(new_note):
                 # What the past has below it came or went with the note.
                 paths.update(overlay.past.below(path))
         old, new = (

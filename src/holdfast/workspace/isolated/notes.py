@@ -55,7 +55,7 @@ def parse(content: bytes) -> tuple[str, Note]:
     return raw["path"], Note(Fingerprint(*raw["before"]), raw["hides"])
 
 
-def hides(note: Note | None) -> bool:
+def is_hiding(note: Note | None) -> bool:
     """Say whether there is a note that hides the past."""
     return note is not None and note.hides
 

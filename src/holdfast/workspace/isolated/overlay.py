@@ -21,6 +21,7 @@ import errno
 import io
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import BinaryIO, TextIO
 
@@ -45,8 +46,8 @@ from holdfast.workspace.isolated.fingerprints import Fingerprint
 from holdfast.workspace.isolated.notes import (
     NOTES,
     Note,
-    hides,
     is_hidden,
+    is_hiding,
     is_private,
     own_paths,
     read_notes,
@@ -116,13 +117,9 @@ class Overlay:
         found = {} if is_hidden(path, self.notes.get) else self.past.entries(path)
         if self.notes:
             notes = self.notes
-            found = {name: each for name, each in found.items() if not hides(notes.get(join(path, name)))}
-        try:
-            mine = self.layer.list(path)
-        except (FileNotFoundError, NotADirectoryError):
-            mine = []
-        for entry in mine:
-            found[entry.name] = entry
+            found = {name: each for name, each in found.items() if not is_hiding(notes.get(join(path, name)))}
+        with suppress(FileNotFoundError, NotADirectoryError):
+            found.update((entry.name, entry) for entry in self.layer.list(path))
         if path == ROOT:
             found.pop(NOTES, None)
         return found
