@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -93,7 +94,11 @@ Directory = Annotated[
 
 def _part(name: str) -> Any:
     """Load the part of the command line that a command needs, and no other: `--help` stays quick."""
-    return importlib.import_module(f"holdfast.presenters.cli.{name}")
+    gc.disable()
+    part = importlib.import_module(f"holdfast.presenters.cli.{name}")
+    gc.freeze()  # It stays to the end, so nobody needs to look for garbage in it.
+    gc.enable()
+    return part
 
 
 def _store(given: str | None) -> Path:
@@ -635,6 +640,7 @@ def _sentence(error: HoldfastError) -> str:
 
 def main() -> None:
     """Run the command line; an error that we raise on purpose is one sentence, not a traceback."""
+    gc.disable()  # Until a part is loaded: what a short command does most is to load things, which all stay.
     try:
         app()
     except HoldfastError as error:
@@ -650,3 +656,5 @@ def main() -> None:
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    finally:
+        gc.enable()
