@@ -57,7 +57,7 @@ from holdfast.conversation.messages import (
     in_order,
 )
 from holdfast.errors import CodecError
-from holdfast.log.event import Envelope
+from holdfast.log.event import Draft, Envelope
 from holdfast.records import dataclass, quick
 from holdfast.state.events import ClearSlice, InitializeSlice, RestoredItem, StateRestored, spec_of
 from holdfast.state.session import Session
@@ -288,8 +288,8 @@ class Replayer:
 
         This way whoever wrote them does not matter: what is sent is made of the log.
         """
-        for envelope, value in read_events(session, REPLAYED_KINDS, after=self._seq, upto=upto):
-            self.add(envelope.seq, value, envelope.type)
+        for seq, logged, value in read_events(session, REPLAYED_KINDS, after=self._seq, upto=upto):
+            self.add(seq, value, logged.type)
 
     def add(self, seq: int, event: object, type_name: str = "") -> None:
         """Take the next event of the log."""
@@ -648,31 +648,31 @@ def read_events(
     after: int = 0,
     upto: int | None = None,
     known: Mapping[int, object] | None = None,
-) -> Iterator[tuple[Envelope, object | None]]:
-    """Yield a session's events, with the values of some kinds at least; no others are decoded for it.
+) -> Iterator[tuple[int, Envelope | Draft, object | None]]:
+    """Yield a session's events with their places, and with the values of some kinds at least.
 
-    `known` are values by their places, of whoever has decoded them before.
+    No others are decoded for it. `known` are values by their places, of whoever has decoded them before.
     """
-    events: Iterable[tuple[Envelope, object | None]] | None = None
+    events: Iterable[tuple[int, Envelope | Draft, object | None]] | None = None
     if upto is None:
         events = session.just_written(after=after)
     if events is None:
         had = known or {}
-        logged = session.log.read(session.session_id, after=after, upto=upto)
-        events = ((envelope, had.get(envelope.seq)) for envelope in logged)
+        read = session.log.read(session.session_id, after=after, upto=upto)
+        events = ((each.seq, each, had.get(each.seq)) for each in read)
     codec = session.codec
     asked: dict[str, type | None] = {}
     for each in events:
-        envelope, value = each
+        seq, logged, value = each
         if value is not None:
             yield each
             continue
-        name = envelope.type
+        name = logged.type
         if name not in asked:
             kind = codec.registry.resolve(name) if codec.registry.knows(name) else None
             asked[name] = kind if kind in kinds else None
         wanted = asked[name]
-        yield envelope, None if wanted is None else decoded(codec, wanted, envelope.payload)
+        yield seq, logged, None if wanted is None else decoded(codec, wanted, logged.payload)
 
 
 def decoded(codec: Codec, kind: type, payload: bytes) -> object | None:
@@ -690,8 +690,8 @@ def conversation_events(
 
     What no replay looks at is not decoded: its value is None.
     """
-    for envelope, value in read_events(session, REPLAYED_KINDS, after=after, upto=upto):
-        yield envelope.seq, value, envelope.type
+    for seq, logged, value in read_events(session, REPLAYED_KINDS, after=after, upto=upto):
+        yield seq, value, logged.type
 
 
 def replay(

@@ -426,16 +426,17 @@ class Session:
                     value = None
             yield envelope, value
 
-    def just_written(self, *, after: int) -> Sequence[tuple[Envelope, object | None]] | None:
+    def just_written(self, *, after: int) -> Sequence[tuple[int, Draft, object | None]] | None:
         """Return all events after `after`, if this session has written them a moment ago; else None.
 
-        It saves whoever follows the log reading it. The value is that of the event if it cannot change
-        in place, and None otherwise: decode the payload then. Checksums are the log's, and are left out.
+        It saves whoever follows the log reading it. Each comes with its place, as it was given to the log.
+        The value is that of the event if it cannot change in place, and None otherwise: decode the payload
+        then.
         """
         core = self._core
         with core.lock:
             is_writer = core.lease is not None and not core.closed
-            return core.recent.since(core.session_id, after, core.head) if is_writer and core.loaded else None
+            return core.recent.since(after, core.head) if is_writer and core.loaded else None
 
     def policy_of(self, slice_type: type) -> SlicePolicy:
         """Return what a rollback does with a slice."""

@@ -172,9 +172,9 @@ class TurnRecord:
         with follower.lock:
             if started is not None:
                 follower.aim(self.session, started)
-            for envelope, value in read_events(self.session, _READ, upto=self.session.head, known=known):
-                self.replayer.add(envelope.seq, value, envelope.type)
-                follower.add(envelope, value, self.session.codec)
+            for seq, logged, value in read_events(self.session, _READ, upto=self.session.head, known=known):
+                self.replayer.add(seq, value, logged.type)
+                follower.add(seq, logged, value, self.session.codec)
                 if isinstance(value, InnerMessage):
                     evaluation_id = value.evaluation_id
                 elif isinstance(value, ProviderUsage) and evaluation_id == self.evaluation_id:
@@ -187,11 +187,10 @@ class TurnRecord:
         follower, replayer, codec = self._follower, self.replayer, self.session.codec
         with follower.lock:
             taken = replayer.seq
-            for envelope, value in read_events(self.session, _READ, after=min(taken, follower.seq)):
-                seq = envelope.seq
+            for seq, logged, value in read_events(self.session, _READ, after=min(taken, follower.seq)):
                 if seq > taken:
-                    replayer.add(seq, value, envelope.type)
-                follower.add(envelope, value, codec)
+                    replayer.add(seq, value, logged.type)
+                follower.add(seq, logged, value, codec)
 
     def _close_orphans(self) -> None:
         """Answer for good the calls that an earlier turn left open: this turn does not go on with them.

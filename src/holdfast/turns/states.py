@@ -53,7 +53,7 @@ from holdfast.errors import (
     RestoreFailedError,
     UsageError,
 )
-from holdfast.log.event import Envelope, SlicePolicy
+from holdfast.log.event import Draft, Envelope, SlicePolicy
 from holdfast.records import dataclass, quick
 from holdfast.state.events import InitializeSlice, StateRestored, event
 from holdfast.state.session import Session, stamped
@@ -692,7 +692,7 @@ def derive_turn(events: Iterable[Event], turn_id: str) -> TurnDerivation:
     """Say how a turn stands, from the events of its log alone. It is a pure function."""
     follower = TurnFollower(turn_id)
     for envelope, value in events:
-        follower.add(envelope, value)
+        follower.add(envelope.seq, envelope, value, None)
     return follower.fold.derive()
 
 
@@ -825,31 +825,30 @@ class TurnFollower:
                 self.seq = _first_event(session, started) - 1
                 self.turn_id = started.turn_id
 
-    def add(self, envelope: Envelope, value: object | None, codec: Codec | None = None) -> None:
+    def add(self, seq: int, logged: Envelope | Draft, value: object | None, codec: Codec | None) -> None:
         """Fold the next event. One that was folded before is passed over.
 
         With a codec the value of a `ToolInvoked` may be left out: it is read here if it matters.
         """
-        seq = envelope.seq
         if seq <= self.seq:
             return
         try:
             self.seq = seq
             if not isinstance(value, InnerMessage):
-                self._add(seq, envelope, value, codec)
+                self._add(seq, logged, value, codec)
             elif self._teller.is_new(value) and self._is_inside:
-                self.fold.take(seq, envelope.turn_id, value)
+                self.fold.take(seq, logged.turn_id, value)
         except BaseException:
             self.turn_id = ""  # Half folded: whoever aims at the turn next folds it anew.
             raise
 
-    def _add(self, seq: int, envelope: Envelope, value: object | None, codec: Codec | None) -> None:
+    def _add(self, seq: int, logged: Envelope | Draft, value: object | None, codec: Codec | None) -> None:
         if value is None and codec is not None and self.fold.attempts:
-            value = _end_of_call(envelope, codec)
+            value = _end_of_call(logged, codec)
         if type(value) not in TURN_KINDS or (isinstance(value, ToolInvoked) and not self.fold.attempts):
             return  # It tells nothing of turns.
         if self._is_of_turn(value):
-            self.fold.take(seq, envelope.turn_id, value)
+            self.fold.take(seq, logged.turn_id, value)
         for brought in self._teller.brought_by(value):
             if self._is_of_turn(brought):
                 self.fold.take(seq, None, brought)
@@ -866,17 +865,17 @@ class TurnFollower:
         """Fold what the log has of this turn by now. Returns a fold of the caller's own."""
         with self.lock:
             self.aim(session, started)
-            for envelope, value in read_events(session, FOLLOWED_KINDS, after=self.seq, upto=session.head):
-                self.add(envelope, value, session.codec)
+            for seq, logged, value in read_events(session, FOLLOWED_KINDS, after=self.seq, upto=session.head):
+                self.add(seq, logged, value, session.codec)
             return self.fold.copy()
 
 
-def _end_of_call(envelope: Envelope, codec: Codec) -> object | None:
+def _end_of_call(logged: Envelope | Draft, codec: Codec) -> object | None:
     """Read a `ToolInvoked`; None if the event is another one."""
-    name = envelope.type
+    name = logged.type
     if not codec.registry.knows(name) or codec.registry.resolve(name) is not ToolInvoked:
         return None
-    return decoded(codec, ToolInvoked, envelope.payload)
+    return decoded(codec, ToolInvoked, logged.payload)
 
 
 def _first_event(session: Session, started: TurnStarted) -> int:
