@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import UsageError, WorkspaceConflictError
@@ -120,6 +120,14 @@ def do(filesystem: Filesystem, what: str, path: str, other: str, number: int) ->
 @given(
     before=st.lists(OPERATIONS, max_size=6),
     steps=st.lists(OPERATIONS, max_size=14),
+)
+@example(
+    before=[("base", "write", "d/b", "a")],
+    steps=[
+        ("base", "delete", "d", "a"),
+        ("copy", "write", "d/a", "a"),
+        ("base", "write", "d", "a"),
+    ],
 )
 def test_a_copy_on_disk_does_what_a_copy_in_memory_does(
     tmp_path_factory: pytest.TempPathFactory, before: list[Any], steps: list[Any]
@@ -308,6 +316,24 @@ def test_a_command_sees_what_a_call_before_it_has_undone(tmp_path: Path) -> None
     assert seen == {"a.txt": "new\n", "b.txt": "old\n"}
     copy.restore(start)
     assert (copy.host_root / "a.txt").read_text() == "old\n"
+
+
+@pytest.mark.parametrize("instead", ["a file", "a link"])
+def test_what_somebody_put_in_the_place_of_a_directory_is_a_conflict(tmp_path: Path, instead: str) -> None:
+    """A file that the copy has made in it would have no place to go to, or end up somewhere else."""
+    copy = copy_of(tmp_path, {"d/e/a.txt": "old\n", "elsewhere/a.txt": "old\n"})
+    base = copy._overlay.past.host
+    copy.write("d/e/new.txt", "new\n")
+    base.delete("d", recursive=True)
+    if instead == "a file":
+        base.write("d", "keep me\n")
+    else:
+        base.symlink("d", "elsewhere")
+    before = tree(base)
+    with pytest.raises(WorkspaceConflictError) as refused:
+        apply_changes(base, copy.changes())
+    assert refused.value.paths == ("d",)
+    assert tree(base) == before
 
 
 def test_a_move_that_would_make_the_tree_too_deep_is_refused_and_changes_nothing(tmp_path: Path) -> None:

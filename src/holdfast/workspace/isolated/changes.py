@@ -17,7 +17,7 @@ and what is below a directory goes and comes with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from typing import Literal
@@ -29,6 +29,7 @@ from holdfast.workspace.diffs import MAX_SHOWN_BYTES, Version, describe
 from holdfast.workspace.isolated.fingerprints import NOTHING, Fingerprint, fingerprint, kind_at
 from holdfast.workspace.isolated.trees import Tree, below, set_permissions, target_of
 from holdfast.workspace.objects import CHUNK_BYTES
+from holdfast.workspace.paths import ROOT, parent
 
 _MAX_NAMED = 10
 
@@ -64,7 +65,17 @@ def conflicts_with(
         elif now.kind == "directory" and each.after.kind != "directory":
             # What somebody else put into a directory that is to go would go with it.
             found += [path for path in below(target, each.path) if path not in going]
+    staying = {above for each in changes if each.after.kind != "absent" for above in _above(each.path)}
+    for path in staying - {each.path for each in changes}:
+        # The copy has a directory here: whatever somebody else put in its place is in the way.
+        if kind_at(target, path) not in ("directory", "absent"):
+            found.append(path)
     return tuple(sorted(set(found)))
+
+
+def _above(path: str) -> Iterator[str]:
+    while (path := parent(path)) != ROOT:
+        yield path
 
 
 def apply_changes(
