@@ -386,6 +386,22 @@ def test_equality_of_ones_own_leaves_the_hash_to_the_fields(define: Any) -> None
     assert hash(Close(1)) == hash(Close(1)) != hash(Close(2))
 
 
+@both(frozen=True, slots=True)
+def test_the_hash_is_of_the_fields_that_are_compared_or_say_so(define: Any) -> None:
+    @define
+    class Seen:
+        """Three kinds of fields."""
+
+        first: int
+        note: list[str] = field(default_factory=list, compare=False)
+        unhashed: list[str] = field(default_factory=list, hash=False)
+        only_hashed: int = field(default=0, compare=False, hash=True)
+
+    assert hash(Seen(1, ["a"], ["b"])) == hash(Seen(1, ["c"], ["d"]))
+    assert hash(Seen(1)) != hash(Seen(2))
+    assert hash(Seen(1)) != hash(Seen(1, only_hashed=5))
+
+
 @both(frozen=True)
 def test_a_frozen_record_cannot_set_attributes_in_its_own_way(define: Any) -> None:
     with pytest.raises(TypeError, match="__setattr__"):
