@@ -348,6 +348,16 @@ def test_a_move_that_would_make_the_tree_too_deep_is_refused_and_changes_nothing
     assert copy.read(f"{deep}/g/h.txt").content == "old\n"
 
 
+def test_a_command_does_not_see_what_was_in_a_directory_before_it_was_made_anew(tmp_path: Path) -> None:
+    copy = copy_of(tmp_path, {"d/a.txt": "old\n", "d/e/b.txt": "old\n"})
+    copy.begin("a first command", foreign=True).finish()
+    copy.delete("d", recursive=True)
+    copy.mkdir("d/e")
+    copy.begin("a command", foreign=True)
+    assert copy.host_root is not None
+    assert sorted(path.name for path in copy.host_root.rglob("*")) == ["d", "e"]
+
+
 def test_a_mirrored_directory_comes_with_what_is_in_it_and_goes_with_what_was() -> None:
     source = InMemoryFilesystem(
         {"d/a.txt": "a\n", "d/e/b.txt": "b\n", "x": "was a directory\n", "kept": "other"}

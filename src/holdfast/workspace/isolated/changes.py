@@ -101,9 +101,15 @@ def mirror(source: Tree, target: Tree, paths: Iterable[str]) -> None:
     """Make paths of one tree what they are in another, whatever they were."""
     wanted = set(paths)
     for path in tuple(wanted):
-        if kind_at(source, path) == "directory" != kind_at(target, path):
+        if kind_at(source, path) != "directory":
+            continue
+        if kind_at(target, path) != "directory":
             # What the source has below it comes along, whether it is named or not.
             wanted.update(below(source, path))
+        else:
+            # One that was made anew may have lost what is still in the other.
+            kept = {entry.name for entry in source.list(path)}
+            wanted.update(entry.path for entry in target.list(path) if entry.name not in kept)
     changes = [ForkChange(path, NOTHING, fingerprint(source, path), source) for path in wanted]
     _make(target, changes, recursive=True)
 
