@@ -537,7 +537,9 @@ class Core:
                 if kind not in self.known:
                     self.known[kind] = None
                 kept = event if immutable else Kept(self.codec, kind, payload)
-                working.changes[kind] = working.look(kind).append(kept, seq)
+                changes = working.changes
+                present = changes[kind] if kind in changes else working.base.get(kind, EMPTY)
+                changes[kind] = present.append(kept, seq)
             return event, (), ()
         ran: tuple[Callable[..., object], ...] = ()
         failures: tuple[HandlerFailure, ...] = ()
@@ -703,6 +705,7 @@ class Core:
             working = Working(self.slices)
             outcomes: list[Outcome] = []
             batch: list[Staged] = []
+            drafts: list[Draft] = []
             seq = self.head
             for each in staged:
                 if each.is_live:
@@ -723,8 +726,9 @@ class Core:
                     )
                 )
                 batch.append(each)
+                drafts.append(draft)
             try:
-                interrupted = self._write(batch) if batch else None
+                interrupted = self._write(batch, drafts) if batch else None
                 self.head = seq
                 changes = self._install(working.changes)
                 if written is not None:
@@ -740,10 +744,9 @@ class Core:
                 self.try_to_store()
             return changes, outcomes
 
-    def _write(self, batch: list[Staged]) -> BaseException | None:
+    def _write(self, batch: list[Staged], drafts: list[Draft]) -> BaseException | None:
         """Append to the log. Returns an interrupt that came when the batch was in the log already."""
         assert self.lease is not None
-        drafts = [each.draft for each in batch]
         try:
             self.log.append(self.lease, drafts, expected_seq=self.head)
             self.recent.add(self.head, batch)

@@ -1007,7 +1007,8 @@ class Transaction:
         """
         core = self._core
         with core.lock:
-            self._check_open()
+            if not self._open:
+                self._check_open()
             batch = self._staged + _staged(core, extra)
             changes, outcomes = core.append(batch, written=self._end)
         return self._notify(changes, outcomes)

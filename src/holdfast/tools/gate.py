@@ -69,7 +69,10 @@ class Gate:
         with self._lock:
             holder = self._holder
             if holder is not None and holder() is turn:
-                self._pass_on()
+                if self._waiting:
+                    self._pass_on()
+                else:
+                    self._holder = None
             elif turn in self._waiting:
                 self._waiting.remove(turn)
         if self._holder is not None:
@@ -173,7 +176,7 @@ class Turns:
     __slots__ = ("_turns",)
 
     def __init__(self, gates: Sequence[Gate]) -> None:
-        self._turns = [Turn(gate) for gate in gates]
+        self._turns = list(map(Turn, gates))
 
     def take(self, token: CancellationToken, deadline: Deadline | None) -> None:
         """Go through all gates, blocking the thread."""

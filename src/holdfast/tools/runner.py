@@ -179,6 +179,8 @@ class OpenCall:
     policies: Sequence[ToolPolicy] = ()
     turns: Turns | None = None
     hold_id: str = ""
+    attempt_id: str = ""
+    """Which attempt at the call this is; empty for a call without effects, which has no start in the log."""
     head: int = 0
     """The session's newest event when the call began."""
     base: Filesystem | None = None
@@ -202,11 +204,6 @@ class OpenCall:
     """Whether the handler's token was set because of a cancellation or a deadline, and not the reverse."""
     is_committing: bool = False
     is_over: bool = False
-
-    @property
-    def attempt_id(self) -> str:
-        """Which attempt at the call this is."""
-        return self.event_id.hex
 
     @property
     def context(self) -> ToolContext:
@@ -298,7 +295,7 @@ class OpenCall:
     def call_handler(self) -> Any:
         """Call the handler as part of the call, in a context that is thrown away."""
         self.enter()
-        return self.tool.call(self.params, self.context if self.tool.takes_context else None)
+        return self.tool.call(self.params, context_of(self) if self.tool.takes_context else None)
 
 
 _inside: ContextVar[tuple[OpenCall, ...]] = ContextVar("holdfast_inside_calls", default=())
@@ -371,6 +368,8 @@ class ToolRunner:
     _workspace_suffix: str = field(default="", init=False, repr=False)
     """How the names end that this session's calls have towards the workspace."""
     _filesystem: Filesystem | None = field(default=None, init=False, repr=False)
+    _held: Filesystem | None = field(default=None, init=False, repr=False)
+    """The workspace, if it can be changed: a call with effects holds it."""
     _read_only: Filesystem | None = field(default=None, init=False, repr=False)
     """The workspace as a call without effects sees it."""
     _rolled_back: Mapping[type, Snapshotable[object]] | None = field(default=None, init=False, repr=False)
@@ -384,6 +383,7 @@ class ToolRunner:
         if filesystem is not None:
             self._read_only = filesystem.read_only_view()
             if not filesystem.read_only:
+                self._held = filesystem
                 gates.append(gate_of(("workspace", id(filesystem)), "the workspace"))
         self._gates = tuple(gates)
         if isinstance(state.resources, ResourceRegistry):
@@ -794,23 +794,22 @@ class ToolRunner:
         if deadline is not None and deadline.passed():
             raise self._too_late(plan, f"the deadline had passed before {plan.tool.name} began")
         plan.context.cancellation.raise_if_cancelled()
-        if plan.policies or plan.tool.effects != "none":
-            denial = (
-                self._unknown(plan, plan.tool)
-                or self._denied(plan, plan.tool)
-                or self._forbidden(plan, plan.tool)
-            )
-            if denial is not None:
-                return self._refuse(plan, *denial)
-        return self._open(plan, plan.tool)
+        tool, denial = plan.tool, None
+        if tool.effects == "external":
+            denial = self._unknown(plan, tool)
+        if denial is None and plan.policies:
+            denial = self._denied(plan, tool)
+        if denial is None and tool.effects != "none":
+            denial = self._forbidden(plan, tool)
+        if denial is not None:
+            return self._refuse(plan, *denial)
+        return self._open(plan, tool)
 
     def _too_late(self, plan: _Plan, message: str) -> PromptEvaluationError:
         self._refuse(plan, "timed_out", message)
         return PromptEvaluationError(message, prompt_name=self.prompt_name, phase="tool")
 
     def _denied(self, plan: _Plan, tool: Tool[Any, Any]) -> tuple[Outcome, str] | None:
-        if not plan.policies:
-            return None
         context = replace(
             plan.context,
             session=self.execution_state.session,
@@ -836,8 +835,6 @@ class ToolRunner:
 
     def _forbidden(self, plan: _Plan, tool: Tool[Any, Any]) -> tuple[Outcome, str] | None:
         """Ask the permissions. Raises `HoldRequired` if a person has to answer first."""
-        if tool.effects == "none":
-            return None
         mode = self.permissions.mode_for(tool)
         if mode is PermissionMode.AUTO:
             return None
@@ -886,7 +883,7 @@ class ToolRunner:
 
     def _unknown(self, plan: _Plan, tool: Tool[Any, Any]) -> tuple[Outcome, str] | None:
         """A call that acted outside and was cut off is not run again unless that does no harm."""
-        if tool.effects != "external" or tool.idempotent:
+        if tool.idempotent:
             return None
         session = self.execution_state.session
         last, start = _last_end(session, plan.call.id), _last_start(session, plan.call.id)
@@ -927,29 +924,33 @@ class ToolRunner:
 
     def _open(self, plan: _Plan, tool: Tool[Any, Any]) -> OpenCall | ToolResult[Any]:
         state, session = self.execution_state, self.execution_state.session
+        with_effects = tool.effects != "none"
+        event_id = next(self._ids)
         begun = OpenCall(
             self,
             plan.call,
             tool,
             plan.params,
             plan.context,
-            next(self._ids),
+            event_id,
             state.clock.monotonic(),
             session.begin(),
             plan.record,
             plan.policies,
             plan.turns,
             plan.hold_id,
+            event_id.hex if with_effects else "",
             session.head,
             self._filesystem,
         )
         plan.begun = begun
         try:
             # Every participant is captured before the first change: whoever cannot be captured fails here.
-            if tool.effects != "none":
-                if self._filesystem is not None and not self._filesystem.read_only:
-                    self._hold(begun, self._filesystem)
-                begun.saved = self._save_others(self._filesystem)
+            if with_effects:
+                if self._held is not None:
+                    self._hold(begun, self._held)
+                if self._rolled_back != {}:
+                    begun.saved = self._save_others(self._filesystem)
             if state.checkpoints is not None:
                 begun.pre = self._boundary(
                     begun, "pre_tool", None if begun.workspace is None else begun.workspace.base
@@ -959,21 +960,20 @@ class ToolRunner:
             return self._roll_back(begun, ToolResult.error(message), "failed")
         except BaseException as error:  # noqa: BLE001  # raised again when nothing is left of the call
             return self._fail(begun, error)
-        if tool.effects == "none":
+        if not with_effects:
             return begun
+        started = ToolStarted(
+            call_id=plan.call.id,
+            attempt_id=begun.attempt_id,
+            tool_name=tool.name,
+            effects=tool.effects,
+            foreign=tool.foreign,
+            idempotent=tool.idempotent,
+            on_unknown=tool.on_unknown,
+            workspace=None if begun.workspace is None else begun.workspace.base,
+        )
         try:
-            session.dispatch(
-                ToolStarted(
-                    call_id=plan.call.id,
-                    attempt_id=begun.attempt_id,
-                    tool_name=tool.name,
-                    effects=tool.effects,
-                    foreign=tool.foreign,
-                    idempotent=tool.idempotent,
-                    on_unknown=tool.on_unknown,
-                    workspace=None if begun.workspace is None else begun.workspace.base,
-                )
-            )
+            session.dispatch_all((started,))
         except BaseException as error:
             self._fail(begun, error)
             raise
@@ -1046,7 +1046,8 @@ class ToolRunner:
             result = as_result(outcome)
             # The caller's token is set before those below it follow.
             begun.given.cancellation.raise_if_cancelled()
-            begun.cancellation.raise_if_cancelled()
+            if begun.token is not None:
+                begun.token.raise_if_cancelled()
             if begun.given.deadline is not None:
                 begun.given.deadline.raise_if_passed(f"the tool call {begun.call.id}")
             if result.success and (result.value is not None or begun.scope is not None or begun.policies):
@@ -1280,8 +1281,7 @@ class ToolRunner:
             call.id,
             begun.given.run_context,
             begun.event_id,
-            # A call without effects has no start in the log.
-            "" if begun.tool.effects == "none" else begun.attempt_id,
+            begun.attempt_id,
             outcome,
             self._elapsed_ms(begun),
             workspace,

@@ -840,13 +840,14 @@ class HostFilesystem:
         if not call_id:
             raise UsageError("a call needs an id; pass the tool call's own")
         with self._lock:
-            self._require_writable()
+            if self._read_only:
+                self._require_writable()
             if self._call is not None:
                 raise WorkspaceError(
                     f"the call {self._call.call_id!r} holds the workspace, so {call_id!r} cannot begin; "
                     f"finish it or roll it back first"
                 )
-            history = self._opened()
+            history = self._history or self._opened()
             left = Journal.load(history.call_path, durable=self._durable)
             if left is not None and left.kind == "call":
                 raise WorkspaceError(
@@ -1695,41 +1696,33 @@ class HostFilesystem:
 class _HostCall:
     """One tool call's hold on a workspace on disk."""
 
-    __slots__ = ("_base", "_call_id", "_filesystem", "_finished", "_journal", "_working", "dirty")
+    __slots__ = ("_filesystem", "_finished", "_journal", "_working", "base", "call_id", "dirty")
 
     def __init__(
         self, filesystem: HostFilesystem, call_id: str, base: FilesystemSnapshot, journal: Journal | None
     ) -> None:
         self.dirty: set[str] = set()
         self._filesystem = filesystem
-        self._call_id = call_id
-        self._base = base
+        self.call_id = call_id
+        """The tool call that holds the workspace."""
+        self.base = base
+        """The boundary before the call."""
         self._journal = journal
         self._finished = False
         self._working: Manifest | None = None
-
-    @property
-    def call_id(self) -> str:
-        """The tool call that holds the workspace."""
-        return self._call_id
 
     @property
     def journal(self) -> Journal:
         """How to undo the call; a plain one has no journal until somebody asks for it."""
         if self._journal is None:
             filesystem = self._filesystem
-            self._journal = filesystem._start_journal("call", self._call_id, self._base, foreign=False)
+            self._journal = filesystem._start_journal("call", self.call_id, self.base, foreign=False)
         return self._journal
 
     @property
     def boundary_kind(self) -> BoundaryKind:
         """What the boundary at the end of the call is called."""
         return "call" if self.journal.kind == "call" else "restore"
-
-    @property
-    def base(self) -> FilesystemSnapshot:
-        """The boundary before the call."""
-        return self._base
 
     def working_manifest(self, filesystem: HostFilesystem) -> Manifest:
         """Return the manifest that grows inside the call; the one before it is kept for a rollback."""
@@ -1753,20 +1746,18 @@ class _HostCall:
         with filesystem._lock:
             self._require_open("prepared")
             manifest: Manifest | None = None
-            if self._is_idle():
-                return self._base
+            if self._journal is None or self._is_idle(self._journal):
+                return self.base
             if self.journal.foreign:
                 manifest = filesystem._foreign_segment(self, prepared=True)
             else:
                 filesystem._plain_segment(self, filesystem._changes(self.journal), prepared=True)
-            return filesystem._snapshot_at(self.journal.segments[-1], self._base.tag, manifest)
+            return filesystem._snapshot_at(self.journal.segments[-1], self.base.tag, manifest)
 
-    def _is_idle(self) -> bool:
+    @staticmethod
+    def _is_idle(journal: Journal) -> bool:
         """Whether the call has not touched anything, so that its boundary is the one before it."""
-        journal = self._journal
-        return journal is None or (
-            journal.kind == "call" and not (journal.foreign or journal.touched or journal.segments)
-        )
+        return journal.kind == "call" and not (journal.foreign or journal.touched or journal.segments)
 
     def finish(self) -> None:
         """Forget how to undo the call. Only after the log has committed it."""
@@ -1775,13 +1766,14 @@ class _HostCall:
             if self._finished:
                 return
             self._require_open("finished")
-            if not self._is_idle() and (not self.journal.prepared or self.journal.touched):
-                self.prepare()
-            history = filesystem._opened()
-            if self._journal is not None:
-                for boundary in self._journal.segments:
+            history = filesystem._history or filesystem._opened()
+            journal = self._journal
+            if journal is not None:
+                if not self._is_idle(journal) and (not journal.prepared or journal.touched):
+                    self.prepare()
+                for boundary in journal.segments:
                     history.append(boundary)
-                self._journal.end()
+                journal.end()
             if self._working is not None:
                 history.adopt_manifest(self._working, self.dirty)
             self._finished = True

@@ -385,7 +385,9 @@ class Line:
     @property
     def head(self) -> Boundary | None:
         """The newest boundary."""
-        boundaries = self.boundaries
+        boundaries = self._boundaries
+        if boundaries is None:
+            boundaries = self.boundaries
         return boundaries[-1] if boundaries else None
 
     def position(self, commit: str) -> int | None:
