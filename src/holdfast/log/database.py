@@ -100,6 +100,10 @@ def _named(doing: str, session_id: UUID | None) -> str:
     return doing if session_id is None else f"{doing} {session_id}"
 
 
+def _running(statement: str, values: tuple[object, ...]) -> Callable[[sqlite3.Connection], bool]:
+    return lambda connection: connection.execute(statement, values).rowcount > 0
+
+
 def size_of(path: Path) -> int | None:
     """Return a file's size without opening it, or None if there is no such file."""
     try:
@@ -159,13 +163,15 @@ class Database:
 
         The lock is held.
         """
-        return self.run(
-            doing,
-            lambda connection: connection.execute(statement, values).rowcount > 0,
-            session_id,
-            writes=True,
-            transaction=self._lacks_room(),
-        )
+        try:
+            connection = self._connected(True)
+            if not self._lacks_room():
+                self._refuse_if_replaced()
+                return connection.execute(statement, values).rowcount > 0
+        except BaseException as error:  # noqa: BLE001  # raised again, unless it is worth another try
+            self._settle()
+            self._raise_unless_busy(error, doing, session_id)
+        return self.write(doing, _running(statement, values), session_id)
 
     def run(
         self,
@@ -185,7 +191,7 @@ class Database:
         with self.lock:
             while True:
                 try:
-                    connection = self._connected(writes=writes)
+                    connection = self._connected(writes)
                     if transaction:
                         connection.execute("BEGIN IMMEDIATE")
                     if writes:
@@ -196,19 +202,9 @@ class Database:
                     result = work(connection)
                     connection.execute("COMMIT")
                     return result
-                except sqlite3.ProgrammingError:
+                except BaseException as error:
                     self._settle()
-                    raise
-                except UnicodeDecodeError as error:
-                    # SQLite quotes damaged text in its messages, and Python then fails to read them.
-                    self._settle()
-                    raise self.damaged(
-                        f"could not {_named(doing, session_id)} (unreadable text in the file)"
-                    ) from error
-                except sqlite3.Error as error:
-                    self._settle()
-                    if _code(error) not in _BUSY:
-                        raise self._translated(_named(doing, session_id), error) from error
+                    self._raise_unless_busy(error, doing, session_id)
                     now = _REAL_TIME.monotonic()
                     # SQLite itself has waited before it said so for the first time.
                     deadline = now + self._busy_timeout_s - _SQLITE_WAIT_S if deadline is None else deadline
@@ -217,11 +213,20 @@ class Database:
                             f"could not {_named(doing, session_id)}: {self.path} stayed in use by others for "
                             f"{self._busy_timeout_s:g} s; try again, or find out who holds it"
                         ) from error
-                except BaseException:
-                    self._settle()
-                    raise
                 # Not in step with the others who wait.
                 _REAL_TIME.sleep(random.uniform(0.002, 0.02))
+
+    def _raise_unless_busy(self, error: BaseException, doing: str, session_id: UUID | None) -> None:
+        """Raise what the caller is to know of a failure, unless it was that others hold the file."""
+        if isinstance(error, UnicodeDecodeError):
+            # SQLite quotes damaged text in its messages, and Python then fails to read them.
+            raise self.damaged(
+                f"could not {_named(doing, session_id)} (unreadable text in the file)"
+            ) from error
+        if not isinstance(error, sqlite3.Error) or isinstance(error, sqlite3.ProgrammingError):
+            raise error
+        if _code(error) not in _BUSY:
+            raise self._translated(_named(doing, session_id), error) from error
 
     def _lacks_room(self) -> bool:
         """Say whether the WAL has grown since it was given room, and may be given more."""
@@ -265,7 +270,7 @@ class Database:
         if connection is not None:
             connection.close()
 
-    def _connected(self, *, writes: bool) -> sqlite3.Connection:
+    def _connected(self, writes: bool) -> sqlite3.Connection:
         if self._closed:
             raise UsageError(f"the log in {self.path} was closed; open it again")
         if self._pid != os.getpid():

@@ -108,16 +108,18 @@ def chain_checksum(previous: bytes, session_id: UUID, seq: int, draft: Draft) ->
     """
     kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
     words = _words(kind, turn_id, run_id, trace_id)
-    head = f"{seq}|{at_us}|{int(rolled_back)}|{len(payload)}|{words}".encode("utf-8", "surrogatepass")
-    whole = b"".join((previous, session_id.bytes, len(head).to_bytes(4, "big"), head, payload))
+    head = b"%d|%d|%d|%d|%b" % (seq, at_us, rolled_back, len(payload), words)
+    name = session_id.int.to_bytes(16, "big")
+    whole = b"".join((previous, name, len(head).to_bytes(4, "big"), head, payload))
     return blake2b(whole, digest_size=16).digest()
 
 
 @lru_cache(maxsize=256)
-def _words(*texts: str | None) -> str:
+def _words(*texts: str | None) -> bytes:
     """Return an event's texts in one, the same for many events.
 
     Each one's length stands in front of it (-1 for None), so that no two different events share one
     byte string.
     """
-    return "|".join(f"{-1 if each is None else len(each)}|{each}" for each in texts)
+    words = "|".join(f"{-1 if each is None else len(each)}|{each}" for each in texts)
+    return words.encode("utf-8", "surrogatepass")

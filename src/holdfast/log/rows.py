@@ -80,7 +80,8 @@ def packed(drafts: Sequence[Draft]) -> list[tuple[Sequence[Draft], int, bytes]]:
     """Return the rows of an append: the events of each, its flags, and its payload."""
     parts = [drafts] if len(drafts) == 1 else parts_of(drafts)
     if len(parts) == 1:
-        return [(drafts, *pack(drafts))]
+        flags, payload = pack(drafts)
+        return [(drafts, flags, payload)]
     rows = []
     before: list[bytes | None] = []
     for part in parts:
@@ -97,17 +98,18 @@ def pack(part: Sequence[Draft], before: Sequence[bytes | None] = ()) -> tuple[in
     `before` are the payloads of the append's events before these, None for one that is not stored
     as it is.
     """
-    *earlier, (_, payload, _, _, _, _, rolled_back) = part
-    flags = int(rolled_back)
-    if earlier:
+    _, payload, _, _, _, _, rolled_back = part[-1]
+    flags = 1 if rolled_back else 0
+    is_alone = len(part) == 1
+    if not is_alone:
         front, payloads = "", []
-        for kind, its, at_us, _, _, _, its_flag in earlier:
+        for kind, its, at_us, _, _, _, its_flag in part[:-1]:
             front += f"{kind}\0{at_us}\0{int(its_flag)}\0{len(its)}\0"
             payloads.append(its)
         payload = b"".join((front.encode(), b"\0", *payloads, payload))
         flags += SEVERAL
     if len(payload) > _MOST_DEFLATED:
-        shorter = without_repeats(payload, before) if before and not earlier else None
+        shorter = without_repeats(payload, before) if before and is_alone else None
         return (flags, payload) if shorter is None else (flags + ABBREVIATED, shorter)
     if len(payload) >= _LEAST_DEFLATED:
         deflated = _deflated(payload)
@@ -174,12 +176,14 @@ def _inflated(payload: bytes) -> bytes | None:
 def chained(session_id: UUID, previous: bytes, first: int, drafts: Sequence[Draft]) -> list[Envelope]:
     """Number events from `first` on, and give each its checksum, chained to that of the one before."""
     events: list[Envelope] = []
-    for seq, draft in enumerate(drafts, first):
+    seq = first
+    for draft in drafts:
         previous = chain_checksum(previous, session_id, seq, draft)
-        kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
-        rolled_back = bool(rolled_back)
+        kind, payload, at_us, turn_id, run_id, trace_id, flag = draft
+        rolled_back = bool(flag)
         fields = (session_id, seq, at_us, kind, payload, previous, turn_id, run_id, trace_id, rolled_back)
         events.append(_new(Envelope, fields))
+        seq += 1
     return events
 
 

@@ -462,31 +462,31 @@ class SqliteLog:
                 f"the lease {lease.epoch} on session {lease.session_id} was taken over: a heartbeat was "
                 f"refused; nothing was written; open the session again"
             )
-        session_id = lease.session_id
+        number = lease.session_id.int
         rows = packed(drafts)
         with self._database.lock:
             # Taken away until the commit, so that nothing is believed after a failure.
-            tail = self._tails.pop(session_id.int, None)
+            tail = self._tails.pop(number, None)
             written = None
             if tail is not None and tail.seq == expected_seq and len(rows) == 1:
-                written = self._continue(lease, tail, *rows[0])
+                written = self._continue(lease, tail, rows[0])
             batch, tail = written or self._look_and_append(lease, rows, expected_seq)
             if len(self._tails) >= _MOST_TAILS:
                 self._tails.clear()
-            self._tails[session_id.int] = tail
+            self._tails[number] = tail
         return batch
 
     def _continue(
-        self, lease: Lease, tail: _Tail, part: Sequence[Draft], flags: int, payload: bytes
+        self, lease: Lease, tail: _Tail, row: tuple[Sequence[Draft], int, bytes]
     ) -> tuple[Sequence[Envelope], _Tail] | None:
         """Write a row behind the end that is remembered; None if the file does not say that it is one."""
-        key, seq, previous = tail
-        batch = chained(lease.session_id, previous, seq + 1, part)
-        seq, checksum = seq + len(part), batch[-1].checksum
-        kind, _, at_us, turn_id, run_id, trace_id, _ = part[-1]
+        (key, seq, previous), (part, flags, payload) = tail, row
+        session_id = lease.session_id
+        batch = chained(session_id, previous, seq + 1, part)
+        _, seq, at_us, kind, _, checksum, turn_id, run_id, trace_id, _ = batch[-1]
         condition = (key, lease.epoch, previous)
         values = (*condition, seq, at_us, kind, turn_id, run_id, trace_id, flags, checksum, payload)
-        if not self._database.write_at_once("append to session", CONTINUE, values, lease.session_id):
+        if not self._database.write_at_once("append to session", CONTINUE, values, session_id):
             return None
         return batch, _Tail(key, seq, checksum)
 
