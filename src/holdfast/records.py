@@ -97,15 +97,17 @@ def is_model(kind: type) -> bool:
 class _Unwritten:
     """Stands in a class for a method, until somebody asks for it."""
 
-    __slots__ = ("_cls", "_name", "_write")
+    __slots__ = ("_cls", "_name", "_write", "_written")
 
     def __init__(self, cls: type, name: str, write: Callable[[Any], Any]) -> None:
         self._cls = cls
         self._name = name
         self._write = write
+        self._written: Any = None
 
     def __get__(self, one: object, cls: type | None = None) -> Any:
-        written = self._write(self._cls)
+        # Kept here as well: where `quick` has its own, this one is asked for every object of a subclass.
+        written = self._written = self._written or self._write(self._cls)
         if self._cls.__dict__[self._name] is self:  # not if another thread was first, or `quick` has its own
             setattr(self._cls, self._name, written)
         return written.__get__(one, cls)
