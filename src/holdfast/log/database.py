@@ -34,6 +34,7 @@ next needed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sqlite3
@@ -223,6 +224,12 @@ class Database:
             raise self.damaged(
                 f"could not {_named(doing, session_id)} (unreadable text in the file)"
             ) from error
+        # One without a number is no word of the system, but of somebody's signal handler.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise LogError(
+                f"could not {_named(doing, session_id)}: the system does not let {self.path} be used "
+                f"({error}); nothing was written; check its directory and how many files may be open"
+            ) from error
         if not isinstance(error, sqlite3.Error) or isinstance(error, sqlite3.ProgrammingError):
             raise error
         if _code(error) not in _BUSY:
@@ -249,7 +256,8 @@ class Database:
                 is_made = False
             if not is_made:
                 # The disk is full: what there is of it belongs to the events.
-                os.ftruncate(self._wal_descriptor, length)
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._wal_descriptor, length)
         self._wal_bytes = os.lseek(self._wal_descriptor, 0, os.SEEK_END)
 
     def _settle(self) -> None:
@@ -429,7 +437,9 @@ class Database:
             stat = os.stat(self.path)
             self._identity = (stat.st_dev, stat.st_ino)
             if self._synchronous == "FULL":
-                self._wal_descriptor = os.open(self.wal_path, os.O_RDWR)
+                # Room saves time and nothing else: without it a file that may only be read is still read.
+                with contextlib.suppress(OSError):
+                    self._wal_descriptor = os.open(self.wal_path, os.O_RDWR)
                 self._wal_bytes = 0
         except BaseException:
             connection.close()
