@@ -55,10 +55,6 @@ class Bench:
         for number in range(files):
             (root / f"file{number}.txt").write_text("content\n")
         self.log = SqliteLog(directory / "log.db", synchronous=synchronous, heartbeat=False)
-        self.appends: list[list[int]] = []
-        self.drafts: list[list[Draft]] = []
-        self._append = self.log.append
-        self._watch_appends()
         self.filesystem = HostFilesystem(root, store=directory / "store")
         resources = ResourceRegistry.build({Filesystem: self.filesystem})
         state = ExecutionState(Session(log=self.log), resources)
@@ -76,15 +72,22 @@ class Bench:
         self.lease = self.log.acquire(other, owner=this_process_owner())
         self.seq = 0
 
-    def _watch_appends(self) -> None:
-        """Note the sizes of what is committed, so that the floor commits as much."""
+    def batches(self, one: Tool[Any, Any]) -> list[list[Draft]]:
+        """Make a call and return what it committed, so that the floor commits as much."""
+        seen: list[list[Draft]] = []
+        append = self.log.append
 
         def watched(lease: Any, drafts: Sequence[Draft], *, expected_seq: int) -> Any:
-            self.appends.append([len(each.payload) for each in drafts])
-            self.drafts.append(list(drafts))
-            return self._append(lease, drafts, expected_seq=expected_seq)
+            seen.append(list(drafts))
+            return append(lease, drafts, expected_seq=expected_seq)
 
-        self.log.append = watched  # type: ignore[method-assign] # the bench watches; nothing else changes
+        # Watched for one call only: what is measured is the log as it is.
+        self.log.append = watched  # type: ignore[method-assign] # it only looks
+        try:
+            self.call(one)
+        finally:
+            del self.log.append
+        return seen
 
     def call(self, one: Tool[Any, Any]) -> None:
         self.calls += 1
@@ -101,7 +104,7 @@ class Bench:
     def append(self, batches: Sequence[Sequence[Draft]]) -> None:
         """Append as much as a call does straight to the log: with checksums and the check of the writer."""
         for drafts in batches:
-            self._append(self.lease, drafts, expected_seq=self.seq)
+            self.log.append(self.lease, drafts, expected_seq=self.seq)
             self.seq += len(drafts)
 
     def close(self) -> None:
@@ -129,10 +132,8 @@ def beyond_commits(directory: Path, one: Tool[Any, Any], commits: int, count: in
     """One call and its commits, in turns with the same commits on raw SQLite."""
     bench = Bench(directory / one.name)
     bench.call(one)
-    bench.appends.clear()
-    bench.drafts.clear()
-    bench.call(one)
-    batches, drafts = list(bench.appends), list(bench.drafts)
+    drafts = bench.batches(one)
+    batches = [[len(each.payload) for each in batch] for batch in drafts]
     assert len(batches) == commits, f"a call made {len(batches)} commits"
     ours: list[float] = []
     floor: list[float] = []

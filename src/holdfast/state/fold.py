@@ -699,7 +699,8 @@ class Core:
                 written()
             return [], []
         with self.lock:
-            self.check_writable()
+            if self.closed or self.read_only or self.reducing is not None:
+                self.check_writable()
             if not self.loaded or self.unknown:
                 self.ensure_loaded()
             working = Working(self.slices)
@@ -730,7 +731,8 @@ class Core:
             try:
                 interrupted = self._write(batch, drafts) if batch else None
                 self.head = seq
-                changes = self._install(working.changes)
+                changes = self._changes(working.changes) if self.observers else []
+                self.slices.update(working.changes)
                 if written is not None:
                     written()
             except BaseException as error:
@@ -773,15 +775,13 @@ class Core:
             return False
         return there == [(each.type, each.payload, each.at_us) for each in drafts]
 
-    def _install(self, slices: dict[type, Slice[Any]]) -> Sequence[Change]:
-        """Make new slices the present ones. Returns what observers are told."""
+    def _changes(self, slices: dict[type, Slice[Any]]) -> Sequence[Change]:
+        """Return what observers are told when new slices take the place of the present ones."""
         changes = []
-        if self.observers:
-            for slice_type, after in slices.items():
-                before = self.slices.get(slice_type, EMPTY)
-                if slice_type in self.observers and after is not before and (len(before) or len(after)):
-                    changes.append(Change(slice_type, before, after))
-        self.slices.update(slices)
+        for slice_type, after in slices.items():
+            before = self.slices.get(slice_type, EMPTY)
+            if slice_type in self.observers and after is not before and (len(before) or len(after)):
+                changes.append(Change(slice_type, before, after))
         return changes
 
     # .. upkeep ..
@@ -832,7 +832,9 @@ class Core:
             self.stored_seq = self.head
             count = self.log.prune(self.lease, upto=upto)
             self.pruned_upto = upto
-            return count, self._install(slices)
+            changes = self._changes(slices)
+            self.slices.update(slices)
+            return count, changes
 
     # .. telling others ..
 

@@ -869,10 +869,21 @@ class Transaction:
     (where every handle of the session stages).
     """
 
-    __slots__ = ("_committed", "_core", "_generation", "_open", "_staged", "_under", "_working")
+    __slots__ = (
+        "_committed",
+        "_core",
+        "_generation",
+        "_open",
+        "_staged",
+        "_under",
+        "_working",
+        "began_after",
+    )
 
     def __init__(self, session: Session) -> None:
-        self._core = session._core
+        core = self._core = session._core
+        self.began_after = core.head
+        """The session's newest event when the transaction began."""
         self._open = True
         self._committed = False
         self._staged: list[Staged] = []

@@ -122,6 +122,9 @@ _KEPT_MESSAGE = 1_000
 _KEPT_ARGUMENT = 2_000
 """How much of a text in the arguments `ToolInvoked` keeps; the model's own message has it whole."""
 
+_Lock = type(threading.RLock())
+"""The lock itself: `threading.RLock` is a function that makes one."""
+
 _AT_ONCE_S = 0.0002
 """How long an event loop stands still for a sync handler: less than putting the loop to sleep and waking it
 again takes on many machines, and more than most handlers take. From then on others are served."""
@@ -181,12 +184,10 @@ class OpenCall:
     hold_id: str = ""
     attempt_id: str = ""
     """Which attempt at the call this is; empty for a call without effects, which has no start in the log."""
-    head: int = 0
-    """The session's newest event when the call began."""
     base: Filesystem | None = None
     """The workspace itself, which the handler does not get to see."""
     workspace: WorkspaceCall | None = None
-    making: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    making: threading.RLock = field(default_factory=_Lock, repr=False)
     """Held while a part of the handler's context is made: a handler may have threads of its own."""
     # What the context has of its own, once it was asked for. It ends with the call.
     filesystem: CallFilesystem | None = None
@@ -940,7 +941,6 @@ class ToolRunner:
             plan.turns,
             plan.hold_id,
             event_id.hex if with_effects else "",
-            session.head,
             self._filesystem,
         )
         plan.begun = begun
@@ -1128,7 +1128,7 @@ class ToolRunner:
         event_id = begun.event_id
         return any(
             isinstance(value, ToolInvoked) and value.event_id == event_id
-            for _, value in self.execution_state.session.events(after=begun.head)
+            for _, value in self.execution_state.session.events(after=begun.transaction.began_after)
         )
 
     def _finish(self, begun: OpenCall) -> None:

@@ -64,7 +64,8 @@ class History:
         self._lock_path = os.path.join(store_path, _OWN_DIRECTORY, "lock")
         self._lock_descriptor = -1
         self._holders = 0
-        self._swept_at = 0
+        self._sweeps = -1
+        """How often the store had been swept when this history last held it; the lock's length counts it."""
 
     def close(self) -> None:
         """Let go of the store."""
@@ -79,11 +80,11 @@ class History:
             self._lock_descriptor = os.open(self._lock_path, flags, 0o600)
         if self._holders == 0:
             fcntl.flock(self._lock_descriptor, fcntl.LOCK_SH)
-            swept_at = os.fstat(self._lock_descriptor).st_mtime_ns
-            if swept_at != self._swept_at:
+            sweeps = os.lseek(self._lock_descriptor, 0, os.SEEK_END)
+            if sweeps != self._sweeps:
                 # Somebody swept since: what was there may be gone.
                 self.objects.forget()
-                self._swept_at = swept_at
+                self._sweeps = sweeps
         self._holders += 1
 
     def release(self) -> None:
@@ -205,8 +206,8 @@ def sweep(store: str | os.PathLike[str], keep_lines: Iterable[str] | None = None
             raise WorkspaceError(
                 f"the store {os.fspath(store)} is in use by an open call; sweep it when the call is over"
             ) from None
-        # Whoever uses the store next sees by this time that what it remembers may be gone.
-        os.utime(descriptor)
+        # Whoever uses the store next sees by the lock's length that what it remembers may be gone.
+        os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_END) + 1)
         keep = None if keep_lines is None else set(keep_lines)
         for line in lines(store):
             if keep is not None and line not in keep:

@@ -1744,7 +1744,8 @@ class _HostCall:
         """Write the boundary after the call; the call can still be rolled back."""
         filesystem = self._filesystem
         with filesystem._lock:
-            self._require_open("prepared")
+            if filesystem._call is not self:
+                raise self._too_late("prepared")
             manifest: Manifest | None = None
             if self._journal is None or self._is_idle(self._journal):
                 return self.base
@@ -1765,7 +1766,8 @@ class _HostCall:
         with filesystem._lock:
             if self._finished:
                 return
-            self._require_open("finished")
+            if filesystem._call is not self:
+                raise self._too_late("finished")
             history = filesystem._history or filesystem._opened()
             journal = self._journal
             if journal is not None:
@@ -1818,9 +1820,8 @@ class _HostCall:
         filesystem._opened().append(Boundary("call", commit, (), self.journal.id))
         return f"what was there before the call is in commit {commit[:12]} of {filesystem.store_path}"
 
-    def _require_open(self, verb: str) -> None:
-        if self._filesystem._call is not self:
-            raise WorkspaceError(f"the call {self.call_id!r} has ended and cannot be {verb}")
+    def _too_late(self, verb: str) -> WorkspaceError:
+        return WorkspaceError(f"the call {self.call_id!r} has ended and cannot be {verb}")
 
 
 class _Draft:
