@@ -121,5 +121,6 @@ def _words(*texts: str | None) -> bytes:
     Each one's length stands in front of it (-1 for None), so that no two different events share one
     byte string.
     """
-    words = "|".join(f"{-1 if each is None else len(each)}|{each}" for each in texts)
+    # Joined, not formatted: what SQLite stores is a text's characters, whatever its class prints.
+    words = "|".join("-1|None" if each is None else f"{len(each)}|" + each for each in texts)
     return words.encode("utf-8", "surrogatepass")

@@ -128,6 +128,8 @@ class LeaseKeeper:
         with self._change:
             self._closed = False
             self._held[lease.session_id, lease.epoch] = lease
+            # A session that was erased and made anew counts its epochs from the start.
+            self._lost.discard((lease.session_id, lease.epoch))
             if self._beat and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="holdfast-lease-keeper", daemon=True)
                 self._thread.start()

@@ -202,7 +202,7 @@ class MemoryLog:
         self._keeper.drop(lease)
         with self._lock:
             stored = self._sessions.get(lease.session_id.int)
-            if stored is not None and stored.lease.epoch == lease.epoch:
+            if stored is not None and stored.lease[:2] == (lease.epoch, lease.owner):
                 stored.lease = rules.LeaseState(epoch=lease.epoch)
 
     def append(self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int) -> Sequence[Envelope]:

@@ -104,7 +104,8 @@ def pack(part: Sequence[Draft], before: Sequence[bytes | None] = ()) -> tuple[in
     if not is_alone:
         front, payloads = "", []
         for kind, its, at_us, _, _, _, its_flag in part[:-1]:
-            front += f"{kind}\0{at_us}\0{int(its_flag)}\0{len(its)}\0"
+            # Not formatted: a text's class may print something else than its characters.
+            front += kind + f"\0{at_us}\0{int(its_flag)}\0{len(its)}\0"
             payloads.append(its)
         payload = b"".join((front.encode(), b"\0", *payloads, payload))
         flags += SEVERAL

@@ -143,6 +143,11 @@ def check_writer(lease: Lease, state: LeaseState) -> None:
             f"the lease {lease.epoch} on session {lease.session_id} was given back; nothing was written; "
             f"acquire a new one"
         )
+    if state.owner != lease.owner:
+        raise StaleWriterError(
+            f"session {lease.session_id} was erased and made anew since {lease.owner} took lease "
+            f"{lease.epoch} on it, and {state.owner} holds it; nothing was written; open the session again"
+        )
 
 
 def check_head(lease: Lease, *, expected_seq: int, head: int) -> None:

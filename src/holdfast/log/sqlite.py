@@ -120,7 +120,7 @@ INSERT OR IGNORE INTO events
     (session_key, seq, at_us, type, turn_id, run_id, trace_id, rolled_back, checksum, payload)
 VALUES (
     (
-        SELECT session_key FROM leases WHERE session_key = ? AND epoch = ? AND owner IS NOT NULL
+        SELECT session_key FROM leases WHERE session_key = ? AND epoch = ? AND owner = ?
         AND ? = (
             SELECT checksum FROM events WHERE session_key = leases.session_key ORDER BY seq DESC LIMIT 1
         )
@@ -442,7 +442,7 @@ class SqliteLog:
 
         def work(connection: sqlite3.Connection) -> None:
             row = self._select(connection, lease.session_id)
-            if row is not None and row.epoch == lease.epoch and row.owner is not None:
+            if row is not None and row.epoch == lease.epoch and row.owner == lease.owner:
                 self._store_lease(connection, self._whole(row), rules.LeaseState(epoch=lease.epoch))
 
         self._database.write(f"release session {lease.session_id}", work)
@@ -484,7 +484,7 @@ class SqliteLog:
         session_id = lease.session_id
         batch = chained(session_id, previous, seq + 1, part)
         _, seq, at_us, kind, _, checksum, turn_id, run_id, trace_id, _ = batch[-1]
-        condition = (key, lease.epoch, previous)
+        condition = (key, lease.epoch, lease.owner, previous)
         values = (*condition, seq, at_us, kind, turn_id, run_id, trace_id, flags, checksum, payload)
         if not self._database.write_at_once("append to session", CONTINUE, values, session_id):
             return None
