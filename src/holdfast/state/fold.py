@@ -136,8 +136,7 @@ class Registration:
     takes_context: bool
 
 
-@dataclass(slots=True)
-class Staged:
+class Staged(NamedTuple):
     """An event on its way: encoded already, so that it is known to be storable."""
 
     event: object
@@ -684,7 +683,8 @@ class Core:
         items = working.get(self.codec.registry.resolve(event.slice_type)).all()
         removed = tuple(index for index, item in enumerate(items) if predicate(item))
         chosen = replace(event, removed=removed)
-        return replace(staged, event=chosen, draft=staged.draft._replace(payload=self.codec.encode(chosen)))
+        draft = staged.draft._replace(payload=self.codec.encode(chosen))
+        return staged._replace(event=chosen, draft=draft)
 
     def append(
         self, staged: Sequence[Staged], *, written: Callable[[], None] | None = None

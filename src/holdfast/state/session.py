@@ -482,9 +482,8 @@ class Session:
 
     def _clear(self, slice_type: type, predicate: Callable[[Any], bool] | None) -> DispatchResult:
         name = self._core.codec.registry.name_of(slice_type)
-        staged = _staged(self._core, (ClearSlice(name, None if predicate is None else ()),))
-        staged[0].predicate = predicate
-        return self._dispatch(staged)[0]
+        (cleared,) = _staged(self._core, (ClearSlice(name, None if predicate is None else ()),))
+        return self._dispatch([cleared._replace(predicate=predicate)])[0]
 
     def install(self, slice_type: type[T], *, initial: Callable[[], T] | None = None) -> None:
         """Register every method of a class that is marked with `@reducer(on=...)`.
@@ -778,7 +777,8 @@ class Session:
         if self._current() is not None:
             raise UsageError("a transaction is open here already; end it first")
         core = self._core
-        core.check_writable()
+        if core.closed or core.read_only or core.reducing is not None:
+            core.check_writable()
         if not core.loaded or core.unknown:
             with core.lock:
                 core.ensure_loaded()
@@ -980,7 +980,7 @@ class Transaction:
                 mine = each
                 if not each.immutable:
                     # The caller may change its object before the commit.
-                    mine = replace(each, event=core.codec.decode(type(each.event), each.draft.payload))
+                    mine = each._replace(event=core.codec.decode(type(each.event), each.draft.payload))
                 outcomes[index] = self._fold(ahead, mine)
                 waiting.append(mine)
             self._show(ahead)
@@ -1046,7 +1046,7 @@ class Transaction:
             except CodecError as error:
                 refused = error
             history = [
-                replace(waiting, draft=waiting.draft._replace(rolled_back=True))
+                waiting._replace(draft=waiting.draft._replace(rolled_back=True))
                 for waiting in self._staged
                 if any(core.policy_of(target) is SlicePolicy.LOG for target in core.targets(waiting.event))
             ]
@@ -1098,7 +1098,7 @@ def _staged(core: Core, events: Iterable[object]) -> list[Staged]:
         if name is None:
             name = names[kind] = core.name_of(kind)
         draft = _new(Draft, (name, payload, at_us, turn_id, run_id, trace_id, False))
-        staged.append(Staged(event, draft, codec.is_immutable(event, payload)))
+        staged.append(_new(Staged, (event, draft, codec.is_immutable(event, payload), False, None)))
     return staged
 
 

@@ -436,11 +436,12 @@ class ToolRunner:
 
     def _call_handler(self, begun: OpenCall) -> Any:
         """Run the handler in this thread; one that is async, in an event loop."""
-        if begun.tool.is_async:
-            begun.enter()
+        tool = begun.tool
+        begun.enter()
+        if tool.is_async:
             return _drive(partial(self._await_handler, begun))
-        outcome = begun.call_handler()
-        if _is_awaitable(outcome):
+        outcome = tool.call(begun.params, context_of(begun) if tool.takes_context else None)
+        if not isinstance(outcome, str) and _is_awaitable(outcome):
             return _drive(partial(_awaited, outcome))
         return outcome
 
@@ -620,7 +621,7 @@ class ToolRunner:
         if not is_finished:
             await self._cut_short(begun, self._finished(begun, handover))
         outcome: Any = handover.result()
-        if _is_awaitable(outcome):
+        if not isinstance(outcome, str) and _is_awaitable(outcome):
             with _Running(begun):
                 return await self._cut_short(begun, outcome)
         return outcome
@@ -801,7 +802,9 @@ class ToolRunner:
         if denial is None and plan.policies:
             denial = self._denied(plan, tool)
         if denial is None and tool.effects != "none":
-            denial = self._forbidden(plan, tool)
+            mode = self.permissions.mode_for(tool)
+            if mode is not PermissionMode.AUTO:
+                denial = self._forbidden(plan, tool, mode)
         if denial is not None:
             return self._refuse(plan, *denial)
         return self._open(plan, tool)
@@ -834,11 +837,10 @@ class ToolRunner:
         policies = self.policies
         return policies.get(name, ()) if isinstance(policies, dict | Mapping) else policies
 
-    def _forbidden(self, plan: _Plan, tool: Tool[Any, Any]) -> tuple[Outcome, str] | None:
-        """Ask the permissions. Raises `HoldRequired` if a person has to answer first."""
-        mode = self.permissions.mode_for(tool)
-        if mode is PermissionMode.AUTO:
-            return None
+    def _forbidden(
+        self, plan: _Plan, tool: Tool[Any, Any], mode: PermissionMode
+    ) -> tuple[Outcome, str] | None:
+        """Say what a mode has against a call. Raises `HoldRequired` if a person has to answer first."""
         if mode is PermissionMode.READ_ONLY:
             return "denied", f"This run is read-only: {tool.name} would change something. Go on without it."
         return self._ask(plan, tool, "the operator wants to be asked before this tool runs")
@@ -1508,8 +1510,8 @@ def _foremost(several: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def _is_awaitable(outcome: object) -> bool:
-    # What most handlers return is known not to be; asking about anything else takes longer.
-    return not isinstance(outcome, (str, ToolResult)) and inspect.isawaitable(outcome)
+    # What many handlers return is known not to be; asking about anything else takes longer.
+    return not isinstance(outcome, ToolResult) and inspect.isawaitable(outcome)
 
 
 async def _awaited(outcome: Awaitable[T]) -> T:
