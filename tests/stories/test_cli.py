@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 from tests.stories.terminal import Terminal, clean_environment, holdfast
 
+from holdfast import Agent, Limits
+from holdfast.log.sqlite import SqliteLog
 from holdfast.presenters.cli import places, stored
-from holdfast.providers.scripted import Answer
+from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.testing.wire import WireRequest, WireServer
+from holdfast.tools.files import read_file
 
 FIX = [
     {"text": "I look first.\n", "calls": [{"name": "read_file", "arguments": {"path": "calc.py"}}]},
@@ -454,6 +457,28 @@ def test_a_ceiling_that_was_raised_stays_raised(project: Path) -> None:
     shown = [line for line in holdfast("show", cwd=project).stdout.splitlines() if "ceilings: " in line]
     assert ["2 steps" in shown[0], "20 steps" in shown[1], len(shown)] == [True, True, 2]
     assert all("set by" in each for each in shown)
+
+
+def test_ceilings_that_a_program_has_set_hold_on_the_command_line_too(project: Path) -> None:
+    """Also those that no option can say."""
+    limits = Limits(max_steps=1, max_depth=0, on_unknown_price="estimate")
+    with Agent("begun", tools=(read_file,)).run(
+        "go",
+        provider=ScriptedProvider([Answer("", [("read_file", {"path": "calc.py"})], cost_usd=0.01)]),
+        store=project / "runs.db",
+        workspace=project,
+        limits=limits,
+    ) as run:
+        assert run.result.error_kind == "step_limit_exceeded"
+    (project.parent / "begun.toml").write_text('name = "begun"\ninstructions = "Go on."\ntools = ["files"]\n')
+    model = script(project, "unheard", "done")
+    told = ("--agent", "../begun.toml", "--model", model, "--store", "runs.db", "--max-steps", "9")
+    ran = holdfast("resume", *told, cwd=project)
+    assert ran.returncode == 0, ran.stderr
+    with SqliteLog(project / "runs.db") as log:
+        now = stored.ceilings(log, run.id)
+    assert now is not None
+    assert (now.max_steps, now.max_depth, now.on_unknown_price) == (9, 0, "estimate")
 
 
 def test_an_agent_file_brings_its_limits_and_its_judges(project: Path) -> None:

@@ -85,7 +85,8 @@ Judge = Annotated[
     bool | None, typer.Option("--judge", help="Let a model look at the work before it may end.")
 ]
 UnknownPrice = Annotated[
-    str | None, typer.Option(help="What a model without a known price does under --max-cost: halt or warn.")
+    str | None,
+    typer.Option(help="What a model without a known price does under --max-cost: halt, warn or estimate."),
 ]
 Directory = Annotated[
     Path | None, typer.Option("--directory", "-C", help="The directory to work in, instead of this one.")

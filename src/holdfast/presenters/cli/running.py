@@ -7,13 +7,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from rich.console import Console
 
 from holdfast.agent import Agent, Run
-from holdfast.containment import Limits
+from holdfast.containment.limits import Limits, OnUnknownPrice
 from holdfast.errors import LeaseHeldError, LogDamagedError, LogError, UsageError
 from holdfast.judges import CommandChecker, LLMCompletionVerifier, NestedExecutionConfig
 from holdfast.presenters.cli import agents, models, places, settings, stored
@@ -93,6 +93,7 @@ class Desk:
         self.store = places.store_for(self.directory, said.text("store"), os.environ)
         self.run_id: UUID | None = None
         remembered: dict[str, str] = {}
+        self._before: Limits | None = None
         if run is not None:
             self.run_id = stored.find(places.existing(self.store), run)
             remembered = self._remembered(self.run_id)
@@ -109,7 +110,8 @@ class Desk:
         with stored.opened_log(self.store) as log:
             tags = dict(log.info(run_id).tags)
             told = {name: tags[_TAG + name] for name in _REMEMBERED if tags.get(_TAG + name)}
-            return told | stored.ceilings_since(log, run_id, told)
+            self._before = stored.ceilings(log, run_id)
+        return told | stored.ceilings_since(self._before, told)
 
     def tags(self) -> dict[str, str]:
         """Return what a resume has to know."""
@@ -135,7 +137,9 @@ class Desk:
             max_steps=None if steps is None else int(steps),
             max_retries=None if retries is None else int(retries),
             timeout=self.settings.number("timeout"),
-            on_unknown_price="warn" if self.settings["unknown_price"] == "warn" else "halt",
+            on_unknown_price=cast(OnUnknownPrice, self.settings["unknown_price"]),
+            # Only a program can say this one.
+            max_depth=None if self._before is None else self._before.max_depth,
         )
 
     def turn(self, task: str | None) -> int:

@@ -137,7 +137,7 @@ SETTINGS = (
     Setting("agent", _text, None, "The agent: path.py:name, or a .toml or .yaml file."),
     Setting(
         "unknown_price",
-        _one_of("halt", "warn"),
+        _one_of("halt", "warn", "estimate"),
         "halt",
         "What a model without a known price does to --max-cost.",
     ),

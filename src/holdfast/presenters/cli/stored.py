@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from uuid import UUID
 
+from holdfast.containment.limits import Limits
 from holdfast.conversation.messages import enable_inner_message_recording
 from holdfast.errors import LogDamagedError, SnapshotRestoreError, UsageError
 from holdfast.log.event import SessionInfo
@@ -87,14 +88,18 @@ def find(store: Path, said: str) -> UUID:
     )
 
 
-def ceilings_since(log: SqliteLog, run_id: UUID, told: Mapping[str, str]) -> dict[str, str]:
+def ceilings(log: SqliteLog, run_id: UUID) -> Limits | None:
+    """Return the ceilings that a run is under now; None if its log does not say."""
+    with Session.open(log, run_id, read_only=True) as session:
+        return ceilings_of(session)
+
+
+def ceilings_since(limits: Limits | None, told: Mapping[str, str]) -> dict[str, str]:
     """Return the ceilings that a run is under now, as settings, where they are not those of its beginning.
 
     `told` is what it was told then. A ceiling that is there by default is not remembered: the environment
     and the settings file may say another.
     """
-    with Session.open(log, run_id, read_only=True) as session:
-        limits = ceilings_of(session)
     if limits is None:
         return {}
     now = {
