@@ -141,7 +141,7 @@ class Database:
         self._identity: tuple[int, int] | None = None
         self._pid = os.getpid()
         self._wal_descriptor: int | None = None
-        """The `-wal` file, if it is to be given room. It carries no locks, so it may be opened by hand."""
+        """The `-wal` file, if it may be written. It carries no locks, so it may be opened by hand."""
         self._wal_bytes = 0
         """How long that file was when it was last given room."""
         self._closed = False
@@ -237,7 +237,7 @@ class Database:
 
     def _lacks_room(self) -> bool:
         """Say whether the WAL has grown since it was given room, and may be given more."""
-        if self._wal_descriptor is None:
+        if self._wal_descriptor is None or self._synchronous != "FULL":
             return False
         # Asked at every append, and quicker than `fstat`, of which Python makes twenty objects.
         length = os.lseek(self._wal_descriptor, 0, os.SEEK_END)
@@ -436,11 +436,10 @@ class Database:
             self._migrate(connection)
             stat = os.stat(self.path)
             self._identity = (stat.st_dev, stat.st_ino)
-            if self._synchronous == "FULL":
-                # Room saves time and nothing else: without it a file that may only be read is still read.
-                with contextlib.suppress(OSError):
-                    self._wal_descriptor = os.open(self.wal_path, os.O_RDWR)
-                self._wal_bytes = 0
+            # A file whose WAL may only be read is still read.
+            with contextlib.suppress(OSError):
+                self._wal_descriptor = os.open(self.wal_path, os.O_RDWR)
+            self._wal_bytes = 0
         except BaseException:
             connection.close()
             raise
@@ -471,6 +470,11 @@ class Database:
             raise LogError(
                 f"{self.path} was removed or replaced while it was open; nothing was written; "
                 f"put it back or open the log anew"
+            )
+        if self._wal_descriptor is not None and os.fstat(self._wal_descriptor).st_nlink == 0:
+            raise LogError(
+                f"{self.wal_path} was removed while it was open: nobody would find what is written to it; "
+                f"nothing was written; close every log in {self.path} and open it anew"
             )
 
     # --- errors --------------------------------------------------------------------------------------
