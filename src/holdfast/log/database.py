@@ -43,7 +43,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
 from uuid import UUID
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from holdfast.clock import SystemClock
 from holdfast.errors import (
@@ -272,9 +272,9 @@ class Database:
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
-        descriptor, self._wal_descriptor = self._wal_descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+        if self._wal_descriptor is not None:
+            self._wal_descriptor = None
+            self._close_wal()
         if connection is not None:
             connection.close()
 
@@ -439,6 +439,8 @@ class Database:
             # A file whose WAL may only be read is still read.
             with contextlib.suppress(OSError):
                 self._wal_descriptor = os.open(self.wal_path, os.O_RDWR)
+                # A connection that is forgotten closes itself; a number does not.
+                self._close_wal = finalize(self, os.close, self._wal_descriptor)
             self._wal_bytes = 0
         except BaseException:
             connection.close()
@@ -528,10 +530,12 @@ _FORK_WAIT_S = 60.0
 def _before_fork() -> None:
     mine = _paused.setdefault(threading.get_ident(), [])
     for database in list(_DATABASES):
+        # A signal handler may have come in between two steps of this very thread.
+        is_in_use = database.lock._is_owned()  # type: ignore[attr-defined]
         # Waits for a transaction under way. Whoever cannot be waited for is refused in the child.
         if database.lock.acquire(timeout=_FORK_WAIT_S):
             mine.append(database)
-            if database._connection is not None and not database._connection.in_transaction:
+            if not is_in_use:
                 database._disconnect()
 
 
