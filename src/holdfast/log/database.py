@@ -473,7 +473,12 @@ class Database:
                 f"{self.path} was removed or replaced while it was open; nothing was written; "
                 f"put it back or open the log anew"
             )
-        if self._wal_descriptor is not None and os.fstat(self._wal_descriptor).st_nlink == 0:
+        # Where a file system counts no links, the path decides.
+        if (
+            self._wal_descriptor is not None
+            and (found := os.fstat(self._wal_descriptor)).st_nlink == 0
+            and not (self.wal_path.exists() and os.path.samestat(found, self.wal_path.stat()))
+        ):
             raise LogError(
                 f"{self.wal_path} was removed while it was open: nobody would find what is written to it; "
                 f"nothing was written; close every log in {self.path} and open it anew"
