@@ -27,7 +27,7 @@ import zlib
 from collections.abc import Sequence
 from uuid import UUID
 
-from holdfast.log.event import Draft, Envelope, chain_checksum
+from holdfast.log.event import Draft, Envelope, chained
 from holdfast.log.repeats import Source, with_repeats, without_repeats
 
 ROLLED_BACK = 1
@@ -52,9 +52,6 @@ _SMALL = 1 << _SMALL_BITS
 """Up to here a window of this size is enough; clearing the usual one takes longer than deflating."""
 _LENGTH_OF_ENTRY = 64
 """About how much is said about an event in front of the payloads."""
-
-_new = tuple.__new__
-"""Makes a named tuple past its constructor, which checks nothing and takes longer than the rest."""
 
 EventRow = tuple[int, int, int, str, str | None, str | None, str | None, int, bytes, bytes]
 """position, seq, at_us, type, turn_id, run_id, trace_id, rolled_back, checksum, payload."""
@@ -172,20 +169,6 @@ def _inflated(payload: bytes) -> bytes | None:
     except zlib.error:
         return None
     return whole if inflater.eof and not inflater.unused_data else None
-
-
-def chained(session_id: UUID, previous: bytes, first: int, drafts: Sequence[Draft]) -> list[Envelope]:
-    """Number events from `first` on, and give each its checksum, chained to that of the one before."""
-    events: list[Envelope] = []
-    seq = first
-    for draft in drafts:
-        previous = chain_checksum(previous, session_id, seq, draft)
-        kind, payload, at_us, turn_id, run_id, trace_id, flag = draft
-        rolled_back = bool(flag)
-        fields = (session_id, seq, at_us, kind, payload, previous, turn_id, run_id, trace_id, rolled_back)
-        events.append(_new(Envelope, fields))
-        seq += 1
-    return events
 
 
 def verified(

@@ -60,12 +60,13 @@ from holdfast.log.event import (
     Draft,
     Envelope,
     SessionInfo,
+    chained,
     from_microseconds,
     to_microseconds,
 )
 from holdfast.log.lease import LeaseKeeper
 from holdfast.log.repeats import REACH, with_repeats
-from holdfast.log.rows import EventRow, chained, first_of, pack, packed, verified
+from holdfast.log.rows import EventRow, first_of, pack, packed, verified
 from holdfast.log.salvage import Found, Place, Value, Wreck
 
 # --- the queries -------------------------------------------------------------------------------------
