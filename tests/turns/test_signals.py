@@ -127,3 +127,39 @@ except KeyboardInterrupt:
 def test_a_second_ctrl_c_that_meets_a_programs_code_is_raised_there() -> None:
     """Code that takes long without waiting for events is broken off; the loop could not do that."""
     assert outcome_of(BUSY) == (["left"], "")
+
+
+AGAIN = """
+import asyncio, signal
+from holdfast.turns.signals import noted_signals
+
+async def stubborn():
+    loop = asyncio.get_running_loop()
+    with noted_signals():
+        loop.call_soon(signal.raise_signal, signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            loop.call_soon(signal.raise_signal, signal.SIGINT)
+            await asyncio.Event().wait()
+
+async def calm():
+    asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        print("cancelled")
+        raise
+
+for main in (stubborn, calm):
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        print("left")
+print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+def test_a_turn_that_ends_after_its_loop_leaves_ctrl_c_to_the_next_one() -> None:
+    """The handler of a loop that is gone is not put back: the next loop would not have one of its own."""
+    assert outcome_of(AGAIN) == (["left", "cancelled", "left", "True"], "")

@@ -56,9 +56,14 @@ def _on_interrupt(signum: int, frame: FrameType | None) -> None:
 
 def _go_on(signum: int, frame: FrameType | None) -> None:
     """Let whoever handled Ctrl-C before handle it."""
+    before = _before[signal.SIGINT]
     try:
-        _before[signal.SIGINT](signum, frame)
+        before(signum, frame)
     except KeyboardInterrupt:
+        if isinstance(getattr(getattr(before, "func", None), "__self__", None), asyncio.Runner):
+            # From here on it does what the default one does, and its loop may be gone before the turn is:
+            # put back then, it would keep the next loop from handling Ctrl-C.
+            _before[signal.SIGINT] = signal.default_int_handler
         loop = _loop_at_work(frame)
         if loop is None:
             raise
