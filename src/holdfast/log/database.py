@@ -144,6 +144,8 @@ class Database:
         """The `-wal` file, if it may be written. It carries no locks, so it may be opened by hand."""
         self._wal_bytes = 0
         """How long that file was when it was last given room."""
+        self._wal_length = 0
+        """How long it was when it was last looked at, which is before everything that is written."""
         self._closed = False
         self.lock = threading.RLock()
         """Held while the connection is used; by a caller, so that nobody comes between two uses."""
@@ -166,8 +168,8 @@ class Database:
         """
         try:
             connection = self._connected(True)
+            self._refuse_if_replaced()
             if not self._lacks_room():
-                self._refuse_if_replaced()
                 return connection.execute(statement, values).rowcount > 0
         except BaseException as error:  # noqa: BLE001  # raised again, unless it is worth another try
             self._settle()
@@ -237,17 +239,20 @@ class Database:
 
     def _lacks_room(self) -> bool:
         """Say whether the WAL has grown since it was given room, and may be given more."""
-        if self._wal_descriptor is None or self._synchronous != "FULL":
-            return False
-        # Asked at every append, and quicker than `fstat`, of which Python makes twenty objects.
-        length = os.lseek(self._wal_descriptor, 0, os.SEEK_END)
-        return length != self._wal_bytes and length < _WAL_FULL_BYTES
+        return (
+            self._wal_length != self._wal_bytes
+            and self._wal_length < _WAL_FULL_BYTES
+            and self._synchronous == "FULL"
+        )
 
     def _make_room(self) -> None:
-        """Write zeros behind what is in the WAL, if it is time. To be asked inside a transaction."""
+        """Write zeros behind what is in the WAL, if it is time. To be asked inside a transaction.
+
+        It must have been looked at in that transaction.
+        """
         if self._wal_descriptor is None or not self._lacks_room():
             return
-        length = os.lseek(self._wal_descriptor, 0, os.SEEK_END)
+        length = self._wal_length
         if length:  # An empty one has no header yet, and gets one from SQLite.
             room = min(max(length, _WAL_LEAST_ROOM), _WAL_MOST_ROOM, _WAL_FULL_BYTES - length)
             try:
@@ -441,7 +446,7 @@ class Database:
                 self._wal_descriptor = os.open(self.wal_path, os.O_RDWR)
                 # A connection that is forgotten closes itself; a number does not.
                 self._close_wal = finalize(self, os.close, self._wal_descriptor)
-            self._wal_bytes = 0
+            self._wal_bytes = self._wal_length = 0
         except BaseException:
             connection.close()
             raise
@@ -473,11 +478,13 @@ class Database:
                 f"{self.path} was removed or replaced while it was open; nothing was written; "
                 f"put it back or open the log anew"
             )
+        if self._wal_descriptor is None:
+            return
+        found = os.fstat(self._wal_descriptor)
+        self._wal_length = found.st_size
         # Where a file system counts no links, the path decides.
-        if (
-            self._wal_descriptor is not None
-            and (found := os.fstat(self._wal_descriptor)).st_nlink == 0
-            and not (self.wal_path.exists() and os.path.samestat(found, self.wal_path.stat()))
+        if found.st_nlink == 0 and not (
+            self.wal_path.exists() and os.path.samestat(found, self.wal_path.stat())
         ):
             raise LogError(
                 f"{self.wal_path} was removed while it was open: nobody would find what is written to it; "
