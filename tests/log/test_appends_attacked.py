@@ -1,0 +1,611 @@
+"""Attacks on an append: killed writers, writers that are too late, files that are changed under its hands."""
+
+import gc
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from random import Random
+from types import FrameType
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import LeaseHeldError, LogDamagedError, LogError, StaleWriterError
+from holdfast.log import Draft, Lease, Log
+from holdfast.log.lease import LeaseKeeper
+from holdfast.log.memory import MemoryLog
+from holdfast.log.sqlite import SqliteLog
+
+from .conftest import BIRTH, copy_open
+
+SESSION = UUID(int=1)
+
+
+def event(payload: bytes = b"x") -> list[Draft]:
+    return [Draft("t", payload, 1)]
+
+
+def begun(path: Path, events: int = 0) -> tuple[SqliteLog, Lease]:
+    """Open a log that waits for the disk, with one session in it."""
+    log = SqliteLog(path, heartbeat=False)
+    log.create(SESSION, created_at=BIRTH)
+    lease = log.acquire(SESSION, owner="me", ttl_s=1000)
+    for seq in range(events):
+        log.append(lease, event(b"%d" % (seq + 1)), expected_seq=seq)
+    return log, lease
+
+
+def wal_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def stock_check(path: Path) -> None:
+    """Ask SQLite itself, from another process, whether a file is whole."""
+    assert foreign(path, "PRAGMA integrity_check") == ["[('ok',)]"]
+
+
+def foreign(path: Path, *statements: str) -> list[str]:
+    """Run statements in another process that knows nothing of Holdfast; returns what each said."""
+    code = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=5)
+for statement in sys.argv[2:]:
+    try:
+        print(connection.execute(statement).fetchall())
+    except sqlite3.OperationalError as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), *statements], check=True, capture_output=True, text=True
+    )
+    return done.stdout.splitlines()
+
+
+# --- killed under load -------------------------------------------------------------------------------
+
+WRITER = """
+import os, random, sys
+from datetime import UTC, datetime
+from uuid import UUID
+from holdfast.log import Draft
+from holdfast.log.lease import this_process_owner
+from holdfast.log.sqlite import SqliteLog
+
+number = int(sys.argv[2])
+chance = random.Random(number)
+log = SqliteLog(sys.argv[1], synchronous="FULL", heartbeat=False)
+session_id = UUID(int=100 + number)
+log.create(session_id, created_at=datetime.now(UTC))
+lease = log.acquire(session_id, owner=this_process_owner())
+head = 0
+while True:
+    count, size = chance.choice([1, 1, 1, 4]), chance.choice([1, 300, 9000])
+    batch = [Draft("t", b"%d:" % (head + n + 1) + chance.randbytes(size), 1) for n in range(count)]
+    log.append(lease, batch, expected_seq=head)
+    head += count
+    os.write(1, b"%d\\n" % head)
+"""
+
+RACER = """
+import os, random, sys
+from uuid import UUID
+from holdfast.errors import LeaseHeldError, StaleWriterError
+from holdfast.log import Draft
+from holdfast.log.lease import this_process_owner
+from holdfast.log.sqlite import SqliteLog
+
+number = int(sys.argv[2])
+chance = random.Random(number)
+log = SqliteLog(sys.argv[1], synchronous="FULL", heartbeat=False)
+owner, session_id = this_process_owner(), UUID(int=1)
+while True:
+    try:
+        lease = log.acquire(session_id, owner=owner, ttl_s=chance.choice([0.0005, 0.003, 0.01]))
+    except LeaseHeldError:
+        continue
+    head = log.info(session_id).head
+    for _ in range(chance.randrange(1, 30)):
+        try:
+            (written,) = log.append(lease, [Draft("t", b"%d" % number, 1)], expected_seq=head)
+        except StaleWriterError as error:
+            assert "taken over" in str(error), error
+            try:
+                log.append(lease, [Draft("t", b"again", 1)], expected_seq=head)
+            except StaleWriterError:
+                break
+            raise SystemExit("a writer that was refused got through at the second attempt")
+        head += 1
+        os.write(1, b"%d %s\\n" % (head, written.checksum.hex().encode()))
+"""
+
+FOREIGNER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=5)
+modes = ["TRUNCATE", "PASSIVE", "RESTART"]
+print("0", flush=True)
+while True:
+    for mode in modes:
+        try:
+            connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+            connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+        except sqlite3.OperationalError as error:
+            assert "locked" in str(error), error
+"""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_was_acknowledged_is_there_after_a_kill(seed: int, tmp_path: Path) -> None:
+    """Writers, writers that take one session from each other, and a foreign checkpointer, all killed.
+
+    Each acknowledged event is there, in the place that was acknowledged, for another process and for a
+    copy of the files; no place was acknowledged twice.
+    """
+    path = tmp_path / "log.db"
+    with SqliteLog(path, heartbeat=False) as log:
+        log.create(SESSION, created_at=BIRTH)
+    chance = Random(seed)
+    roles = [WRITER, WRITER, RACER, RACER, FOREIGNER]
+    processes = []
+    for number, code in enumerate(roles):
+        with (tmp_path / f"out{number}").open("wb") as out, (tmp_path / f"err{number}").open("wb") as err:
+            processes.append(
+                subprocess.Popen([sys.executable, "-c", code, str(path), str(number)], stdout=out, stderr=err)
+            )
+    outs = [tmp_path / f"out{number}" for number in range(len(roles))]
+    pause = threading.Event()
+    enough = chance.randrange(1, 300)
+    while sum(out.stat().st_size for out in outs[:2]) < enough or not all(out.stat().st_size for out in outs):
+        assert all(process.poll() is None for process in processes), [
+            (tmp_path / f"err{number}").read_text() for number in range(len(roles))
+        ]
+        pause.wait(chance.uniform(0.001, 0.02))
+    for process in chance.sample(processes, len(processes)):
+        process.send_signal(signal.SIGKILL)
+        pause.wait(chance.choice([0.0, 0.02]))
+    for number, process in enumerate(processes):
+        assert process.wait() == -signal.SIGKILL, (tmp_path / f"err{number}").read_text()
+
+    # A line may have been cut off by the kill.
+    lines = [out.read_text().split("\n")[:-1] for out in outs]
+    heads = {UUID(int=100 + number): int(lines[number][-1]) for number in (0, 1)}
+    raced = [line.split() for number in (2, 3) for line in lines[number]]
+    places = {int(seq): checksum for seq, checksum in raced}
+    assert len(places) == len(raced)
+    copy_open(path, tmp_path / "copy.db")
+    stock_check(tmp_path / "copy.db")
+    for each in (path, tmp_path / "copy.db"):
+        with SqliteLog(each, heartbeat=False) as log:
+            for session_id, head in heads.items():
+                events = list(log.read(session_id))
+                assert len(events) >= head
+                assert all(found.payload.startswith(b"%d:" % found.seq) for found in events)
+            found = {stored.seq: stored.checksum.hex() for stored in log.read(SESSION)}
+            assert places.items() <= found.items()
+            assert all(log.check(session_id).ok for session_id in (SESSION, *heads))
+    stock_check(path)
+
+
+# --- writers that are too late -----------------------------------------------------------------------
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+def logs(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Log, Log]:
+    """Two handles on one log, as two processes have them."""
+    if request.param == "memory":
+        memory = MemoryLog(heartbeat=False)
+        return memory, memory
+    return SqliteLog(tmp_path / "log.db", heartbeat=False), SqliteLog(tmp_path / "log.db", heartbeat=False)
+
+
+def made_anew(first: Log, second: Log) -> tuple[Lease, Lease]:
+    """Let a writer's session be erased, and made again under the same id, with the same first event."""
+    first.create(SESSION, created_at=BIRTH)
+    old = first.acquire(SESSION, owner="old", ttl_s=1e-6)
+    first.append(old, event(), expected_seq=0)
+    second.erase(SESSION)
+    second.create(SESSION, created_at=BIRTH)
+    new = second.acquire(SESSION, owner="new", ttl_s=1000)
+    second.append(new, event(), expected_seq=0)
+    assert old.epoch == new.epoch
+    return old, new
+
+
+def test_the_writer_of_an_erased_session_is_not_that_of_the_one_in_its_place(logs: tuple[Log, Log]) -> None:
+    """Its epoch, its place and even the last checksum are those of the new session, and it is refused."""
+    first, second = logs
+    old, new = made_anew(first, second)
+    for _ in range(2):
+        with pytest.raises(StaleWriterError, match=r"old .*new"):
+            first.append(old, event(b"stale"), expected_seq=1)
+    with pytest.raises(StaleWriterError, match="erased"):
+        first.renew(old)
+    second.append(new, event(b"good"), expected_seq=1)
+    assert [stored.payload for stored in first.read(SESSION)] == [b"x", b"good"]
+    first.close()
+    second.close()
+
+
+def test_the_writer_of_an_erased_session_gives_nobody_elses_lease_back(logs: tuple[Log, Log]) -> None:
+    """Releasing what was lost does nothing: the session stays with who holds it."""
+    first, second = logs
+    old, new = made_anew(first, second)
+    first.release(old)
+    with pytest.raises(LeaseHeldError):
+        first.acquire(SESSION, owner="third")
+    second.append(new, event(), expected_seq=1)
+    first.close()
+    second.close()
+
+
+def test_a_lease_that_was_lost_does_not_spoil_a_new_one_with_its_number() -> None:
+    """What a heartbeat found out about a session is forgotten with it."""
+    with MemoryLog(heartbeat=False) as log:
+        log.create(SESSION, created_at=BIRTH)
+        lease = log.acquire(SESSION, owner="me")
+        keeper = LeaseKeeper(log.renew, beat=False)
+        keeper.hold(lease)
+        keeper.lose(lease)
+        assert keeper.is_lost(lease)
+        keeper.hold(lease)
+        assert not keeper.is_lost(lease)
+
+
+# --- texts -------------------------------------------------------------------------------------------
+
+
+class Odd(str):
+    """Text that prints as something else than its characters, as the members of some enumerations do."""
+
+    __slots__ = ()
+
+    def __format__(self, _: str) -> str:
+        return "odd"
+
+
+def test_a_text_is_checksummed_as_it_is_stored(tmp_path: Path) -> None:
+    """A text of another class is read again, and so are later events with the same text."""
+    path = tmp_path / "log.db"
+    kind = f"started {uuid4()}"  # Nobody has had it checksummed before.
+    odd = Odd(kind)
+    assert f"{odd}" != kind
+    with SqliteLog(path, heartbeat=False) as log:
+        log.create(SESSION, created_at=BIRTH)
+        lease = log.acquire(SESSION, owner="me")
+        log.append(lease, [Draft(odd, b"1", 1, turn_id=odd)], expected_seq=0)
+        log.append(lease, [Draft(kind, b"2", 1, turn_id=kind)], expected_seq=1)
+        log.append(lease, [Draft(odd, b"3", 1), Draft(odd, b"4", 1)], expected_seq=2)
+    code = "import sys, uuid; from holdfast.log.sqlite import SqliteLog\n"
+    code += "print(SqliteLog(sys.argv[1], read_only=True).check(uuid.UUID(int=1)).ok)"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+    assert done.stdout == "True\n"
+    with SqliteLog(path, heartbeat=False) as log:
+        assert [stored.type for stored in log.read(SESSION)] == [kind] * 4
+
+
+# --- files that are changed under its hands ----------------------------------------------------------
+
+
+def test_a_wal_that_somebody_else_empties_is_written_on(tmp_path: Path) -> None:
+    """Whatever a foreign connection makes of the WAL between two appends, none is lost."""
+    path = tmp_path / "log.db"
+    log, lease = begun(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    for seq in range(60):
+        log.append(lease, event(b"%d" % (seq + 1) * 100), expected_seq=seq)
+        for number, mode in ((3, "TRUNCATE"), (5, "RESTART"), (7, "PASSIVE")):
+            if seq % number == 0:
+                assert other.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()[0] == 0
+    assert wal_of(path).stat().st_size > 0
+    other.close()
+    stock_check(path)
+    log.close()
+    with SqliteLog(path, heartbeat=False) as log:
+        assert [stored.payload for stored in log.read(SESSION)] == [b"%d" % n * 100 for n in range(1, 61)]
+
+
+def test_a_foreign_tool_changes_the_journal_only_while_nobody_writes(tmp_path: Path) -> None:
+    """It is refused while the log is open, and what it did in between is set right."""
+    path = tmp_path / "log.db"
+    log, lease = begun(path, 3)
+    assert foreign(path, "PRAGMA journal_mode = DELETE") == ["database is locked"]
+    pid = os.fork()  # Closes the file until it is used again.
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert foreign(path, "PRAGMA journal_mode = DELETE", "VACUUM") == ["[('delete',)]", "[]"]
+    log.append(lease, event(), expected_seq=3)
+    log.append(lease, event(), expected_seq=4)
+    assert foreign(path, "PRAGMA journal_mode", "SELECT max(seq) FROM events") == ["[('wal',)]", "[(5,)]"]
+    log.close()
+
+
+@pytest.mark.parametrize("synchronous", ["FULL", "NORMAL"])
+def test_a_log_whose_wal_was_removed_is_refused_and_has_lost_nothing(
+    synchronous: str, tmp_path: Path
+) -> None:
+    """Nothing is acknowledged that nobody would find; what was acknowledged before is there after closing."""
+    path = tmp_path / "log.db"
+    log, lease = begun(path, 3)
+    log.close()
+    with SqliteLog(path, synchronous="FULL" if synchronous == "FULL" else "NORMAL", heartbeat=False) as log:
+        lease = log.acquire(SESSION, owner="me")
+        log.append(lease, event(b"4"), expected_seq=3)
+        wal_of(path).unlink()
+        for _ in range(2):
+            with pytest.raises(LogError, match=r"log\.db-wal was removed .*nothing was written"):
+                log.append(lease, event(b"5"), expected_seq=4)
+        with pytest.raises(LogError, match="removed"):
+            log.renew(lease)
+        assert log.info(SESSION).head == 4
+    with SqliteLog(path, heartbeat=False) as log:
+        assert [stored.payload for stored in log.read(SESSION)] == [b"1", b"2", b"3", b"4"]
+    stock_check(path)
+
+
+@pytest.mark.parametrize("what", ["removed", "moved", "replaced", "directory moved", "no directory"])
+def test_a_database_that_is_not_in_its_place_is_refused(what: str, tmp_path: Path) -> None:
+    """Also by an append that only continues, and by each further attempt."""
+    home = tmp_path / "home"
+    home.mkdir()
+    path = home / "log.db"
+    log, lease = begun(path, 3)
+    match what:
+        case "removed":
+            path.unlink()
+        case "moved":
+            path.rename(home / "other.db")
+        case "replaced":
+            (home / "new.db").write_bytes(b"")
+            (home / "new.db").rename(path)
+        case _:
+            home.rename(tmp_path / "elsewhere")
+            if what == "no directory":
+                home.write_text("a file in the place of the directory")
+    for _ in range(2):
+        with pytest.raises(LogError, match="nothing was written"):
+            log.append(lease, event(b"4"), expected_seq=3)
+    log.close()
+
+
+def test_a_row_that_sqlite_refuses_is_never_acknowledged(tmp_path: Path) -> None:
+    """A constraint that is in the way is an error of its own, not taken for another end of the session."""
+    path = tmp_path / "log.db"
+    log, lease = begun(path, 3)
+    foreign(path, "CREATE UNIQUE INDEX once ON events (payload)")
+    for _ in range(2):
+        with pytest.raises(LogDamagedError, match="UNIQUE"):
+            log.append(lease, event(b"3"), expected_seq=3)
+    log.append(lease, event(b"4"), expected_seq=3)
+    assert [stored.payload for stored in log.read(SESSION)] == [b"1", b"2", b"3", b"4"]
+    foreign(path, "DROP INDEX once")
+    log.append(lease, event(b"3"), expected_seq=4)
+    log.close()
+
+
+def test_a_writer_goes_on_behind_what_others_have_rebuilt(tmp_path: Path) -> None:
+    """Erasing and pruning rebuild the file; a writer finds the end that it remembers, or the new one."""
+    path = tmp_path / "log.db"
+    log, lease = begun(path, 3)
+    with SqliteLog(path, heartbeat=False) as other:
+        for seq in range(3, 9):
+            passing = uuid4()
+            other.create(passing, created_at=BIRTH)
+            other.erase(passing)
+            log.append(lease, event(b"%d" % (seq + 1)), expected_seq=seq)
+        other.put_snapshot(lease, 9, b"state")
+        assert other.prune(lease, upto=9) == 9
+        log.append(lease, event(b"10"), expected_seq=9)
+        log.append(lease, event(b"11"), expected_seq=10)
+        assert [(stored.seq, stored.payload) for stored in other.read(SESSION)] == [(10, b"10"), (11, b"11")]
+        assert other.check(SESSION).ok
+    log.close()
+    stock_check(path)
+
+
+# --- no room, no descriptors -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spare", [0, 1, 100, 4120, 20_000, 70_000])
+def test_where_the_disk_ends_nothing_is_lost_and_the_log_goes_on(spare: int, tmp_path: Path) -> None:
+    """Room that does not fit is done without; an event that does not fit is refused, and fits later."""
+    path = tmp_path / "log.db"
+    log, lease = begun(path, 2)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    head, refusals = 2, list[str]()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (wal_of(path).stat().st_size + spare, before[1]))
+    try:
+        while len(refusals) < 3:
+            try:
+                log.append(lease, event(b"%d" % (head + 1)), expected_seq=head)
+                head += 1
+            except LogError as error:
+                refusals.append(str(error))
+            assert log.info(SESSION).head == head
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert all("nothing was written" in refusal for refusal in refusals)
+    for seq in range(head, head + 20):
+        log.append(lease, event(b"%d" % (seq + 1)), expected_seq=seq)
+    copy_open(path, tmp_path / "copy.db")
+    log.close()
+    for each in (path, tmp_path / "copy.db"):
+        stock_check(each)
+        with SqliteLog(each, heartbeat=False) as log:
+            assert log.findings == ()
+            assert [stored.payload for stored in log.read(SESSION)] == [
+                b"%d" % n for n in range(1, head + 21)
+            ]
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_process_that_may_open_few_files_is_told_or_served(tmp_path: Path) -> None:
+    """With one file less a log does without what it only wants for its speed; with too few it says so."""
+    path = tmp_path / "log.db"
+    begun(path, 3)[0].close()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    told: dict[int, str] = {}
+    served: dict[int, int] = {}
+    for spare in range(8):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() - 1 + spare, before[1]))
+        try:
+            with SqliteLog(path, heartbeat=False, busy_timeout_s=0.1) as log:
+                served[spare] = log.info(SESSION).head
+        except LogError as error:
+            told[spare] = str(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert all(str(path) in message for message in told.values())
+    assert set(served.values()) == {3}
+    assert 0 <= max(told) < min(served), "more files were of less use"
+
+
+def test_a_forgotten_log_keeps_no_file_open(tmp_path: Path) -> None:
+    """Nobody has to close a log for the system to get its files back."""
+    path = tmp_path / "log.db"
+    begun(path, 3)[0].close()
+    gc.collect()
+    before = open_files()
+    for _ in range(5):
+        assert SqliteLog(path, heartbeat=False).info(SESSION).head == 3
+    gc.collect()
+    assert open_files() == before
+
+
+# --- signals -----------------------------------------------------------------------------------------
+
+
+def test_a_fork_in_a_signal_handler_disturbs_no_append(tmp_path: Path) -> None:
+    """The parent goes on as if nothing had been, wherever the handler came in between."""
+    path = tmp_path / "log.db"
+    log, lease = begun(path)
+    forks = 0
+
+    def fork(_: int, __: FrameType | None) -> None:
+        nonlocal forks
+        forks += 1
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    previous = signal.signal(signal.SIGALRM, fork)
+    head = 0
+    try:
+        while forks < 100:
+            signal.setitimer(signal.ITIMER_REAL, 0.00002 + 0.000003 * forks)
+            log.append(lease, event(b"%d" % (head + 1)), expected_seq=head)
+            head += 1
+            assert log.info(SESSION).head == head
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    log.close()
+    with SqliteLog(path, heartbeat=False) as log:
+        assert [stored.payload for stored in log.read(SESSION)] == [b"%d" % n for n in range(1, head + 1)]
+    stock_check(path)
+
+
+def test_what_a_signal_handler_raises_comes_through_as_it_is(tmp_path: Path) -> None:
+    """A time-out of the caller's own is not taken for the system's, and the append was all or nothing."""
+    path = tmp_path / "log.db"
+    log, lease = begun(path)
+
+    def late(_: int, __: FrameType | None) -> None:
+        raise TimeoutError("the caller's")
+
+    previous = signal.signal(signal.SIGALRM, late)
+    head, timeouts = 0, list[str]()
+    try:
+        while len(timeouts) < 100:
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.00002 + 0.000003 * len(timeouts))
+                    log.append(lease, event(b"%d" % (head + 1)), expected_seq=head)
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except TimeoutError as error:
+                timeouts.append(str(error))
+            else:
+                assert log.info(SESSION).head == head + 1
+            assert log.info(SESSION).head in (head, head + 1)
+            head = log.info(SESSION).head
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert set(timeouts) == {"the caller's"}
+    assert [stored.payload for stored in log.read(SESSION)] == [b"%d" % n for n in range(1, head + 1)]
+    log.close()
+    stock_check(path)
+
+
+# --- damage in a WAL with room -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
+    """A database and its WAL, with room behind the frames, as a crash leaves them: 20 events."""
+    directory = tmp_path_factory.mktemp("room")
+    log, _ = begun(directory / "log.db", 20)
+    copy_open(directory / "log.db", directory / "copy.db")
+    log.close()
+    return (directory / "copy.db").read_bytes(), wal_of(directory / "copy.db").read_bytes()
+
+
+def put(directory: Path, database: bytes, wal: bytes) -> Path:
+    path = directory / "log.db"
+    path.write_bytes(database)
+    wal_of(path).write_bytes(wal)
+    return path
+
+
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_damage_in_the_room_is_no_damage(
+    crashed: tuple[bytes, bytes], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Whatever stands behind the frames, everything in front of it is read, by SQLite and by a salvage."""
+    database, wal = crashed
+    frames = wal.rstrip(b"\0")
+    place = data.draw(st.integers(len(frames), len(wal)), "place")
+    noise = data.draw(st.binary(min_size=1, max_size=200), "noise")
+    directory = tmp_path_factory.mktemp("damaged")
+    path = put(directory, database, wal[:place] + noise + wal[place + len(noise) :])
+    SqliteLog.salvage(path, directory / "salvaged.db")
+    for each in (path, directory / "salvaged.db"):
+        with SqliteLog(each, heartbeat=False) as log:
+            assert log.findings == ()
+            assert [stored.payload for stored in log.read(SESSION)] == [b"%d" % n for n in range(1, 21)]
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_damage_in_front_of_the_room_is_not_silent(
+    crashed: tuple[bytes, bytes], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """An event that cannot be read any more is reported; none is read wrong; nothing is overwritten."""
+    database, wal = crashed
+    place = data.draw(st.integers(0, len(wal.rstrip(b"\0")) - 1), "place")
+    bit = data.draw(st.integers(0, 7), "bit")
+    damaged = wal[:place] + bytes([wal[place] ^ 1 << bit]) + wal[place + 1 :]
+    path = put(tmp_path_factory.mktemp("damaged"), database, damaged)
+    with SqliteLog(path, heartbeat=False) as log:
+        report = log.findings
+        found: list[bytes] = []
+        try:
+            found.extend(stored.payload for stored in log.read(SESSION))
+        except LogError:
+            assert report != ()
+    assert found == [b"%d" % n for n in range(1, len(found) + 1)]
+    if len(found) < 20:
+        assert report != ()
+    if any("completed writes" in finding.message for finding in report):
+        assert wal_of(path).read_bytes() == damaged
