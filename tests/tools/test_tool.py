@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
+from threading import Event
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -191,10 +192,34 @@ def _unresolved(x: Nowhere) -> str:  # type: ignore[name-defined] # noqa: F821  
     return ""
 
 
+def _stranger(x: Event) -> str:
+    """Do it."""
+    return ""
+
+
+def _private(_x: int) -> str:
+    """Do it."""
+    return ""
+
+
+def _configured(model_config: int) -> str:
+    """Do it."""
+    return ""
+
+
+def _clashing(model_dump: int) -> str:
+    """Do it."""
+    return ""
+
+
 @pytest.mark.parametrize(
     ("function", "name", "problem"),
     [
         (_no_doc, "x", "has no docstring"),
+        (_stranger, "x", "'x' cannot be described to a model"),
+        (_private, "x", "'x' cannot have a parameter called _x"),
+        (_configured, "x", "'x' cannot have a parameter called model_config"),
+        (_clashing, "x", "'x' cannot be described to a model"),
         (_no_annotation, "x", "'x' of the tool 'x' has no annotation"),
         (_star, "x", r"takes \*xs"),
         (_stars, "x", r"takes \*xs"),

@@ -246,9 +246,7 @@ class Tool(Generic[P, R]):
         try:
             return pydantic.TypeAdapter(self.params_type)
         except (pydantic.PydanticSchemaGenerationError, pydantic.PydanticUserError) as error:
-            raise ToolDefinitionError(
-                f"the parameters of the tool {self.name!r} cannot be described to a model: {error}"
-            ) from error
+            raise _indescribable(self.name, error) from error
 
     @functools.cached_property
     def parameters_schema(self) -> Mapping[str, Any]:
@@ -498,10 +496,22 @@ def _params_model(
             annotation = typing.Annotated[annotation, pydantic.Field(description=texts[each.name])]
         fields[each.name] = (annotation, default)
     title = "".join(part.capitalize() for part in re.split(r"[_-]", name)) + "Params"
-    model: type[pydantic.BaseModel] = pydantic.create_model(
-        title, __config__=pydantic.ConfigDict(frozen=True, arbitrary_types_allowed=False), **fields
-    )
+    try:
+        model: type[pydantic.BaseModel] = pydantic.create_model(
+            title, __config__=pydantic.ConfigDict(frozen=True, arbitrary_types_allowed=False), **fields
+        )
+    except (pydantic.PydanticSchemaGenerationError, pydantic.PydanticUserError, ValueError) as error:
+        raise _indescribable(name, error) from error
+    if lost := fields.keys() - model.model_fields.keys():
+        raise ToolDefinitionError(
+            f"the tool {name!r} cannot have a parameter called {' or '.join(sorted(lost))}, which no model "
+            "could fill in; rename it, without an underscore at its beginning"
+        )
     return model
+
+
+def _indescribable(name: str, error: Exception) -> ToolDefinitionError:
+    return ToolDefinitionError(f"the parameters of the tool {name!r} cannot be described to a model: {error}")
 
 
 def _argument_texts(doc: str) -> dict[str, str]:
