@@ -244,6 +244,28 @@ def test_the_writer_of_an_erased_session_gives_nobody_elses_lease_back(logs: tup
     second.close()
 
 
+@pytest.mark.parametrize("owner", ["old", "new"])
+def test_a_lease_that_was_taken_over_is_refused_before_anything_else_was_written(
+    owner: str, logs: tuple[Log, Log]
+) -> None:
+    """The end is where the late writer remembers it, and its own owner may hold the lease: the epoch counts."""
+    first, second = logs
+    first.create(SESSION, created_at=BIRTH)
+    old = first.acquire(SESSION, owner="old", ttl_s=1e-6)
+    first.append(old, event(b"1"), expected_seq=0)
+    new = second.acquire(SESSION, owner=owner, ttl_s=1000)
+    for _ in range(2):
+        with pytest.raises(StaleWriterError, match="taken over"):
+            first.append(old, event(b"stale"), expected_seq=1)
+    first.append(new, event(b"2"), expected_seq=1)
+    with pytest.raises(StaleWriterError, match="taken over"):
+        first.append(old, event(b"stale"), expected_seq=2)
+    second.append(new, event(b"3"), expected_seq=2)
+    assert [stored.payload for stored in first.read(SESSION)] == [b"1", b"2", b"3"]
+    first.close()
+    second.close()
+
+
 def test_a_lease_that_was_lost_does_not_spoil_a_new_one_with_its_number() -> None:
     """What a heartbeat found out about a session is forgotten with it."""
     with MemoryLog(heartbeat=False) as log:
