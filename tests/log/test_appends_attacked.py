@@ -248,7 +248,7 @@ def test_the_writer_of_an_erased_session_gives_nobody_elses_lease_back(logs: tup
 def test_a_lease_that_was_taken_over_is_refused_before_anything_else_was_written(
     owner: str, logs: tuple[Log, Log]
 ) -> None:
-    """The end is where the late writer remembers it, and its own owner may hold the lease: the epoch counts."""
+    """It remembers the right end, and its owner may hold the new lease: the epoch counts."""
     first, second = logs
     first.create(SESSION, created_at=BIRTH)
     old = first.acquire(SESSION, owner="old", ttl_s=1e-6)
