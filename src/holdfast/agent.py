@@ -283,6 +283,8 @@ class _Started:
         typed = self.loop.prompt.template.structured_output is not None
         try:
             async with AsyncExitStack() as extended:
+                if self.loop.containment is not None:
+                    extended.callback(self.loop.containment.close)
                 for each in self.extensions:
                     await extended.enter_async_context(each(self.loop))
                 result = await run(*task)
@@ -290,9 +292,6 @@ class _Started:
         except BaseException:
             close_state(self.state, self.store)
             raise
-        finally:
-            if self.loop.containment is not None:
-                self.loop.containment.close()
 
 
 @dataclass(frozen=True, slots=True)

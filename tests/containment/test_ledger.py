@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -319,3 +320,39 @@ def test_stops_are_journalled_once(config: Config) -> None:
     for _ in range(4):
         ctx.wrap_tool_call(lambda: None)
     assert describe(journal) == ["Reserved", "Settled", "ChainStopped"]
+
+
+def test_a_chain_that_runs_out_of_time_is_closed_when_its_journal_has_heard_of_it(config: Config) -> None:
+    """Whoever closes the chain closes the journal next, and the stop belongs into it."""
+    journal: list[LedgerEvent] = []
+    may_write, cancelled = threading.Event(), threading.Event()
+
+    def slowly(event: LedgerEvent) -> None:
+        may_write.wait(30)
+        journal.append(event)
+
+    ctx = ExecutionContext(config(timeout_ms=1), journal=slowly)
+    ctx.cancellation_token.on_cancel(cancelled.set)
+    assert cancelled.wait(30)
+    closing = threading.Thread(target=ctx.close)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    may_write.set()
+    closing.join(30)
+    assert describe(journal) == ["ChainStopped"]
+
+
+def test_a_chain_may_be_closed_by_what_its_timeout_cancels(config: Config) -> None:
+    """It does not wait for itself."""
+    journal: list[LedgerEvent] = []
+    is_over = threading.Event()
+
+    def written(event: LedgerEvent) -> None:
+        journal.append(event)
+        is_over.set()
+
+    ctx = ExecutionContext(config(timeout_ms=1), journal=written)
+    ctx.cancellation_token.on_cancel(ctx.close)
+    assert is_over.wait(1)
+    assert describe(journal) == ["ChainStopped"]

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -116,6 +117,9 @@ MAX_BLOCKED_NODES = 10_000
 MAX_EVENTS = 10_000
 
 _STRICTEST_FIRST = ("halt", "estimate", "warn")
+
+_LAST_WORD_S = 2.0
+"""How long a timer that is stopping its chain is waited for: a journal on a disk that hangs is not."""
 
 
 class Metrics(Protocol):
@@ -271,6 +275,8 @@ class ExecutionContext:
         self._deadline: float | None = None
         self.cancellation_token = CancellationToken()
         """Cancelled when the chain is aborted or its time is over; its reason says which."""
+        self._expiring = threading.RLock()
+        """Held by the timer while it stops the chain."""
         self._disarm = self._arm()
 
     # --- opening and closing ----------------------------------------------------------------------
@@ -423,6 +429,9 @@ class ExecutionContext:
         """Disarm the timers and stop following the parent. Ceilings still hold for calls made afterwards."""
         self._is_closed = True
         self._disarm()
+        # A timer that is at it has its say first: whoever closes us may close the journal next.
+        if self._expiring.acquire(timeout=_LAST_WORD_S):
+            self._expiring.release()
 
     def keep_time(self) -> None:
         """Set the timer again for a call that is made after `close()`; its deadline holds all the same."""
@@ -1593,7 +1602,9 @@ def _read_event(event: object) -> SafetyEvent:
 def _expire(this: weakref.ref[ExecutionContext]) -> None:
     context = this()
     if context is not None:
-        context._stop(StopReason.TIMEOUT, context._timeout_detail())
+        with context._expiring:
+            if not context._is_closed:
+                context._stop(StopReason.TIMEOUT, context._timeout_detail())
 
 
 def _follow(this: weakref.ref[ExecutionContext], token: CancellationToken) -> None:
