@@ -295,6 +295,22 @@ def test_a_handlers_context_can_be_copied_with_another_part(small_world: World) 
     assert seen == [True] * 4
 
 
+def test_a_call_that_its_handler_has_stopped_is_not_kept(small_world: World) -> None:
+    """Also if the handler returns as if nothing had happened."""
+
+    @tool
+    def takes_it_back(*, context: ToolContext) -> str:
+        """Stop the call and end well."""
+        context.filesystem.write("file.txt", "changed")
+        context.cancellation.cancel()
+        return "done"
+
+    with pytest.raises(CancelledByToken):
+        small_world.run(takes_it_back)
+    assert small_world.files() == {"file.txt": "original"}
+    assert small_world.outcomes() == ["interrupted"]
+
+
 def test_a_handler_that_stops_its_own_call_is_not_waited_for(small_world: World) -> None:
     """Whoever waits for the call is released, also if the handler asks for its token only later."""
     others_are_served, over = threading.Event(), threading.Event()

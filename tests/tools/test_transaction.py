@@ -23,7 +23,14 @@ from holdfast.errors import (
     UsageError,
     VisibilityExpansionRequired,
 )
-from holdfast.state import AttentionNeeded, Deadline, rollback_to_tool, snapshots_equivalent
+from holdfast.state import (
+    AttentionNeeded,
+    Deadline,
+    ExecutionState,
+    ResourceRegistry,
+    rollback_to_tool,
+    snapshots_equivalent,
+)
 from holdfast.state.budget import Budget, BudgetTracker, TokenUsage
 from holdfast.testing import FakeClock
 from holdfast.tools import (
@@ -35,6 +42,7 @@ from holdfast.tools import (
     ToolContext,
     ToolInvoked,
     ToolResult,
+    ToolRunner,
     ToolStarted,
     tool,
     tool_execution,
@@ -700,6 +708,19 @@ def test_resources_of_the_users_own_are_rolled_back_and_spending_is_not(world: W
     assert not world.run(counts, "c2", fail=True).success
     assert counter.value == 1
     assert tracker.consumed.total_tokens == 22, "what a failed call spent stays spent"
+
+
+def test_resources_of_an_open_context_are_rolled_back_too(small_world: World) -> None:
+    """It makes no difference whether the resources were built beforehand."""
+    counter = Counter()
+    small_world.extra = {Counter: counter, BudgetTracker: BudgetTracker(Budget(max_total_tokens=1_000))}
+    registry = small_world.state.resources
+    assert isinstance(registry, ResourceRegistry)
+    with registry.open() as opened:
+        runner = ToolRunner(ExecutionState(small_world.session, opened), {counts.name: counts})
+        assert runner.execute(ToolCall("c1", "counts", {"fail": False})).success
+        assert not runner.execute(ToolCall("c2", "counts", {"fail": True})).success
+    assert counter.value == 1
 
 
 def test_a_participant_that_cannot_go_back_is_reported_and_the_others_do(world: World) -> None:

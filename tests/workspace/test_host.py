@@ -1148,6 +1148,33 @@ def test_an_open_call_keeps_the_store_from_being_swept(fs: HostFilesystem, root:
     assert fs.sweep() >= 0
 
 
+def test_what_somebody_else_has_swept_away_is_stored_again(
+    fs: HostFilesystem, root: Path, tmp_path: Path
+) -> None:
+    """Whoever remembers that content is in the store notices that a sweep has taken it."""
+    content = "x" * 100_000
+    (tmp_path / "elsewhere").mkdir()
+    with HostFilesystem(tmp_path / "elsewhere", store=fs.store_path, line="other") as other:
+        kept = other.begin("theirs")
+        other.write("b.txt", content)
+        kept.prepare()
+        kept.finish()
+    dropped = fs.begin("dropped")
+    fs.write("a.txt", content)
+    dropped.prepare()
+    dropped.rollback()
+    with reopened(fs) as somebody:
+        assert somebody.erase_line("other") > 0
+    call = fs.begin("call")
+    fs.write("a.txt", content)
+    after = call.prepare()
+    call.finish()
+    fs.write("a.txt", "later")
+    fs.restore(after)
+    assert (root / "a.txt").read_text() == content
+    assert git(fs.pack(), "fsck", "--full") == ""
+
+
 def test_a_crashed_call_can_be_undone_after_a_sweep(fs: HostFilesystem, root: Path) -> None:
     """What a journal would put back counts as needed."""
     (root / "a.txt").write_text("before")

@@ -366,6 +366,7 @@ class ToolRunner:
     """What the calls share that come without a context."""
     _ids: Iterator[UUID] = field(default_factory=new_ids, init=False, repr=False)
     """The ids of the attempts at calls."""
+    _session_id: UUID = field(init=False, repr=False)
     _workspace_suffix: str = field(default="", init=False, repr=False)
     """How the names end that this session's calls have towards the workspace."""
     _filesystem: Filesystem | None = field(default=None, init=False, repr=False)
@@ -379,8 +380,9 @@ class ToolRunner:
     def __post_init__(self) -> None:
         state, session = self.execution_state, self.execution_state.session
         filesystem = self._filesystem = filesystem_of(state)
-        self._workspace_suffix = workspace_call_id(session.session_id, "")
-        gates = [gate_of(session.session_id, "the session")]
+        self._session_id = session.session_id
+        self._workspace_suffix = workspace_call_id(self._session_id, "")
+        gates = [gate_of(self._session_id, "the session")]
         if filesystem is not None:
             self._read_only = filesystem.read_only_view()
             if not filesystem.read_only:
@@ -1269,7 +1271,7 @@ class ToolRunner:
         conflicts: tuple[str, ...] = (),
     ) -> ToolInvoked:
         """Make the event that ends a call that had begun."""
-        state, call = self.execution_state, begun.call
+        call = begun.call
         # By place, because naming this many arguments takes longer than making the event.
         return ToolInvoked(
             self.prompt_name,
@@ -1277,8 +1279,8 @@ class ToolRunner:
             call.name,
             _kept_arguments(call),
             _kept_result(result),
-            state.session.session_id,
-            state.clock.now(),
+            self._session_id,
+            self.execution_state.clock.now(),
             None,  # A tool uses no tokens.
             call.id,
             begun.given.run_context,
