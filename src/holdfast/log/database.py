@@ -8,6 +8,10 @@ between two statements) rolls it back and leaves the connection usable. A file t
 others have locked is tried again until the wait is over, also while it is being made
 for the first time.
 
+A signal handler or a finalizer may run between any two steps of a thread, and the
+lock does not keep it out. It must not use the connection while there is a transaction
+on it: its own would end that one, and zeros (below) could fall on what it has written.
+
 **The WAL's room.** Syncing a file that has grown takes a file system about twice as
 long as syncing one that was only written to, because its new length must be made
 durable as well. So whoever waits for the disk at each commit writes zeros behind what
@@ -147,6 +151,8 @@ class Database:
         self._wal_length = 0
         """How long it was when it was last looked at, which is before everything that is written."""
         self._closed = False
+        self._in_use = False
+        """Whether the thread that has the lock is in `run`."""
         self.lock = threading.RLock()
         """Held while the connection is used; by a caller, so that nobody comes between two uses."""
         _DATABASES.add(self)
@@ -166,6 +172,8 @@ class Database:
 
         The lock is held.
         """
+        if self._in_use:
+            self._refuse_in_between(doing, session_id)
         try:
             connection = self._connected(True)
             self._refuse_if_replaced()
@@ -192,32 +200,47 @@ class Database:
         """
         deadline: float | None = None
         with self.lock:
-            while True:
-                try:
-                    connection = self._connected(writes)
-                    if transaction:
-                        connection.execute("BEGIN IMMEDIATE")
-                    if writes:
-                        self._refuse_if_replaced()
-                    if not transaction:
-                        return work(connection)
-                    self._make_room()
-                    result = work(connection)
-                    connection.execute("COMMIT")
-                    return result
-                except BaseException as error:
-                    self._settle()
-                    self._raise_unless_busy(error, doing, session_id)
-                    now = _REAL_TIME.monotonic()
-                    # SQLite itself has waited before it said so for the first time.
-                    deadline = now + self._busy_timeout_s - _SQLITE_WAIT_S if deadline is None else deadline
-                    if now >= deadline:
-                        raise LogBusyError(
-                            f"could not {_named(doing, session_id)}: {self.path} stayed in use by others for "
-                            f"{self._busy_timeout_s:g} s; try again, or find out who holds it"
-                        ) from error
-                # Not in step with the others who wait.
-                _REAL_TIME.sleep(random.uniform(0.002, 0.02))
+            self._refuse_in_between(doing, session_id)
+            was_in_use, self._in_use = self._in_use, True
+            try:
+                while True:
+                    try:
+                        connection = self._connected(writes)
+                        if transaction:
+                            connection.execute("BEGIN IMMEDIATE")
+                        if writes:
+                            self._refuse_if_replaced()
+                        if not transaction:
+                            return work(connection)
+                        self._make_room()
+                        result = work(connection)
+                        connection.execute("COMMIT")
+                        return result
+                    except BaseException as error:
+                        self._settle()
+                        self._raise_unless_busy(error, doing, session_id)
+                        now = _REAL_TIME.monotonic()
+                        # SQLite itself has waited before it said so for the first time.
+                        deadline = (
+                            now + self._busy_timeout_s - _SQLITE_WAIT_S if deadline is None else deadline
+                        )
+                        if now >= deadline:
+                            raise LogBusyError(
+                                f"could not {_named(doing, session_id)}: {self.path} stayed in use by others "
+                                f"for {self._busy_timeout_s:g} s; try again, or find out who holds it"
+                            ) from error
+                    # Not in step with the others who wait.
+                    _REAL_TIME.sleep(random.uniform(0.002, 0.02))
+            finally:
+                self._in_use = was_in_use
+
+    def _refuse_in_between(self, doing: str, session_id: UUID | None) -> None:
+        """Refuse what comes in between two steps of a transaction, in the thread whose transaction it is."""
+        if self._in_use and self._connection is not None and self._connection.in_transaction:
+            raise LogBusyError(
+                f"could not {_named(doing, session_id)}: this thread is itself in a transaction "
+                f"on {self.path}, which a signal handler or a finalizer has interrupted; do it afterwards"
+            )
 
     def _raise_unless_busy(self, error: BaseException, doing: str, session_id: UUID | None) -> None:
         """Raise what the caller is to know of a failure, unless it was that others hold the file."""
