@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import LeaseHeldError, LogDamagedError, LogError, StaleWriterError
+from holdfast.errors import LeaseHeldError, LogBusyError, LogDamagedError, LogError, StaleWriterError
 from holdfast.log import Draft, Lease, Log
 from holdfast.log.lease import LeaseKeeper
 from holdfast.log.memory import MemoryLog
@@ -567,6 +567,56 @@ def test_what_a_signal_handler_raises_comes_through_as_it_is(tmp_path: Path) -> 
     assert [stored.payload for stored in log.read(SESSION)] == [b"%d" % n for n in range(1, head + 1)]
     log.close()
     stock_check(path)
+
+
+def test_a_signal_handler_that_appends_harms_no_transaction(tmp_path: Path) -> None:
+    """It is served, or told that it came in between; nothing that was acknowledged on either side is lost."""
+    for attempt in range(4):  # Room is made at the beginning, so there are several beginnings.
+        path = tmp_path / f"{attempt}.db"
+        log, lease = begun(path)
+        other = UUID(int=2)
+        log.create(other, created_at=BIRTH)
+        other_lease = log.acquire(other, owner="me", ttl_s=1000)
+        served: list[bytes] = []
+        refused: list[str] = []
+
+        def append(
+            _: int,
+            __: FrameType | None,
+            log: SqliteLog = log,
+            lease: Lease = other_lease,
+            served: list[bytes] = served,
+            refused: list[str] = refused,
+        ) -> None:
+            payload = b"%d" % (len(served) + 1) * 500
+            try:
+                log.append(lease, event(payload), expected_seq=len(served))
+                served.append(payload)
+            except LogBusyError as error:
+                refused.append(str(error))
+
+        previous = signal.signal(signal.SIGALRM, append)
+        try:
+            for seq in range(60):
+                signal.setitimer(signal.ITIMER_REAL, 0.00001 * (seq % 30 + 1))
+                log.renew(lease)
+                log.append(lease, event(b"%d" % (seq + 1) * 500), expected_seq=seq)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+        assert all("in a transaction" in refusal for refusal in refused)
+        copy_open(path, tmp_path / "copy.db")
+        with SqliteLog(tmp_path / "copy.db", heartbeat=False) as copy:
+            assert copy.findings == ()
+            assert [stored.payload for stored in copy.read(other)] == served
+            assert [stored.payload for stored in copy.read(SESSION)] == [
+                b"%d" % n * 500 for n in range(1, 61)
+            ]
+        for each in (tmp_path / "copy.db", wal_of(tmp_path / "copy.db")):
+            each.unlink(missing_ok=True)
+        log.close()
+        stock_check(path)
 
 
 # --- damage in a WAL with room -----------------------------------------------------------------------
