@@ -269,14 +269,12 @@ class Database:
         )
 
     def _make_room(self) -> None:
-        """Write zeros behind what is in the WAL, if it is time. To be asked inside a transaction.
-
-        It must have been looked at in that transaction.
-        """
+        """Write zeros behind what is in the WAL, if it is time. To be asked inside a transaction."""
         if self._wal_descriptor is None or not self._lacks_room():
             return
-        length = self._wal_length
-        if length:  # An empty one has no header yet, and gets one from SQLite.
+        # Looked at again: an older length may be one at which others have written events since.
+        length = os.lseek(self._wal_descriptor, 0, os.SEEK_END)
+        if 0 < length < _WAL_FULL_BYTES:  # An empty one has no header yet, and gets one from SQLite.
             room = min(max(length, _WAL_LEAST_ROOM), _WAL_MOST_ROOM, _WAL_FULL_BYTES - length)
             try:
                 is_made = os.pwrite(self._wal_descriptor, bytes(room), length) == room
