@@ -498,7 +498,7 @@ def workspace_store(store: Path) -> Path:
 def open_log(store: str | Path | Log | None, *, must_exist: bool = False) -> Log:
     """Open a store: none is memory, a path is SQLite, a log is itself."""
     if store is None:
-        return MemoryLog(heartbeat=False)  # Nobody else has it, so nobody could take a lease over.
+        return MemoryLog()
     if isinstance(store, (str, Path)):
         if must_exist and not Path(store).exists():
             raise SessionNotFoundError(f"there is no store at {store}; check the path")

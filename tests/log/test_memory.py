@@ -1,15 +1,20 @@
 """MemoryLog: the conformance suite, and when it computes checksums."""
 
 import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
+import pytest
+
 from holdfast.clock import Clock, new_id
+from holdfast.errors import LeaseHeldError
 from holdfast.log import Log
 from holdfast.log.base import Lease
 from holdfast.log.event import GENESIS, Draft, chain_checksum
 from holdfast.log.memory import MemoryLog
+from holdfast.testing import FakeClock
 from holdfast.testing.log import LogConformance
 
 
@@ -26,6 +31,31 @@ def opened(log: MemoryLog) -> tuple[UUID, Lease]:
     session_id = new_id()
     log.create(session_id, created_at=datetime.now(UTC))
     return session_id, log.acquire(session_id, owner="test")
+
+
+def test_a_session_is_its_writers_for_as_long_as_the_writer_holds_it() -> None:
+    """However long that is, and without a thread: nobody takes it over, erases it or calls it free."""
+    clock = FakeClock()
+    with MemoryLog(clock=clock) as log:
+        session_id = new_id()
+        log.create(session_id, created_at=clock.now())
+        threads = threading.active_count()
+        lease = log.acquire(session_id, owner="writer")
+        assert threading.active_count() == threads
+        clock.advance(3_600)
+        assert log.info(session_id).owner == "writer"
+        assert [each.owner for each in log.sessions()] == ["writer"]
+        clock.advance(3_600)
+        assert log.keep_last(0) == []
+        clock.advance(3_600)
+        with pytest.raises(LeaseHeldError):
+            log.erase(session_id)
+        clock.advance(3_600)
+        with pytest.raises(LeaseHeldError):
+            log.acquire(session_id, owner="thief")
+        log.append(lease, [Draft("t", b"x", 1)], expected_seq=0)
+        log.release(lease)
+        assert log.acquire(session_id, owner="heir").owner == "heir"
 
 
 def test_checksums_do_not_depend_on_when_they_are_looked_at() -> None:

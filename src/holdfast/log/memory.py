@@ -121,14 +121,19 @@ class _Session:
 
 
 class MemoryLog:
-    """Keeps sessions in this process. What `close()` leaves behind can be used again."""
+    """Keeps sessions in this process. What `close()` leaves behind can be used again.
+
+    `heartbeat=False` leaves renewing leases to the caller.
+    """
 
     def __init__(self, *, clock: Clock | None = None, heartbeat: bool = True) -> None:
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
         # By the number of the id: a number is hashed at once, a UUID by a function of Python's.
         self._sessions: dict[int, _Session] = {}
-        self._keeper = LeaseKeeper(self.renew, beat=heartbeat)
+        # Nobody outside of this process can ask for a lease: it is renewed when somebody does, by no thread.
+        self._keeper = LeaseKeeper(self.renew, beat=False)
+        self._heartbeat = heartbeat
 
     def __repr__(self) -> str:
         return f"MemoryLog({len(self._sessions)} sessions)"
@@ -163,11 +168,13 @@ class MemoryLog:
     def info(self, session_id: UUID) -> SessionInfo:
         """Describe a session. Raises `SessionNotFoundError`."""
         with self._lock:
+            self._beat()
             return self._describe(self._find(session_id))
 
     def sessions(self, *, parent_id: UUID | None = None) -> Sequence[SessionInfo]:
         """List the sessions, oldest first; with `parent_id`, only its children."""
         with self._lock:
+            self._beat()
             chosen = [
                 stored
                 for stored in self._sessions.values()
@@ -182,6 +189,7 @@ class MemoryLog:
         Raises `LeaseHeldError` while the holder lives.
         """
         with self._lock:
+            self._beat()
             stored = self._find(session_id)
             stored.lease = rules.grant(
                 session_id, stored.lease, owner=owner, ttl_s=ttl_s, now_us=self._now_us()
@@ -259,6 +267,7 @@ class MemoryLog:
     def erase(self, session_id: UUID) -> None:
         """Forget a session and everything in it. Raises `LeaseHeldError` while somebody is writing it."""
         with self._lock:
+            self._beat()
             rules.refuse_if_held(session_id, self._find(session_id).lease, self._now_us())
             del self._sessions[session_id.int]
 
@@ -291,6 +300,10 @@ class MemoryLog:
         self._keeper.close()
 
     # --- parts -------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        if self._heartbeat:
+            self._keeper.beat()
 
     def _now_us(self) -> int:
         return to_microseconds(self._clock.now())
@@ -327,6 +340,7 @@ class MemoryLog:
         )
 
     def _ages(self) -> list[rules.Age]:
+        self._beat()
         now_us = self._now_us()
         return [
             rules.Age(stored.session_id, stored.parent_id, stored.used_us, stored.lease.is_live(now_us))

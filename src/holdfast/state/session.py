@@ -179,7 +179,7 @@ class Session:
         all_tags["session_id"] = str(session_id)
         if parent_id is not None:
             all_tags["parent_session_id"] = str(parent_id)
-        log = log if log is not None else MemoryLog(clock=clock, heartbeat=False)
+        log = log if log is not None else MemoryLog(clock=clock)
         log.create(session_id, created_at=created_at, parent_id=parent_id, tags=all_tags)
         self._transaction = None
         self._core = Core(
