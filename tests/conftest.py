@@ -1,8 +1,9 @@
-"""What holds for every test: how long Hypothesis may take, and when it repeats itself."""
+"""What holds for every test: how long Hypothesis may take, when it repeats itself, and that Ctrl-C counts."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -11,3 +12,7 @@ settings.register_profile("here", deadline=None, suppress_health_check=[HealthCh
 # CI says the same of the same commit; new examples are looked for wherever people work.
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+# What a script starts in the background ignores Ctrl-C, and so does whatever that starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

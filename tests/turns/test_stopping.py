@@ -317,15 +317,24 @@ def test_parallel_tools_at_the_step_limit_are_run_by_the_resume() -> None:
 
 
 @pytest.mark.parametrize("at_work", ["model", "sync_tool", "async_tool"])
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("signum", "ignored"),
+    [
+        pytest.param(signal.SIGINT, "", id="SIGINT"),
+        pytest.param(signal.SIGTERM, "", id="SIGTERM"),
+        pytest.param(signal.SIGTERM, "INT", id="SIGTERM in a script's background"),
+    ],
+)
 def test_a_signal_ends_the_process_and_leaves_a_run_that_can_be_resumed(
-    tmp_path: Path, at_work: str, signum: signal.Signals
+    tmp_path: Path, at_work: str, signum: signal.Signals, ignored: str
 ) -> None:
     """Both are interrupted turns in the log, each with its own kind. Neither waits for a tool."""
     (tmp_path / "work").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         command = [sys.executable, str(CHILD), at_work, str(tmp_path), port]
+        if ignored:
+            command = ["bash", "-c", f"trap '' {ignored}; exec \"$@\"", "-", *command]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             server.settimeout(WAIT_S)

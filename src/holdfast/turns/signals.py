@@ -56,7 +56,8 @@ def _on_interrupt(signum: int, frame: FrameType | None) -> None:
 
 def _go_on(signum: int, frame: FrameType | None) -> None:
     """Let whoever handled Ctrl-C before handle it."""
-    before = _before[signal.SIGINT]
+    # Without a handler of Ctrl-C (it is ignored in a script's background), SIGTERM stops as Ctrl-C would.
+    before = _before.get(signal.SIGINT, signal.default_int_handler)
     try:
         before(signum, frame)
     except KeyboardInterrupt:
@@ -93,10 +94,9 @@ def _on_terminate(signum: int, frame: FrameType | None) -> None:
 
 def _install() -> None:
     interrupt = signal.getsignal(signal.SIGINT)
-    if not callable(interrupt):
-        return
-    _before[signal.SIGINT] = interrupt
-    signal.signal(signal.SIGINT, _on_interrupt)
+    if callable(interrupt):
+        _before[signal.SIGINT] = interrupt
+        signal.signal(signal.SIGINT, _on_interrupt)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         _before[signal.SIGTERM] = signal.SIG_DFL
         signal.signal(signal.SIGTERM, _on_terminate)
