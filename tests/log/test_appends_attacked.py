@@ -8,6 +8,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from types import FrameType
@@ -470,6 +472,20 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@contextmanager
+def no_gaps_between_open_files() -> Iterator[int]:
+    """Open files until each number below the highest is taken: a limit is one of numbers, not of files."""
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while opened[-1] <= highest:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+        yield opened[-1] + 1
+    finally:
+        for each in opened:
+            os.close(each)
+
+
 def test_a_process_that_may_open_few_files_is_told_or_served(tmp_path: Path) -> None:
     """With one file less a log does without what it only wants for its speed; with too few it says so."""
     path = tmp_path / "log.db"
@@ -477,15 +493,16 @@ def test_a_process_that_may_open_few_files_is_told_or_served(tmp_path: Path) -> 
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     told: dict[int, str] = {}
     served: dict[int, int] = {}
-    for spare in range(8):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() - 1 + spare, before[1]))
-        try:
-            with SqliteLog(path, heartbeat=False, busy_timeout_s=0.1) as log:
-                served[spare] = log.info(SESSION).head
-        except LogError as error:
-            told[spare] = str(error)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    with no_gaps_between_open_files() as lowest_free:
+        for spare in range(8):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + spare, before[1]))
+            try:
+                with SqliteLog(path, heartbeat=False, busy_timeout_s=0.1) as log:
+                    served[spare] = log.info(SESSION).head
+            except LogError as error:
+                told[spare] = str(error)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert all(str(path) in message for message in told.values())
     assert set(served.values()) == {3}
     assert 0 <= max(told) < min(served), "more files were of less use"
