@@ -25,7 +25,7 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -33,8 +33,15 @@ from typing import Annotated, Any
 
 from holdfast import Agent, TurnState, tool
 from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.base import ModelRequest
-from holdfast.providers.scripted import Answer, ScriptedProvider
+from holdfast.providers.base import (
+    ModelEvent,
+    ModelRequest,
+    Stopped,
+    TextDelta,
+    ToolCallRequested,
+    UsageReported,
+)
+from holdfast.state.budget import TokenUsage
 from holdfast.tools.tool import ToolCall
 
 Row = tuple[str, float | str, float | str | None, float | None, float | None]
@@ -58,6 +65,7 @@ ARGUMENTS_JSON = itertools.cycle([json.dumps({"place": each}) for each in passag
 """The same, as the interfaces of models spell it. Each framework's fake model says it as its kind does."""
 RESULTS = itertools.cycle(passages(RESULT_CHARS))
 """What the tool returns each time."""
+USAGE = TokenUsage(input_tokens=100, output_tokens=20)
 PAYLOAD_BYTES = ARGUMENT_CHARS + RESULT_CHARS
 """What a call has to be stored for: all else is overhead."""
 
@@ -119,21 +127,35 @@ async def look_async(place: str) -> str:
 TOOLS = {True: look_async, False: look}
 
 
+class Fake:
+    """Our fake model: it answers at once, like the others', and tells its usage, as ours must."""
+
+    name = model = "fake"
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+        self.marks: list[float] = []
+
+    def estimate_usd(self, request: ModelRequest) -> float | None:
+        return 0.0
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        self.marks.append(time.perf_counter())
+        number = len(self.marks)
+        if number <= self.calls:
+            yield ToolCallRequested(ToolCall(f"c{number}", "look", next(ARGUMENTS_JSON)))
+        else:
+            yield TextDelta("Done.")
+        yield UsageReported(USAGE, 0.0)
+        yield Stopped("tools" if number <= self.calls else "end")
+
+
 def holdfast(calls: int, directory: Path | None) -> Measured:
-    marks: list[float] = []
-
-    def answer(request: ModelRequest) -> Answer:
-        marks.append(time.perf_counter())
-        if request.answers_so_far < calls:
-            number = request.answers_so_far + 1
-            return Answer("", [ToolCall(f"c{number}", "look", next(ARGUMENTS_JSON))])
-        return Answer("Done.")
-
     agent = Agent(
         "bench", instructions="You look.", tools=(TOOLS[directory is None],), max_iterations=calls + 2
     )
     log = None if directory is None else SqliteLog(directory / "runs.db", heartbeat=False)
-    provider = ScriptedProvider([answer], repeat=True)
+    provider = Fake(calls)
     # What an agent is, is worked out when it is first asked for: before the clock starts, as for the peers.
     assert agent.prompt.template.descriptor.tools
     began = time.perf_counter()
@@ -143,7 +165,7 @@ def holdfast(calls: int, directory: Path | None) -> Measured:
     run.close()
     if log is not None:
         log.close()
-    return Measured(spent, marks, size_of(directory))
+    return Measured(spent, provider.marks, size_of(directory))
 
 
 # --- the peers -----------------------------------------------------------------------------------------
