@@ -564,7 +564,7 @@ def _before_fork() -> None:
     mine = _paused.setdefault(threading.get_ident(), [])
     for database in list(_DATABASES):
         # A signal handler may have come in between two steps of this very thread.
-        is_in_use = database.lock._is_owned()  # type: ignore[attr-defined]
+        is_in_use = database.lock._is_owned()  # type: ignore[attr-defined] # typeshed leaves it out
         # Waits for a transaction under way. Whoever cannot be waited for is refused in the child.
         if database.lock.acquire(timeout=_FORK_WAIT_S):
             mine.append(database)

@@ -105,7 +105,7 @@ from holdfast.workspace.objects import (
     object_id,
 )
 from holdfast.workspace.originals import Originals
-from holdfast.workspace.paths import MAX_DEPTH, ROOT, join, normalize, split
+from holdfast.workspace.paths import MAX_DEPTH, ROOT, encode_content, join, normalize, split
 from holdfast.workspace.restoring import Outcome, apply, fold
 from holdfast.workspace.rooted import (
     Place,
@@ -400,13 +400,7 @@ class HostFilesystem:
         self, path: str, content: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
         """Write text as UTF-8."""
-        try:
-            data = content.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"the text for {path!r} cannot be written as UTF-8: "
-                f"character {error.start} is a lone surrogate"
-            ) from None
+        data = encode_content(path, content)
         return self.write_bytes(path, data, mode=mode, create_parents=create_parents)
 
     def write_bytes(

@@ -62,7 +62,7 @@ from holdfast.workspace.base import (
 )
 from holdfast.workspace.diffs import Version, describe
 from holdfast.workspace.lines import check_loadable, check_range, read_lines, read_range
-from holdfast.workspace.paths import MAX_DEPTH, ROOT, join, normalize, split
+from holdfast.workspace.paths import MAX_DEPTH, ROOT, encode_content, join, normalize, split
 from holdfast.workspace.search import glob_tree, grep_tree
 from holdfast.workspace.views import ReadOnlyFilesystem
 
@@ -458,13 +458,7 @@ class InMemoryFilesystem:
         self, path: str, content: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
         """Write text as UTF-8."""
-        try:
-            data = content.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"the text for {path!r} cannot be written as UTF-8: "
-                f"character {error.start} is a lone surrogate"
-            ) from None
+        data = encode_content(path, content)
         return self.write_bytes(path, data, mode=mode, create_parents=create_parents)
 
     def write_bytes(

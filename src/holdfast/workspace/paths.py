@@ -37,6 +37,16 @@ def encode(text: str) -> bytes:
         raise ValueError(f"the path {text!r} holds characters that no file name can hold: {error}") from None
 
 
+def encode_content(path: str, text: str) -> bytes:
+    """Turn the text for a file into UTF-8. Raises `ValueError` that names the path and the character."""
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the text for {path!r} cannot be written as UTF-8: character {error.start} is a lone surrogate"
+        ) from None
+
+
 def decode(name: bytes) -> str:
     """Turn bytes from the disk into path text; `encode` gives the same bytes back."""
     return name.decode("utf-8", "surrogateescape")

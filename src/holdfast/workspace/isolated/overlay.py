@@ -57,7 +57,7 @@ from holdfast.workspace.isolated.past import Past
 from holdfast.workspace.isolated.trees import set_permissions, target_of
 from holdfast.workspace.lines import check_loadable, check_range, read_lines
 from holdfast.workspace.memory import MAX_TOTAL_BYTES, WriteStream
-from holdfast.workspace.paths import MAX_DEPTH, ROOT, is_below, join, normalize, parent, split
+from holdfast.workspace.paths import MAX_DEPTH, ROOT, encode_content, is_below, join, normalize, parent, split
 from holdfast.workspace.rooted import MAX_LINKS, fail
 from holdfast.workspace.search import glob_tree, grep_tree
 
@@ -292,13 +292,7 @@ class Overlay:
         self, path: str, content: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
         """Write text as UTF-8."""
-        try:
-            data = content.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"the text for {path!r} cannot be written as UTF-8: "
-                f"character {error.start} is a lone surrogate"
-            ) from None
+        data = encode_content(path, content)
         return self.write_bytes(path, data, mode=mode, create_parents=create_parents)
 
     def write_bytes(
