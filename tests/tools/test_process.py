@@ -191,14 +191,17 @@ class TestResults:
         with pytest.raises(UsageError):
             run_command(command, cwd=tmp_path, **how)
 
-    def test_no_descriptor_stays_open(self, yard):
-        """Not after a success, not after a failure."""
-        yard.run("true")
-        before = sorted(os.listdir("/proc/self/fd"))
-        yard.run("echo x; exit 1")
-        with pytest.raises(FileNotFoundError):
-            yard.run(["no-such-program"])
-        assert sorted(os.listdir("/proc/self/fd")) == before
+    def test_no_descriptor_stays_open(self, tmp_path):
+        """Not after a success, not after a failure; in a process where nobody else opens or closes any."""
+        code = (
+            "import os, sys; from holdfast.tools._process import run_command as run\n"
+            "numbers = lambda: sorted(os.listdir('/proc/self/fd'))\n"
+            "run('true', cwd=sys.argv[1]); before = numbers(); run('echo x; exit 1', cwd=sys.argv[1])\n"
+            "try: run(['no-such-program'], cwd=sys.argv[1])\n"
+            "except FileNotFoundError: print(numbers() == before)"
+        )
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
+        assert done.stdout == b"True\n"
 
     def test_the_command_inherits_no_descriptors(self, yard):
         """It has its three streams and nothing of ours or of the supervisor."""

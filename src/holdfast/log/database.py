@@ -144,6 +144,8 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
         self._pid = os.getpid()
+        self._let_go: finalize[..., Database] | None = None
+        """Closes the connection and the `-wal` file, at the latest when nobody has this any more."""
         self._wal_descriptor: int | None = None
         """The `-wal` file, if it may be written. It carries no locks, so it may be opened by hand."""
         self._wal_bytes = 0
@@ -297,12 +299,9 @@ class Database:
                 self._disconnect()
 
     def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if self._wal_descriptor is not None:
-            self._wal_descriptor = None
-            self._close_wal()
-        if connection is not None:
-            connection.close()
+        self._connection = self._wal_descriptor = None
+        if self._let_go is not None:
+            self._let_go()
 
     def _connected(self, writes: bool) -> sqlite3.Connection:
         if self._closed:
@@ -316,7 +315,11 @@ class Database:
             raise ReadOnlyError(f"{self.path} was opened with read_only=True; open it without to change it")
         connection = self._connection
         if connection is None:
-            connection = self._connection = self._open()
+            connection = self._open()
+            # A connection belongs to a cycle of its own: without this it would wait for the collector.
+            self._let_go = finalize(self, _close_both, connection, self._wal_descriptor)
+            self._let_go.atexit = False
+            self._connection = connection
         elif connection.in_transaction:
             # An interrupt hit the clean-up of an earlier failure.
             connection.rollback()
@@ -465,8 +468,6 @@ class Database:
             # A file whose WAL may only be read is still read.
             with contextlib.suppress(OSError):
                 self._wal_descriptor = os.open(self.wal_path, os.O_RDWR)
-                # A connection that is forgotten closes itself; a number does not.
-                self._close_wal = finalize(self, os.close, self._wal_descriptor)
             self._wal_bytes = self._wal_length = 0
         except BaseException:
             connection.close()
@@ -544,6 +545,12 @@ class Database:
                 f"and that it may be written"
             )
         return self.damaged(f"could not {doing} ({error})")
+
+
+def _close_both(connection: sqlite3.Connection, wal_descriptor: int | None) -> None:
+    if wal_descriptor is not None:
+        os.close(wal_descriptor)
+    connection.close()
 
 
 def refuse_if_open_here(path: Path) -> None:
