@@ -42,10 +42,10 @@ class TroubledLog:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.behind, name)
 
-    def append(self, lease: Any, drafts: Sequence[Any], *, expected_seq: int) -> Any:
+    def append(self, lease: Any, drafts: Sequence[Any], *, expected_seq: int, synced: bool = True) -> Any:
         if self.before is not None:
             self.before(drafts)
-        stored = self.behind.append(lease, drafts, expected_seq=expected_seq)
+        stored = self.behind.append(lease, drafts, expected_seq=expected_seq, synced=synced)
         self.appends.append([each.type.removeprefix("holdfast.") for each in drafts])
         if self.after is not None:
             self.after(drafts)

@@ -152,6 +152,8 @@ class Database:
         """How long that file was when it was last given room."""
         self._wal_length = 0
         """How long it was when it was last looked at, which is before everything that is written."""
+        self._is_relaxed = False
+        """Whether the last write did not wait for the disk, so that the connection is still set so."""
         self._closed = False
         self._in_use = False
         """Whether the thread that has the lock is in `run`."""
@@ -169,10 +171,12 @@ class Database:
         """Do the work in one transaction: all of it, or nothing."""
         return self.run(doing, work, session_id, writes=True, transaction=True)
 
-    def write_at_once(self, doing: str, statement: str, values: tuple[object, ...], session_id: UUID) -> bool:
+    def write_at_once(
+        self, doing: str, statement: str, values: tuple[object, ...], session_id: UUID, synced: bool
+    ) -> bool:
         """Run one statement, which is a transaction by itself. Says whether it changed anything.
 
-        The lock is held.
+        If it need not be synced, the disk is not waited for where that saves time. The lock is held.
         """
         if self._in_use:
             self._refuse_in_between(doing, session_id)
@@ -180,6 +184,10 @@ class Database:
             connection = self._connected(True)
             self._refuse_if_replaced()
             if not self._lacks_room():
+                if not synced and self._synchronous == "FULL":
+                    # The next write makes it "FULL" again, see `_connected`.
+                    self._is_relaxed = True
+                    connection.executescript("PRAGMA synchronous = NORMAL")
                 return connection.execute(statement, values).rowcount > 0
         except BaseException as error:  # noqa: BLE001  # raised again, unless it is worth another try
             self._settle()
@@ -325,6 +333,9 @@ class Database:
             connection.rollback()
         if writes and self.damage is not None:
             raise self.damaged(self.damage)
+        if writes and self._is_relaxed:
+            connection.executescript(f"PRAGMA synchronous = {self._synchronous}")
+            self._is_relaxed = False
         return connection
 
     # --- opening -------------------------------------------------------------------------------------
@@ -452,6 +463,7 @@ class Database:
         try:
             connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            self._is_relaxed = False
             connection.execute("PRAGMA fullfsync = ON")
             connection.execute("PRAGMA secure_delete = ON")
             connection.execute("PRAGMA cell_size_check = ON")

@@ -19,7 +19,8 @@ A call goes through one sequence, whoever waits in the middle of it:
 
 `begin` and `end` are plain functions; `execute` and `aexecute` differ only in how they
 wait. A call without effects needs no undo, so it skips the gates and `ToolStarted`, and
-costs one append.
+costs one append. `ToolStarted` need not be synced for a call that stays in the workspace:
+if a power cut takes it away, the workspace's own journal undoes what the call did.
 
 An interrupt may come between any two steps, also in the middle of a rollback. Each part
 of a rollback can be repeated, so the part that was interrupted is done again and the
@@ -977,7 +978,9 @@ class ToolRunner:
             workspace=None if begun.workspace is None else begun.workspace.base,
         )
         try:
-            session.dispatch_all((started,))
+            # After a crash it tells what was cut off. If a power cut takes it away, nothing is missed: what
+            # the call did in the workspace is undone from the journal there, and it has not begun.
+            session.dispatch_all((started,), synced=tool.effects == "external" or tool.foreign)
         except BaseException as error:
             self._fail(begun, error)
             raise
