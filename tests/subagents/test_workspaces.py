@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from subagents_kit import WORKER, evidence, parent, read_note, saying, subagents
 
 from holdfast import Agent
 from holdfast.conversation.messages import get_inner_messages
+from holdfast.errors import UsageError
 from holdfast.log.sqlite import SqliteLog
 from holdfast.providers.scripted import Answer
 from holdfast.state import ExecutionState, Session
-from holdfast.subagents import Subagent, SubagentChangesApplied, SubagentStatus
+from holdfast.subagents import Subagent, SubagentChangesApplied, SubagentCharter, SubagentStatus
 from holdfast.tools import FILE_TOOLS, ToolContext, run_command
 from holdfast.tools.boundaries import boundaries, rollback_to_call
 from holdfast.workspace import Filesystem, InMemoryFilesystem
@@ -172,6 +174,28 @@ async def test_a_command_works_in_the_copy_and_its_changes_come_back(tmp_path: P
     assert result.success, result.message
     assert files(state) == {"all.txt": "one\nthree\n", "c.txt": "three\n"}
     assert (tmp_path / "work" / "c.txt").stat().st_mode & 0o111
+
+
+async def test_a_copy_that_is_gone_is_not_taken_for_one_without_changes(tmp_path: Path) -> None:
+    """A later process that finds nothing where the copy was says so, and applies nothing."""
+    (tmp_path / "work").mkdir()
+    filesystem = HostFilesystem(tmp_path / "work", store=tmp_path / "store")
+    state = parent(SqliteLog(tmp_path / "runs.db"), filesystem)
+    async with subagents(state, saying(*EDITS[1::2]), agents=[EDITOR]) as s:
+        child = s.spawn("editor", "edit", workspace="isolated")
+        assert (await s.wait()).complete
+    with Session.open(state.session.log, child.session_id, read_only=True) as own:
+        charter = own[SubagentCharter].latest()
+    assert charter is not None
+    assert charter.fork_place is not None
+    shutil.rmtree(charter.fork_place)
+    async with subagents(state, saying("x"), agents=[EDITOR]) as later:
+        with pytest.raises(UsageError, match=f"the copy .* {child.id} .* is gone"), later.copy_of(child.id):
+            raise AssertionError("there is no copy")
+        refused = await later.apply(child.id)
+    assert not refused.success
+    assert "is gone" in refused.message
+    assert state.session[SubagentChangesApplied].all() == ()
 
 
 async def test_a_copy_that_cannot_be_made_fails_the_child_and_says_why() -> None:

@@ -6,19 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 from workflows_kit import WORKER, Model, run, says, states, step, steps, writes
 
 from holdfast.conversation.events import SubagentEvent
 from holdfast.errors import UsageError
-from holdfast.log.memory import MemoryLog
+from holdfast.log.sqlite import SqliteLog
 from holdfast.providers.base import ModelRequest
 from holdfast.providers.scripted import Answer
-from holdfast.state import Session
+from holdfast.state import ExecutionState, ResourceRegistry, Session
+from holdfast.subagents import LoopRunner
+from holdfast.testing.clock import FakeClock
 from holdfast.tools.policies import PermissionMode, Permissions, answer_hold, pending_holds
 from holdfast.workflows import (
     StepSpec,
     StepState,
+    Workflow,
     WorkflowEvent,
     WorkflowResult,
     WorkflowSpec,
@@ -29,7 +34,14 @@ from holdfast.workflows import (
     resume_workflow,
     run_workflow,
 )
-from holdfast.workspace import InMemoryFilesystem
+from holdfast.workspace import Filesystem, InMemoryFilesystem
+
+
+def run_on(clock: FakeClock, spec: WorkflowSpec, model: Model) -> WorkflowResult:
+    """Run a workflow on a clock that the model has in its hands."""
+    resources = ResourceRegistry.build({Filesystem: InMemoryFilesystem()})
+    state = ExecutionState(Session(clock=clock), resources, clock)
+    return anyio.run(Workflow(state, [WORKER], LoopRunner(model)).run, spec)
 
 
 def test_a_diamond_runs_in_order_and_its_files_come_together() -> None:
@@ -182,7 +194,8 @@ def test_a_conflict_is_somebodys_decision_and_nothing_is_half_applied() -> None:
 def durable(
     spec: WorkflowSpec, model: Model, tmp_path: Path, **more: Any
 ) -> tuple[WorkflowResult, Callable[..., Any]]:
-    log = MemoryLog()
+    # On disk, where the workspace's history and the steps' copies are kept beside it.
+    log = SqliteLog(tmp_path / "runs.db")
     (tmp_path / "work").mkdir()
     result = run_workflow(spec, [WORKER], provider=model, store=log, workspace=tmp_path / "work", **more)
 
@@ -232,17 +245,18 @@ def test_a_held_call_is_answered_and_its_step_goes_on(tmp_path: Path) -> None:
 
 
 def test_the_workflows_time_is_over_for_all_of_it(tmp_path: Path) -> None:
-    import anyio
+    clock = FakeClock()
 
     class Slow(Model):
         async def stream(self, request: ModelRequest):
             if self._next(request).text.startswith("slow"):
+                clock.advance(1)
                 await anyio.sleep_forever()
             async for each in super().stream(request):
                 yield each
 
     spec = steps(step("a"), step("b", "a"), step("c", "b"), timeout_s=1.0)
-    result = run(spec, Slow(b=["slow"]))
+    result = run_on(clock, spec, Slow(b=["slow"]))
     assert states(result) == {"a": "checkpoint_ready", "b": "timed_out", "c": "held"}
     assert result.state is WorkflowState.TIMED_OUT
     assert result.step("c").reason == "workflow_timeout"
@@ -250,30 +264,36 @@ def test_the_workflows_time_is_over_for_all_of_it(tmp_path: Path) -> None:
 
 
 def test_a_step_that_times_out_is_not_a_failure_like_others() -> None:
-    import anyio
+    clock = FakeClock()
 
     class Slow(Model):
         async def stream(self, request: ModelRequest):
+            clock.advance(0.3)
             await anyio.sleep_forever()
             yield
 
-    result = run(steps(step("a", timeout_s=0.3)), Slow())
+    result = run_on(clock, steps(step("a", timeout_s=0.3)), Slow())
     assert states(result) == {"a": "timed_out"}
     assert result.state is WorkflowState.TIMED_OUT
 
 
 def test_conflicting_writers_never_run_together_and_others_do() -> None:
-    import anyio
-
     running: set[str] = set()
     together: set[frozenset[str]] = set()
+    others_run = anyio.Event()
 
     class Watching(Model):
         async def stream(self, request: ModelRequest):
             task = next(each.text for each in request.items if each.role == "user").split()[0]
             running.add(task)
             together.add(frozenset(running))
-            await anyio.sleep(0.02)
+            if task == "a":
+                with anyio.fail_after(60):
+                    await others_run.wait()
+                for _ in range(100):  # Whoever may come in beside it has the time to.
+                    await anyio.lowlevel.checkpoint()
+            elif task == "c":
+                others_run.set()
             together.add(frozenset(running))
             running.discard(task)
             async for each in super().stream(request):
@@ -324,7 +344,6 @@ def result_id(result: WorkflowResult) -> Any:
 
 def test_the_blocking_faces_are_refused_inside_an_event_loop() -> None:
     """In words, and before anything was opened."""
-    import anyio
 
     async def inside() -> None:
         with pytest.raises(UsageError, match="would block the event loop"):

@@ -457,6 +457,11 @@ class Subagents:
                 charter = session[SubagentCharter].latest()
             if charter is None:
                 raise UsageError(f"{child.id} never started, so there is no copy of the workspace")
+            # An empty one in its place would look as if nothing had been changed.
+            if charter.fork_place is not None and not Path(charter.fork_place).exists():
+                raise UsageError(
+                    f"the copy of the workspace that {child.id} worked in, {charter.fork_place}, is gone"
+                )
         workspace = open_workspace(
             self.state,
             "isolated",
