@@ -480,6 +480,27 @@ def test_the_ladder_goes_down_rung_by_rung(config: Config, spent: float, plan: A
     assert plan == (None if got is None else (got.model, got.trim_to_tokens, got.delay_ms))
 
 
+def test_a_hook_that_passes_requests_on_is_told_what_the_one_behind_it_would_be() -> None:
+    class Behind:
+        def __init__(self) -> None:
+            self.told: list[object] = []
+
+        def after_llm_call(self, ctx: ToolCallContext, response: object) -> None:
+            self.told.append(response)
+
+    class PassesOn:
+        def __init__(self, behind: Behind) -> None:
+            self._behind = behind
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._behind, name)
+
+    behind = Behind()
+    hook: Any = PassesOn(behind)
+    ExecutionContext(Limits(max_steps=5), ShieldPipeline(hooks=[hook])).call_llm(lambda: "made")
+    assert behind.told == ["made"]
+
+
 # --- hooks that hang ----------------------------------------------------------------------------------
 
 

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
 
-from holdfast.clock import FixedClock, SystemClock
+from holdfast.clock import Clock, FixedClock, SystemClock
 from holdfast.containment import (
     CancellationToken,
     Decision,
@@ -271,14 +271,15 @@ async def test_a_handler_hears_that_its_task_was_cancelled(config: Config) -> No
     assert [node.status for node in ctx.get_snapshot().nodes] == ["aborted"]
 
 
-def test_a_timeout_makes_a_call_stoppable_by_itself(config: Config) -> None:
+def test_a_timeout_makes_a_call_stoppable_by_itself(config: Config, clock: FakeClock) -> None:
     """With a deadline and no further settings, a blocked caller is released when it passes."""
-    ctx = ExecutionContext(config(timeout_ms=50))
+    ctx = ExecutionContext(config(timeout_ms=50), clock=clock)
     leave = threading.Event()
-    outcome = ctx.call_tool(lambda: leave.wait(30))
+    outcome = ctx.call_tool(lambda: (clock.advance(0.05), leave.wait(30)))
+    assert not leave.is_set()
     leave.set()
     assert (outcome.node.status, outcome.stop_reason) == ("timeout", "timeout")
-    assert ctx.get_snapshot().elapsed_ms >= 50
+    assert ctx.get_snapshot().elapsed_ms == 50
 
 
 def test_what_a_released_handler_still_spends_is_booked(config: Config, clock: FakeClock) -> None:
@@ -547,3 +548,21 @@ def test_a_clock_that_only_sleeps_fires_timers_too() -> None:
     fired = threading.Event()
     call_later(plain, 0.01, fired.set)
     assert fired.wait(10)
+
+
+def test_a_clock_that_passes_requests_on_fires_timers_as_the_one_behind_it_does() -> None:
+    class PassesOn:
+        def __init__(self, behind: FakeClock) -> None:
+            self._behind = behind
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._behind, name)
+
+    clock = FakeClock()
+    fired: list[float] = []
+    call_later(cast(Clock, PassesOn(clock)), 5, lambda: fired.append(clock.monotonic()))
+    due = clock.monotonic() + 5
+    clock.advance(4)
+    assert fired == []
+    clock.advance(1)
+    assert fired == [due]

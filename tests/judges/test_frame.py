@@ -44,6 +44,7 @@ from holdfast.state import (
     iter_sessions_bottom_up,
     nested_session,
 )
+from holdfast.tools import CallFilesystem
 from holdfast.workspace import Filesystem, InMemoryFilesystem
 from holdfast.workspace.host import HostFilesystem
 
@@ -285,6 +286,16 @@ class Counter:
         self.count = snapshot
 
 
+class PassesOn:
+    """Has whatever another object has, and finds it when it is asked."""
+
+    def __init__(self, behind: object) -> None:
+        self._behind = behind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._behind, name)
+
+
 class Client:
     """A resource without state of the run."""
 
@@ -296,8 +307,10 @@ def mutable(tmp_path: Path) -> Mapping[str, tuple[type, Any]]:
         "filesystem": (Filesystem, files),
         "host filesystem": (HostFilesystem, HostFilesystem(tmp_path / "w")),
         "bound filesystem": (Filesystem, Binding.instance(Filesystem, files)),
+        "a tool's filesystem": (Filesystem, CallFilesystem(files, "call_1")),
         "session": (Session, session),
         "snapshotable": (Counter, Counter()),
+        "what passes requests on to it": (Counter, PassesOn(Counter())),
         "state": (ExecutionState, ExecutionState(session)),
         "transaction": (object, session.begin()),
         "limits": (ExecutionContext, ExecutionContext(Limits())),

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import FrozenInstanceError, dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import pytest
 from hypothesis import given
@@ -94,6 +94,16 @@ class Counter:
 
 class Ledger(Counter):
     snapshot_policy = SlicePolicy.LOG
+
+
+class PassesOn:
+    """Has whatever another object has, and finds it when it is asked."""
+
+    def __init__(self, behind: object) -> None:
+        self._behind = behind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._behind, name)
 
 
 def make(kind: type[Part], recorder: Recorder, *needs: type[object]) -> Callable[[Resolver], Part]:
@@ -696,6 +706,29 @@ def test_snapshotable_resources_are_those_with_snapshot_and_restore() -> None:
     registry = ResourceRegistry.build({Store: MemoryStore(), Counter: counter})
     assert isinstance(counter, Snapshotable)
     assert registry.snapshotable_resources() == {Counter: counter}
+
+
+def test_what_passes_requests_on_is_finished_snapshotted_and_closed_like_what_is_behind_it() -> None:
+    class Line(Counter):
+        def __init__(self) -> None:
+            self.events: list[str] = []
+
+        def post_construct(self) -> None:
+            self.events.append("finished")
+
+        def close(self) -> None:
+            self.events.append("closed")
+
+    line, counter = Line(), PassesOn(Counter())
+    registry = ResourceRegistry.of(
+        Binding(PassesOn, lambda _: PassesOn(line)), Binding.instance(Counter, cast(Counter, counter))
+    )
+    assert registry.snapshotable_resources() == {Counter: counter}
+    with registry.open() as resources:
+        built = resources.get(PassesOn)
+        assert line.events == ["finished"]
+        assert resources.snapshotable_resources() == {PassesOn: built, Counter: counter}
+    assert line.events == ["finished", "closed"]
 
 
 def test_an_opened_context_also_sees_the_singletons_that_were_built() -> None:

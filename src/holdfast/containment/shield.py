@@ -270,7 +270,7 @@ class ShieldPipeline:
             *(h for named in given.values() for h in named if getattr(h, "everywhere", False)),
         ]:
             known = [boundary for boundary in given if callable(getattr(hook, boundary, None))]
-            if not known and not isinstance(hook, PostDispatchHook):
+            if not known and not callable(getattr(hook, "after_llm_call", None)):
                 raise UsageError(f"{hook!r} has none of the hook methods: {', '.join(given)}, after_llm_call")
             for boundary in known:
                 if not any(hook is present for present in given[boundary]):
@@ -278,7 +278,8 @@ class ShieldPipeline:
         self._hooks = {boundary: tuple(named) for boundary, named in given.items()}
         seen: list[object] = []
         for hook in [*hooks, *(h for named in given.values() for h in named)]:
-            if isinstance(hook, PostDispatchHook) and not any(hook is present for present in seen):
+            is_told = callable(getattr(hook, "after_llm_call", None))
+            if is_told and not any(hook is present for present in seen):
                 seen.append(hook)
         self._after = tuple(seen)
         self._after_failed = tuple(

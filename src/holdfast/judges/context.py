@@ -42,7 +42,7 @@ from holdfast.providers.adapter import ProviderAdapter
 from holdfast.records import dataclass
 from holdfast.state.budget import Budget, BudgetTracker, Deadline, TokenUsage
 from holdfast.state.execution import ExecutionState
-from holdfast.state.resources import Binding, ResourceContext, Snapshotable
+from holdfast.state.resources import Binding, ResourceContext, is_snapshotable
 from holdfast.state.run_context import RunContext
 from holdfast.state.session import FAMILY, Session, Transaction
 from holdfast.state.views import SessionProtocol, SessionView
@@ -246,7 +246,7 @@ def refuse_mutable(resource_type: type, value: object) -> None:
             f"a judge cannot be given a filesystem that can be written to (as {name}); "
             f"pass filesystem.read_only_view()"
         )
-    if isinstance(value, Snapshotable) and getattr(value, "read_only", False) is not True:
+    if is_snapshotable(value) and getattr(value, "read_only", False) is not True:
         raise UsageError(
             f"a judge cannot be given the run's own {type(value).__qualname__} (as {name}): it holds state "
             f"that the run rolls back. Pass a read-only view of it, or a fresh one: "

@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from dataclasses import field
 from enum import Enum
 from types import MappingProxyType, TracebackType
-from typing import Final, Generic, Literal, Protocol, TypeVar, cast, overload, runtime_checkable
+from typing import Final, Generic, Literal, Protocol, TypeGuard, TypeVar, cast, overload, runtime_checkable
 
 from holdfast.errors import (
     CircularDependencyError,
@@ -102,6 +102,27 @@ class Closeable(Protocol):
     def close(self) -> None:
         """Give back what is held. Called once, when the scope of the resource ends."""
         ...
+
+
+# What passes requests on to another object can do what that one can. `isinstance` says so in Python 3.11
+# alone: later ones do not look at what an object finds only when it is asked for it.
+
+
+def is_snapshotable(resource: object) -> TypeGuard[Snapshotable[object]]:
+    """Say whether something can be snapshotted, be it by passing that on to another object."""
+    return _can(resource, "snapshot") and _can(resource, "restore")
+
+
+def _is_closeable(resource: object) -> TypeGuard[Closeable]:
+    return _can(resource, "close")
+
+
+def _has_second_step(resource: object) -> TypeGuard[PostConstruct]:
+    return _can(resource, "post_construct")
+
+
+def _can(resource: object, name: str) -> bool:
+    return callable(getattr(resource, name, None))
 
 
 class Resolver(Protocol):
@@ -283,7 +304,7 @@ class ResourceRegistry:
             {
                 resource_type: binding.provided
                 for resource_type, binding in self._entries.items()
-                if isinstance(binding.provided, Snapshotable) and not _is_read_only(binding.provided)
+                if is_snapshotable(binding.provided) and not _is_read_only(binding.provided)
             }
         )
 
@@ -430,7 +451,7 @@ class ResourceContext:
             {
                 resource_type: resource
                 for resource_type, resource in present.items()
-                if isinstance(resource, Snapshotable) and not _is_read_only(resource)
+                if is_snapshotable(resource) and not _is_read_only(resource)
             }
         )
 
@@ -491,7 +512,7 @@ class ResourceContext:
                 raise ProviderError(
                     f"building {self._path()} failed: the provider returned None; return the object"
                 )
-            if isinstance(resource, PostConstruct):
+            if _has_second_step(resource):
                 try:
                     resource.post_construct()
                 except BaseException:
@@ -535,7 +556,7 @@ class ResourceContext:
         """
         interrupt: BaseException | None = None
         for resource_type, resource in reversed(entries):
-            if not isinstance(resource, Closeable):
+            if not _is_closeable(resource):
                 continue
             try:
                 resource.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from holdfast.agent import Agent
 from holdfast.containment import CancellationToken, ExecutionContext
@@ -56,7 +56,8 @@ class LoopRunner:
         if run.extra_tools:
             agent = replace(agent, tools=(*agent.tools, *run.extra_tools))
         chosen = self._provider
-        provider = chosen if isinstance(chosen, Provider) else chosen(run.agent)
+        # Having `stream` is what tells a provider, also one that passes requests on, from a function.
+        provider = cast("Provider", chosen if hasattr(chosen, "stream") else chosen(run.agent))
         loop = InnerLoop(
             state=run.state,
             provider=provider,

@@ -18,7 +18,7 @@ from holdfast.errors import UsageError
 from holdfast.log.event import SlicePolicy
 from holdfast.records import dataclass
 from holdfast.state.execution import ExecutionState
-from holdfast.state.resources import Binding, ResourceContext, ResourceRegistry, Snapshotable
+from holdfast.state.resources import Binding, ResourceContext, ResourceRegistry, is_snapshotable
 from holdfast.state.session import Session
 from holdfast.state.snapshot import CompositeSnapshot, SnapshotMetadata
 from holdfast.tools._process import wait_for_orphans
@@ -276,7 +276,7 @@ def _shared(state: ExecutionState) -> ResourceRegistry:
     for each in registry:
         binding = cast("Binding[object]", registry.binding_for(each))
         instance = binding.provided
-        changes = isinstance(instance, Snapshotable) and here.policy_of(each) is not SlicePolicy.LOG
+        changes = is_snapshotable(instance) and here.policy_of(each) is not SlicePolicy.LOG
         is_workspace = each is Filesystem or (instance is not None and instance is filesystem)
         if not is_workspace and not changes:
             kept.append(binding)
