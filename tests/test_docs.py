@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import pytest
 
+from holdfast.presenters.cli.doctor import PYTHONS
+
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "holdfast"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -129,6 +131,23 @@ def test_every_dependency_is_justified_where_it_belongs() -> None:
     }
     rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", section(page, "## Extras"), re.MULTILINE)
     assert set(rows) == extras
+
+
+def test_every_word_about_python_versions_is_the_same() -> None:
+    """What can be installed is what is said, what the doctor wants, and what the code is checked for."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    allowed = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", settings["project"]["requires-python"])
+    assert allowed
+    versions = [f"3.{minor}" for minor in range(int(allowed[1]), int(allowed[2]))]
+    label = "Programming Language :: Python :: "
+    classifiers = [each for each in settings["project"]["classifiers"] if each.startswith(label)]
+    assert classifiers == [label + each for each in versions]
+    assert list(PYTHONS) == versions
+    said = f"they need Python {', '.join(versions[:-1])} or {versions[-1]},"
+    assert said in (ROOT / "README.md").read_text("utf-8")
+    tools = settings["tool"]
+    assert tools["mypy"]["python_version"] == versions[0]
+    assert tools["ruff"]["target-version"] == "py" + versions[0].replace(".", "")
 
 
 # --- architecture --------------------------------------------------------------------------------------

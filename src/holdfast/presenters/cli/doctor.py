@@ -19,6 +19,7 @@ from holdfast.presenters.cli import models, places, settings, stored
 from holdfast.presenters.cli.looking import print_json
 from holdfast.records import dataclass
 
+PYTHONS = ("3.11", "3.12", "3.13")
 _SDKS = (
     ("openai", "OPENAI_API_KEY"),
     ("anthropic", "ANTHROPIC_API_KEY"),
@@ -41,8 +42,8 @@ def examine(directory: Path) -> Iterator[Finding]:
     """Look at what a run in this directory would need. Nothing is sent anywhere."""
     version = platform.python_version()
     yield Finding("holdfast", True, f"{holdfast.__version__} on Python {version}")
-    enough = sys.version_info >= (3, 11)
-    yield Finding("python", enough, version, "" if enough else "use Python 3.11 or newer")
+    tested = f"{sys.version_info.major}.{sys.version_info.minor}" in PYTHONS
+    yield Finding("python", tested, version, "" if tested else f"use Python {PYTHONS[0]} to {PYTHONS[-1]}")
     yield Finding("sqlite", sqlite3.sqlite_version_info >= (3, 35), sqlite3.sqlite_version, "")
     yield _git()
     try:
