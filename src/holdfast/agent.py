@@ -231,13 +231,14 @@ class Agent:
             session = Session.open(log, run_id if isinstance(run_id, UUID) else UUID(run_id))
             enable_inner_message_recording(session)
             workspace = workspace if workspace is not None else workspace_of(session)
+            limits = limits if limits is not None else ceilings_of(session)
         state, root = open_state(session, workspace, store)
         loop = InnerLoop(
             state=state,
             provider=provider,
             prompt=self.prompt,
             agent=self.name,
-            containment=_contained(session, ceilings_of(session) if limits is None else limits),
+            containment=_contained(session, limits),
             permissions=permissions or Permissions(),
             max_iterations=self.max_iterations,
             retry=self.retry,

@@ -91,6 +91,8 @@ _GRACE: Final = timedelta(seconds=1)
 
 _MAX_REFUSAL_CHARS: Final = 20_000
 
+_DEFAULT_CONFIG: Final = NestedExecutionConfig()
+
 
 class Judges:
     """Everybody who judges one evaluation: the prompt's feedback providers and its completion checker.
@@ -124,7 +126,7 @@ class Judges:
                 f"nested_execution_config of the prompt {prompt.name!r} is a {type(config).__qualname__}; "
                 "use NestedExecutionConfig(...)"
             )
-        self.config: Final = config or NestedExecutionConfig()
+        self.config: Final = config or _DEFAULT_CONFIG
         self.exhausted = False
         """Whether the last refusal was one too many, or the work cannot be verified and must be."""
         self.last_reason = ""

@@ -106,7 +106,7 @@ class Section(Captures, ABC, Generic[ParamsT]):
 
     def placeholders(self) -> frozenset[str]:
         """Return the names that the section needs values for: fields of its parameters, or variables."""
-        return frozenset(string.Template(self.summary or "").get_identifiers())
+        return _names_in(self.summary or "")
 
     def source(self) -> str:
         """Return what makes this section what it is; the prompt's descriptor changes with it."""
@@ -215,7 +215,7 @@ class MarkdownSection(Section[ParamsT]):
 
     def placeholders(self) -> frozenset[str]:
         """Return the names in the text and in the summary."""
-        return super().placeholders() | frozenset(string.Template(self.template).get_identifiers())
+        return super().placeholders() | _names_in(self.template)
 
     def source(self) -> str:
         """Return the text as it was written."""
@@ -249,7 +249,13 @@ def _section_key(key: str, title: str) -> str:
     return chosen
 
 
+def _names_in(text: str) -> frozenset[str]:
+    return frozenset(string.Template(text).get_identifiers()) if "$" in text else frozenset()
+
+
 def _filled(text: str, params: Any) -> str:
+    if "$" not in text:
+        return text
     values = params if isinstance(params, Mapping) else values_of(params)
     template = string.Template(text)
     return template.substitute({name: as_text(values[name]) for name in template.get_identifiers()})

@@ -81,9 +81,9 @@ class PromptTemplate(Captures, Generic[OutputT]):
             put(self, each, tuple(getattr(self, each)))
         put(self, "resources", _registry(self.resources))
         self._check_sections()
-        self._check_tools()
+        _ = self._owners  # Two tools of one name are found now,
         self._check_judges()
-        _ = self.structured_output  # An output type that cannot be described is found now.
+        _ = self.structured_output  # and so is an output type that cannot be described.
 
     # .. what it says ..
 
@@ -137,44 +137,45 @@ class PromptTemplate(Captures, Generic[OutputT]):
             found.extend(self._by_path[(owner or ())[:length]].policies)
         return (*found, *self.policies)
 
-    @functools.cached_property
-    def _by_path(self) -> Mapping[SectionPath, Section[Any]]:
-        return {node.path: node.section for node in walk(self.nodes)}
-
-    @functools.cached_property
-    def _owners(self) -> Mapping[str, SectionPath]:
-        return {tool.name: node.path for node in walk(self.nodes) for tool in node.section.own_tools}
-
     # .. checks ..
 
     def _check_sections(self) -> None:
         for each in self.sections:
             _check_kind(each, (), self.key)
-        seen: set[SectionPath] = set()
+        for path, section in self._by_path.items():
+            section.check(path)
+
+    @functools.cached_property
+    def _by_path(self) -> Mapping[SectionPath, Section[Any]]:
+        """The sections by their paths. Raises if two have the same."""
+        found: dict[SectionPath, Section[Any]] = {}
         for node in walk(self.nodes):
-            if node.path in seen:
+            if node.path in found:
                 raise PromptValidationError(
                     "two sections have this path; give one of them another key", section_path=node.path
                 )
-            seen.add(node.path)
-            node.section.check(node.path)
+            found[node.path] = node.section
+        return found
 
-    def _check_tools(self) -> None:
+    @functools.cached_property
+    def _owners(self) -> Mapping[str, SectionPath]:
+        """Where each tool lives, by its name. Raises if that is not in one place."""
         owners: dict[str, SectionPath] = {}
-        for node in walk(self.nodes):
-            for tool in node.section.own_tools:
+        for path, section in self._by_path.items():
+            for tool in section.own_tools:
                 if tool.name in RESERVED_TOOLS:
                     raise PromptValidationError(
                         f"its tool has the name {tool.name!r}, which prompts use themselves; rename it",
-                        section_path=node.path,
+                        section_path=path,
                     )
                 if tool.name in owners:
                     raise PromptValidationError(
                         f"its tool {tool.name!r} is also one of the section {dotted(owners[tool.name])!r}; "
                         "tool names are unique in a prompt, so rename or remove one",
-                        section_path=node.path,
+                        section_path=path,
                     )
-                owners[tool.name] = node.path
+                owners[tool.name] = path
+        return owners
 
     def _check_judges(self) -> None:
         for each in self.feedback_providers:
@@ -419,7 +420,7 @@ class Prompt(Captures, Generic[OutputT]):
         template = self._template
         renderer = Renderer(template.nodes, self._bindings)
         view = read_only(session)
-        everything = renderer.show(view, self._explicit(visibility or {}))
+        everything = renderer.show(view, self._explicit(visibility) if visibility else {})
         visible = [each for each in everything if not each.covered_by]
         tools = tuple(tool for each in visible if not each.is_closed for tool in each.node.section.own_tools)
         tools += renderer.disclosure(everything).tools()
@@ -441,7 +442,7 @@ class Prompt(Captures, Generic[OutputT]):
     def _explicit(
         self, visibility: Mapping[str | SectionPath, SectionVisibility]
     ) -> dict[SectionPath, SectionVisibility]:
-        known = {node.path for node in walk(self._template.nodes)}
+        known = self._template._by_path
         made: dict[SectionPath, SectionVisibility] = {}
         for selector, wanted in visibility.items():
             path = tuple(selector.split(".")) if isinstance(selector, str) else tuple(selector)

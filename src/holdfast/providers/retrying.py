@@ -106,7 +106,7 @@ class Retrying:
         self._provider = provider
         self._policy = policy or RetryPolicy()
         self._clock = clock or SystemClock()
-        self._rng = rng or random.Random()
+        self._rng = rng
         self._on_retry = on_retry
 
     def __repr__(self) -> str:
@@ -203,6 +203,8 @@ class Retrying:
         """Return how long to wait before the next attempt; None if there is none."""
         if not error.retryable or attempt >= self._policy.attempts:
             return None
+        if self._rng is None:
+            self._rng = random.Random()  # Most calls never fail, and seeding one takes longer than a call.
         delay = self._policy.delay_s(attempt, self._rng)
         if error.retry_after is not None:
             delay = max(delay, error.retry_after.total_seconds())

@@ -23,6 +23,7 @@ from those bytes for every reducer, never taken from the caller.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import threading
@@ -35,7 +36,7 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from holdfast.clock import Clock
-from holdfast.codec import Codec
+from holdfast.codec import Codec, type_registry
 from holdfast.errors import (
     CodecError,
     EncodeError,
@@ -337,9 +338,10 @@ class Core:
     def name_of(self, cls: type) -> str:
         """Return a type's stable name, registering it under the one that it was declared with."""
         registry = self.codec.registry
-        declared = spec_of(cls).name
-        if declared is not None and not registry.knows(declared):
-            registry.register(cls, name=declared)
+        if registry is not type_registry:  # Where a type is registered as soon as it is declared.
+            declared = spec_of(cls).name
+            if declared is not None and not registry.knows(declared):
+                registry.register(cls, name=declared)
         return registry.name_of(cls)
 
     def know(self, slice_type: type) -> None:
@@ -380,7 +382,7 @@ class Core:
             self.know(slice_type)
             self.name_of(event_type)
             registrations = self.reducers.setdefault(event_type, [])
-            is_new = not any(
+            is_new = not registrations or not any(
                 each.slice_type is slice_type and each.reducer == reducer for each in registrations
             )
             if is_new:
@@ -970,8 +972,7 @@ class DeclaredReducer:
         self.slice_type = slice_type
         self.method = method
         self.initial = initial
-        self.__qualname__ = getattr(method, "__qualname__", repr(method))
-        self._takes_context = _takes_context(method)
+        self.__qualname__ = getattr(method, "__qualname__", None) or repr(method)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -982,6 +983,10 @@ class DeclaredReducer:
 
     def __hash__(self) -> int:
         return hash((self.slice_type, self.method))
+
+    @functools.cached_property
+    def _takes_context(self) -> bool:
+        return _takes_context(self.method)
 
     def __call__(self, slice_: Slice[Any], event: Any, *, context: Any) -> Any:
         """Let the method make a new value of the latest one, or of the initial one."""

@@ -64,7 +64,7 @@ class TurnRecord:
     evaluation_id: str = ""
     messages: list[InnerMessage] = field(default_factory=list)
     """The evaluation's messages, in order."""
-    replayer: Replayer = field(default_factory=Replayer)
+    replayer: Replayer = field(init=False)
     """The conversation of the whole session, as it is sent."""
     answers_so_far: int = 0
     cost_usd: float | None = None
@@ -77,7 +77,7 @@ class TurnRecord:
     _usage: TokenUsage = field(default_factory=TokenUsage)
     _uncounted: list[TokenUsage] = field(default_factory=list)
     """What was used, and is not added up yet: few ask for the sum while a turn runs."""
-    _follower: TurnFollower = field(default_factory=TurnFollower)
+    _follower: TurnFollower = field(init=False, repr=False)
     """Who says how the turn stands."""
     _now: Callable[[], datetime] = field(init=False, repr=False)
 
@@ -164,11 +164,13 @@ class TurnRecord:
         The log is read once, and what the session's slices have decoded is not decoded again.
         """
         self.replayer = Replayer(self.model, self.provider)
+        follower = self._follower = follower_of(self.session)
+        if not self.session.head:
+            return  # A session that has just been made.
         messages = self.session[InnerMessage].view()
         # An item that is its own event has a place; one that could change in place is made anew anyway.
         known = {at: kept for kept, at in entries_of(messages) if at > 0 and isinstance(kept, InnerMessage)}
         evaluation_id = ""
-        follower = self._follower = follower_of(self.session)
         with follower.lock:
             if started is not None:
                 follower.aim(self.session, started)
