@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from holdfast.containment import threads
 from holdfast.containment.cancel import CancellationToken
 from holdfast.containment.threads import Handover
 
@@ -70,11 +71,14 @@ def test_what_a_job_raises_is_raised_where_its_result_is_taken() -> None:
         handover.result()
 
 
-def test_a_job_that_is_over_leaves_nothing_for_the_collector() -> None:
+def test_a_job_that_is_over_leaves_nothing_for_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits holds the job; if the job held it as well, only a collection would free them."""
 
     class Result:
         pass
+
+    # One worker that nobody else uses: it gets both jobs.
+    monkeypatch.setattr(threads, "workers", threads.Workers())
 
     handover = Handover()
     handover.submit(Result)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from holdfast.providers.base import ModelEvent, ModelRequest, Provider
 from holdfast.providers.openai import OpenAI
 from holdfast.providers.retrying import RetryPolicy
 from holdfast.providers.scripted import Answer, Scripted, ScriptedProvider
-from holdfast.state import ExecutionState, Session
+from holdfast.state import ExecutionState, ResourceRegistry, Session
 from holdfast.state.budget import Deadline, TokenUsage
 from holdfast.subagents import LoopRunner, SubagentLimits, Subagents, with_subagents
 from holdfast.testing import FakeClock
@@ -48,6 +48,8 @@ from holdfast.tools.shell import shell_tool
 from holdfast.turns import InnerLoop, TurnResult
 from holdfast.turns.ledger import contain, ledger_of
 from holdfast.workflows import StepSpec, Workflow, WorkflowSpec
+from holdfast.workspace import Filesystem
+from holdfast.workspace.host import HostFilesystem
 
 # --- one dollar ----------------------------------------------------------------------------------------
 
@@ -229,11 +231,10 @@ def test_whatever_stops_a_run_closes_the_connection_to_the_model(
         context = contain(session, limits, prices=StaticPrices({"m": Price(1.0, 1.0)}))
         loop = loop_of(session, vendor(name, server), context)
         if cause == "deadline":
-            now = datetime.now(UTC)
-            loop.deadline = Deadline(now + timedelta(seconds=1.0), now)
+            loop.deadline = Deadline.after(timedelta(seconds=4))
 
         def stop() -> None:
-            server.wait_for_requests(1)
+            server.wait_for_requests(1, 60.0)
             if cause == "timeout":
                 clock.advance(60.0)
             elif cause == "abort":
@@ -297,15 +298,15 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("cause", ["timeout", "abort"])
-def test_a_stopped_run_leaves_no_process_of_its_command(cause: str, tmp_path: Path) -> None:
+def test_a_stopped_run_leaves_no_process_of_its_command(cause: str, tmp_path: Path, clock: FakeClock) -> None:
     """The command, its child in the background and one that has left its process group are gone."""
     (tmp_path / "work").mkdir()
     fifo = tmp_path / "pids"
     os.mkfifo(fifo)
     command = f"sleep 300 & a=$!; setsid sleep 300 & b=$!; echo $$ $a $b > {fifo}; wait"
     script: list[Scripted] = [Answer("", [("run_command", {"command": command})]), "done"]
-    agent = Agent("worker", tools=(shell_tool(),))
-
+    session = Session(clock=clock)
+    context = contain(session, Limits(max_steps=9, timeout=60.0))
     token = CancellationToken()
     pids: list[int] = []
 
@@ -313,18 +314,18 @@ def test_a_stopped_run_leaves_no_process_of_its_command(cause: str, tmp_path: Pa
         pids.extend(int(each) for each in fifo.read_text().split())
         if cause == "abort":
             token.cancel(detail="enough")
+        else:
+            clock.advance(60.0)
 
     stopping = threading.Thread(target=stop)
     stopping.start()
-    with agent.run(
-        "go",
-        provider=ScriptedProvider(script),
-        workspace=tmp_path / "work",
-        limits=Limits(max_steps=9, timeout=3.0 if cause == "timeout" else None),
-        cancellation=token,
-    ) as run:
-        assert run.state is (TurnState.TIMED_OUT if cause == "timeout" else TurnState.INTERRUPTED)
-    stopping.join(10)
+    with HostFilesystem(tmp_path / "work", store=tmp_path / "files") as filesystem:
+        state = ExecutionState(session, ResourceRegistry.build({Filesystem: filesystem}))
+        prompt = Agent("worker", tools=(shell_tool(),)).prompt
+        loop = InnerLoop(state, ScriptedProvider(script), prompt, containment=context, cancellation=token)
+        result = anyio.run(loop.run, "go")
+    assert result.state is (TurnState.TIMED_OUT if cause == "timeout" else TurnState.INTERRUPTED)
+    stopping.join(60)
     assert len(pids) == 3
     assert [is_gone(pid) for pid in pids] == [True] * 3
 
