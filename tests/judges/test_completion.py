@@ -426,12 +426,23 @@ def test_a_command_that_does_not_end_is_killed_with_its_children(
 ) -> None:
     before = contents(workspace)
     outside = tmp_path / "pid"
-    command = f"sleep 1000 & echo $! > {outside}; echo x > made; sleep 1000"
-    result = check(CommandChecker(command, timeout_s=0.5), workspace)
+    os.mkfifo(outside)
+    clock, pids = FakeClock(), list[int]()
+    command = f"sleep 1000 & echo x > made; echo $! > {outside}; sleep 1000"
+
+    def when_begun() -> None:
+        pids.append(int(outside.read_text()))
+        clock.advance(0.5)
+
+    waiting = threading.Thread(target=when_begun)
+    waiting.start()
+    context = TaskCompletionContext(Session(clock=clock), filesystem=workspace)
+    result = CommandChecker(command, timeout_s=0.5).check(context)
+    waiting.join()
     assert not result.complete
     assert "was stopped after 0.5 s" in (result.feedback or "")
     with pytest.raises(ProcessLookupError):
-        os.kill(int(outside.read_text()), 0)
+        os.kill(pids[0], 0)
     assert contents(workspace) == before
 
 

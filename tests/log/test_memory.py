@@ -33,15 +33,23 @@ def opened(log: MemoryLog) -> tuple[UUID, Lease]:
     return session_id, log.acquire(session_id, owner="test")
 
 
-def test_a_session_is_its_writers_for_as_long_as_the_writer_holds_it() -> None:
+def test_a_session_is_its_writers_for_as_long_as_the_writer_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long that is, and without a thread: nobody takes it over, erases it or calls it free."""
     clock = FakeClock()
+    starters: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        starters.append(threading.current_thread())
+        start(thread)
+
     with MemoryLog(clock=clock) as log:
         session_id = new_id()
         log.create(session_id, created_at=clock.now())
-        threads = set(threading.enumerate())  # Threads of other tests may end meanwhile.
-        lease = log.acquire(session_id, owner="writer")
-        assert set(threading.enumerate()) <= threads
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", noted)
+            lease = log.acquire(session_id, owner="writer")
+        assert threading.current_thread() not in starters
         clock.advance(3_600)
         assert log.info(session_id).owner == "writer"
         assert [each.owner for each in log.sessions()] == ["writer"]

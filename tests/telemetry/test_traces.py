@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import logging
@@ -319,11 +320,13 @@ def test_without_a_listener_a_run_makes_no_span_and_takes_no_measurement() -> No
     judge = ModelAdapter(ScriptedProvider([VERDICT], repeat=True))
     agent = Agent("worker", tools=(look, spoil), completion=LLMCompletionVerifier(adapter=judge))
     provider = ScriptedProvider(SCRIPT)
+    gc.disable()  # What other tests have left is not finalised in the middle of this.
     sys.setprofile(watch)
     try:
         run = agent.run("go", provider=provider)
     finally:
         sys.setprofile(None)
+        gc.enable()
     assert run.state is TurnState.COMPLETED
     assert seen <= {"is_on", "span", "__enter__", "__exit__", "set", "fail"}
     assert "is_on" in seen

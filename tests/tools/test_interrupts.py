@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,14 @@ pytestmark = pytest.mark.timeout(30)
 
 ROOT = str(Path(holdfast.__file__).parent)
 TOOLS = f"{ROOT}/tools/"
+
+
+@pytest.fixture(autouse=True)
+def collector_off() -> Iterator[None]:
+    """What other tests have left is not finalised in the middle of a test that interrupts at every moment."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 class Interrupter:
@@ -130,13 +138,9 @@ def test_an_interrupt_at_any_moment_of_a_call_leaves_all_or_nothing(tmp_path: Pa
 @pytest.mark.parametrize("one", [succeeds, succeeds_async], ids=["sync", "async"])
 def test_an_interrupt_in_an_event_loop_leaves_all_or_nothing(tmp_path: Path, one: Any, backend: str) -> None:
     """Also where the error of the task that was interrupted keeps everything alive that the call had."""
-    gc.disable()
-    try:
-        moments = try_every_moment(
-            lambda: make_world("memory", "memory", tmp_path), one, TOOLS, run=awaited(backend)
-        )
-    finally:
-        gc.enable()
+    moments = try_every_moment(
+        lambda: make_world("memory", "memory", tmp_path), one, TOOLS, run=awaited(backend)
+    )
     assert moments > 60
 
 
