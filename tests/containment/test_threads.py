@@ -14,7 +14,7 @@ from holdfast.containment import threads
 from holdfast.containment.cancel import CancellationToken
 from holdfast.containment.threads import Handover
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_a_job_is_finished_within_a_moment_or_is_not() -> None:

@@ -21,7 +21,7 @@ from holdfast.state.budget import Budget, BudgetTracker
 from holdfast.tools import OutboxPut, ToolCall, ToolContext, ToolRunner, tool
 from holdfast.workspace import Filesystem, InMemoryFilesystem
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_a_handler_finds_everything_in_its_context(world: World) -> None:

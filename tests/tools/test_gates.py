@@ -19,7 +19,7 @@ from holdfast.tools import Tool, ToolCall, ToolContext, ToolResult, ToolRunner, 
 from holdfast.tools.gate import Gate, Turn
 from holdfast.workspace import Filesystem
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(120)
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
 

@@ -19,7 +19,7 @@ import holdfast
 from holdfast.state import Deadline
 from holdfast.tools import ToolCall, ToolContext, ToolStarted, recover, tool
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(240)
 
 ROOT = str(Path(holdfast.__file__).parent)
 TOOLS = f"{ROOT}/tools/"

@@ -42,7 +42,7 @@ from holdfast.tools import (
 from holdfast.workspace import Filesystem
 from holdfast.workspace.host import HostFilesystem
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(120)
 
 
 @event(name="tests.tools.Said", policy=SlicePolicy.LOG)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -30,6 +30,7 @@ from holdfast.providers import RetryPolicy
 from holdfast.providers.adapter import ProviderAdapter
 from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.state import BudgetTracker, Snapshot, TokenUsage
+from holdfast.testing import FakeClock
 from holdfast.testing.provider import StepProvider
 from holdfast.testing.wire import Broken
 from holdfast.tools import ToolContext
@@ -158,7 +159,8 @@ def test_a_turn_runs_under_either_event_loop(backend: str, tmp_path: Path) -> No
 def test_a_deadline_cuts_an_answer_off_under_trio() -> None:
     async def main() -> None:
         hanging = StepProvider([Broken(Answer("one\ntwo\n"), "hang", after=1)])
-        deadline = Deadline(expires_at=datetime.now(UTC) + timedelta(seconds=0.2))
+        # On a clock that stands still, so that its time is that of the model call.
+        deadline = Deadline.after(timedelta(seconds=0.2), clock=FakeClock())
         with pytest.raises(DeadlineExceededError):
             await ModelAdapter(hanging).aevaluate(REVIEW, session=Session(), deadline=deadline)
         assert hanging.was_closed

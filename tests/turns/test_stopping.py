@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -180,8 +180,8 @@ def test_the_turns_own_token_and_deadline_reach_the_model_call(stop: str, is_con
     model = Model(TextDelta("half"), lambda: None)
     loop = loop_of(model, (lambda s: contain(s, Limits(max_steps=5))) if is_contained else None)
     if stop == "deadline":
-        now = datetime.now(UTC)
-        loop.deadline = Deadline(now + timedelta(seconds=0.5), now)
+        # On a clock that stands still, so that its time is that of the model call.
+        loop.deadline = Deadline.after(timedelta(seconds=0.5), clock=FakeClock())
     results: list[TurnResult] = []
 
     async def both() -> None:
@@ -286,12 +286,19 @@ def test_a_screen_that_breaks_does_not_break_the_turn() -> None:
     assert seen == [StatusChanged("thinking", loop.state.session[TurnEnded].all()[0].turn_id, 1)]
 
 
-def test_a_run_that_is_over_does_not_time_out_afterwards() -> None:
+def test_a_run_that_is_over_does_not_time_out_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """The timer of a finished run is disarmed: nothing is written into its log any more."""
-    before = len(threads._timer_thread._heap)
-    run = Agent("agent").run("go", provider=ScriptedProvider(["done"]), limits=Limits(timeout=60.0))
+    own = threads._TimerThread()  # Other tests' timers come and go on everybody's.
+    seen: list[int] = []
+    monkeypatch.setattr(threads, "_timer_thread", own)
+
+    def answer(request: ModelRequest) -> str:
+        seen.append(len(own._heap))
+        return "done"
+
+    run = Agent("agent").run("go", provider=ScriptedProvider([answer]), limits=Limits(timeout=60.0))
     assert run.state is TurnState.COMPLETED
-    assert len(threads._timer_thread._heap) == before
+    assert (set(seen), len(own._heap)) == ({1}, 0)
 
 
 def test_parallel_tools_at_the_step_limit_are_run_by_the_resume() -> None:
