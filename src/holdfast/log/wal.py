@@ -10,9 +10,15 @@ crash in the middle of a write that is right: the rest was never acknowledged.
 After a flipped byte in the middle it is not: later commits, acknowledged long
 ago, would vanish without a word, and be overwritten by the next append.
 
-So the frames are counted here before SQLite sees the file. A crash can tear at
-most the one transaction that was being written. Frames of this generation
+So the frames are counted here before SQLite sees the file. A killed process can tear
+at most the one transaction that was being written. Frames of this generation
 behind a broken one that hold more than one commit mark are therefore damage.
+
+A power cut can tear two: the one that was being written, and one before it that nobody had
+waited for (`database.py`). A file system writes blocks in any order, so both may have
+their commit mark. What is missing then was never written: where it should be stands
+what stood there before, zeros or frames of an earlier generation, which share neither
+salt with the present one. A damaged frame still has at least one of them.
 
 The `-wal` file carries no locks, so it may be opened by hand. The other files
 may not: closing any descriptor of a database file drops every lock that this
@@ -48,6 +54,8 @@ class WalReport:
     """How many frames of the same generation follow a broken one."""
     rejected_commits: int = 0
     """How many of those end a transaction."""
+    has_gap: bool = False
+    """Whether something that was never written stands in front of the last of those."""
     header_ok: bool = True
 
     @property
@@ -58,7 +66,7 @@ class WalReport:
     @property
     def is_damaged(self) -> bool:
         """Whether commits that had been completed cannot be read any more."""
-        return self.rejected_commits > (1 if self.header_ok else 0)
+        return self.rejected_commits > (1 + self.has_gap if self.header_ok else 0)
 
 
 def _checksum(words: tuple[int, ...], first: int, second: int) -> tuple[int, int]:
@@ -81,6 +89,7 @@ def _scan(wal: BinaryIO, size: int) -> WalReport:
     head_words = struct.Struct(f"{order}2I")
     whole = rejected = commits = 0
     pending = 0
+    is_gap = has_gap = False
     intact = header_ok
     for index in range((size - _HEADER.size) // (_FRAME.size + page)):
         wal.seek(_HEADER.size + index * (_FRAME.size + page))
@@ -107,7 +116,10 @@ def _scan(wal: BinaryIO, size: int) -> WalReport:
         if mine or not header_ok:
             rejected += 1
             commits += bool(commit)
-    return WalReport(whole, rejected, commits, header_ok)
+            has_gap = is_gap
+        elif one != salt_1 and two != salt_2:
+            is_gap = True
+    return WalReport(whole, rejected, commits, has_gap, header_ok)
 
 
 def page_images(wal: BinaryIO) -> Iterator[tuple[int, int]]:
