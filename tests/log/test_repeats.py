@@ -60,9 +60,9 @@ def test_damage_cannot_make_a_payload_grow_without_bounds() -> None:
 def test_what_is_no_json_is_searched_in_one_pass() -> None:
     """A quote that nothing closes does not make the search begin again at every quote behind it."""
     payload = b'"' + b'\\"' * 20_000
-    started = time.process_time()
+    started = time.thread_time()
     stored = without_repeats(payload, [payload])
-    assert time.process_time() - started < 2
+    assert time.thread_time() - started < 2
     assert stored is not None and with_repeats(stored, lambda back: payload) == payload
 
 
