@@ -21,7 +21,7 @@ from holdfast import Agent, tool
 from holdfast.log.sqlite import SqliteLog
 from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.state import ExecutionState, ResourceRegistry, Session
-from holdfast.tools import ToolContext, ToolInvoked, ToolStarted
+from holdfast.tools import ToolCall, ToolContext, ToolInvoked, ToolRunner, ToolStarted, recover
 from holdfast.turns import InnerLoop, TurnState
 from holdfast.workspace import Filesystem
 from holdfast.workspace.host import HostFilesystem
@@ -46,6 +46,13 @@ def change(context: ToolContext) -> str:
 def changes(*, context: ToolContext) -> str:
     """Change the workspace."""
     return change(context)
+
+
+@tool(effects="workspace")
+def warms_up(*, context: ToolContext) -> str:
+    """Change the workspace, and live."""
+    context.filesystem.write("kept.txt", "kept\n")
+    return "done"
 
 
 @tool(effects="external")
@@ -148,9 +155,25 @@ def test_another_request_begins_on_a_clean_workspace(tmp_path: Path, name: str) 
     assert contents(tmp_path / "work") == BEFORE
 
 
+def test_a_call_whose_id_was_used_before_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
+    """Some providers use an id again: how the first call ended says nothing of the second."""
+    log = cut_off(tmp_path, "used again")
+    (info,) = log.sessions()
+    with log, Session.open(log, info.session_id) as session:
+        assert [each.name for each in session[ToolInvoked].all() if each.success] == ["warms_up"]
+        (recovered,) = recover(loop_over(session, tmp_path, "changes").state)
+        assert (recovered.call_id, recovered.outcome) == ("call_1", "rolled_back")
+    assert contents(tmp_path / "work") == BEFORE
+
+
 def main(directory: Path, name: str) -> None:
     session = Session(log=CutLog(directory / "runs.db"), tags={"agent": "cut"})
-    anyio.run(loop_over(session, directory, name).run, "change something")
+    loop = loop_over(session, directory, name)
+    if name == "used again":
+        runner = ToolRunner(loop.state, {each.name: each for each in (warms_up, changes)})
+        runner.execute(ToolCall("call_1", "warms_up"))
+        runner.execute(ToolCall("call_1", "changes"))
+    anyio.run(loop.run, "change something")
 
 
 if __name__ == "__main__":

@@ -977,10 +977,12 @@ class ToolRunner:
             on_unknown=tool.on_unknown,
             workspace=None if begun.workspace is None else begun.workspace.base,
         )
+        acts_outside = tool.effects == "external" or tool.foreign
         try:
             # After a crash it tells what was cut off. If a power cut takes it away, nothing is missed: what
-            # the call did in the workspace is undone from the journal there, and it has not begun.
-            session.dispatch_all((started,), synced=tool.effects == "external" or tool.foreign)
+            # the call did in the workspace is undone from the journal there, and it has not begun. But if
+            # the id was used before, the end of that call would pass for the end of this one.
+            session.dispatch_all((started,), synced=acts_outside or _is_used(session, plan.call.id))
         except BaseException as error:
             self._fail(begun, error)
             raise
@@ -1614,6 +1616,11 @@ def _last_start(session: Session, call_id: str) -> ToolStarted | None:
     starts = session[ToolStarted].view()
     position = starts.find(_started_call, call_id)
     return None if position is None else starts[position]
+
+
+def _is_used(session: Session, call_id: str) -> bool:
+    """Say whether a call with this id has begun before; some providers use an id again for another one."""
+    return session[ToolStarted].view().find(_started_call, call_id) is not None
 
 
 def _sending_call(message: OutboxPut) -> object:
