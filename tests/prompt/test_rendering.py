@@ -298,6 +298,24 @@ def test_a_section_of_ones_own_sees_its_parameters_and_the_state() -> None:
     assert "p: 0 reviews" in prompt.render().text
 
 
+def test_a_class_derived_from_a_text_section_is_asked_each_time() -> None:
+    """It may say something else than its text, and something else each time."""
+
+    class Seen(MarkdownSection[None]):
+        def render_body(self, params: object, *, session: Any = None) -> str:
+            return f"{len(session[Review].all())} seen"
+
+    class Later(MarkdownSection):
+        def is_enabled(self, params: Any, *, session: Any, path: Any) -> bool:
+            return len(session[Review].all()) > 0
+
+    session = Session()
+    prompt = prompt_of(Seen("S", "text"), Later("L", "later"))
+    assert ["0 seen" in prompt.render(session).text, "later" in prompt.render(session).text] == [True, False]
+    session.dispatch(Review(1))
+    assert ["1 seen" in prompt.render(session).text, "later" in prompt.render(session).text] == [True, True]
+
+
 def test_rendering_cannot_change_the_state() -> None:
     class Meddling(Section[None]):
         def render_body(self, params: object, *, session: Any = None) -> str:
@@ -474,8 +492,12 @@ def test_the_hash_changes_with_what_the_prompt_is(change: dict[str, Any]) -> Non
 
 
 def test_a_deadline_travels_with_the_rendering() -> None:
+    """With one rendering, and not with the next one of the same prompt."""
     deadline = Deadline.after(timedelta(minutes=1))
-    assert prompt_of().render(deadline=deadline).deadline is deadline
+    for prompt in (prompt_of(), prompt_of(MarkdownSection("A", enabled=lambda: True))):
+        assert prompt.render().deadline is None
+        assert prompt.render(deadline=deadline).deadline is deadline
+        assert prompt.render().deadline is None
 
 
 def test_visibility_can_be_said_for_one_rendering() -> None:

@@ -367,6 +367,27 @@ def test_opening_everything_that_is_closed_ends_with_everything_shown(made: tupl
     assert {each.path for each in prompt.render(session).sections} == enabled
 
 
+@settings(max_examples=40, deadline=None)
+@given(plans(), st.data())
+def test_an_override_counts_whatever_was_rendered_before(made: tuple[Plan, ...], data: st.DataObject) -> None:
+    """Also for a prompt that always looks the same but for overrides; and clearing them ends that."""
+    prompt = prompt_of(*(each.section() for each in made))
+    before = prompt.render()
+    chosen = data.draw(
+        st.dictionaries(
+            st.sampled_from([each.path for each in everything(made)]), st.sampled_from(SectionVisibility)
+        )
+    )
+    session = session_with(*(SetVisibilityOverride(path, shown) for path, shown in chosen.items()))
+    anew = prompt_of(*(each.section(by_function=True) for each in made))
+    for given_as in ({"session": session}, {"visibility": chosen}):
+        one, other = prompt.render(**given_as), anew.render(**given_as)
+        assert (one.text, one.sections) == (other.text, other.sections)
+        assert one.tool_registry.keys() == other.tool_registry.keys()
+    session.dispatch(ClearAllVisibilityOverrides())
+    assert prompt.render(session) == before
+
+
 def test_expansions_have_an_end() -> None:
     required = VisibilityExpansionRequired(requested_overrides={("a",): FULL}, section_keys=["a"])
     assert expand(required, expansions=MAX_EXPANSIONS - 1) == (SetVisibilityOverride(("a",), FULL),)

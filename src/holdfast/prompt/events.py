@@ -33,6 +33,8 @@ class PromptResponse(Generic[OutputT]):
 
     def typed_outputs(self) -> tuple[object, ...]:
         """Return the output's records, to be dispatched into their slices; none for text."""
+        if self.output is None:
+            return ()
         items = self.output if isinstance(self.output, (list, tuple)) else (self.output,)
         return tuple(each for each in items if is_record(type(each)))
 
@@ -107,10 +109,12 @@ class PromptExecuted:
         run_context: RunContext | None = None,
     ) -> PromptExecuted:
         """Make the event of an evaluation."""
+        if response.output is not None:
+            response = replace(response, output=as_data(response.output))
         return cls(
             prompt_name=response.prompt_name,
             adapter=adapter,
-            result=cast("PromptResponse[object]", replace(response, output=as_data(response.output))),
+            result=cast("PromptResponse[object]", response),
             session_id=session_id,
             created_at=created_at,
             usage=usage,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from typing import Any, Generic, cast
 
 from holdfast.errors import PromptValidationError
@@ -32,7 +32,13 @@ from holdfast.prompt.render import (
 )
 from holdfast.prompt.sections import Section
 from holdfast.prompt.values import fields_of, is_record
-from holdfast.prompt.visibility import RESERVED_TOOLS, SectionPath, SectionVisibility, dotted
+from holdfast.prompt.visibility import (
+    RESERVED_TOOLS,
+    SectionPath,
+    SectionVisibility,
+    dotted,
+    overrides_of,
+)
 from holdfast.records import dataclass
 from holdfast.state.budget import Deadline
 from holdfast.state.resources import ResourceRegistry
@@ -111,6 +117,11 @@ class PromptTemplate(Captures, Generic[OutputT]):
     def tools(self) -> tuple[Tool[Any, Any], ...]:
         """Every tool of every section, whether it is shown now or not."""
         return tuple(tool for node in walk(self.nodes) for tool in node.section.own_tools)
+
+    @functools.cached_property
+    def is_constant(self) -> bool:
+        """Whether text and tools are the same whatever is bound, as long as nobody overrides a section."""
+        return all(each.is_constant for each in self._by_path.values())
 
     def find_section(self, selector: str | SectionPath | type[Section[Any]]) -> Section[Any]:
         """Return the section with that dotted path, path, key or class. Raises if there is not just one."""
@@ -417,10 +428,25 @@ class Prompt(Captures, Generic[OutputT]):
         `visibility` says for single sections how they are shown, whatever the session and the sections
         say. The session is only read.
         """
+        if not visibility and self._template.is_constant and not overrides_of(session):
+            return self._constant if deadline is None else replace(self._constant, deadline=deadline)
+        return self._rendered(session, self._explicit(visibility) if visibility else {}, deadline)
+
+    @functools.cached_property
+    def _constant(self) -> RenderedPrompt[OutputT]:
+        """What a prompt looks like that always looks the same."""
+        return self._rendered(None, {}, None)
+
+    def _rendered(
+        self,
+        session: SessionProtocol | None,
+        explicit: Mapping[SectionPath, SectionVisibility],
+        deadline: Deadline | None,
+    ) -> RenderedPrompt[OutputT]:
         template = self._template
         renderer = Renderer(template.nodes, self._bindings)
         view = read_only(session)
-        everything = renderer.show(view, self._explicit(visibility) if visibility else {})
+        everything = renderer.show(view, explicit)
         visible = [each for each in everything if not each.covered_by]
         tools = tuple(tool for each in visible if not each.is_closed for tool in each.node.section.own_tools)
         tools += renderer.disclosure(everything).tools()

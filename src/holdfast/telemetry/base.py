@@ -109,7 +109,9 @@ class _NoSpan:
         return None
 
 
-_NO_SPAN = _NoSpan()
+NO_SPAN = _NoSpan()
+"""What whoever watches is given when nobody listens."""
+
 _everywhere: list[Telemetry] = []
 
 
@@ -126,7 +128,7 @@ def is_on() -> bool:
 def span(name: str, **attributes: Attribute | None) -> AbstractContextManager[Span]:
     """Watch a piece of work. A double underscore in an attribute's name stands for a dot."""
     if not _everywhere:
-        return _NO_SPAN
+        return NO_SPAN
     return _guarded(_everywhere[0], name, _named(attributes))
 
 
@@ -136,12 +138,12 @@ def begin(name: str, **attributes: Attribute | None) -> OpenSpan:
     What belongs to it is begun inside `under(span.place)`.
     """
     if not _everywhere:
-        return _NO_SPAN
+        return NO_SPAN
     try:
         return _Guard(_everywhere[0].begin(name, _named(attributes)))
     except Exception:
         _logger.exception("a span could not be begun")
-        return _NO_SPAN
+        return NO_SPAN
 
 
 def here() -> object:
@@ -158,7 +160,7 @@ def here() -> object:
 def under(place: object) -> AbstractContextManager[object]:
     """Put the spans that are begun in the block at a place that `here` returned, in whatever task."""
     if not _everywhere or place is None:
-        return _NO_SPAN
+        return NO_SPAN
     return _placed(_everywhere[0], place)
 
 
@@ -231,7 +233,7 @@ def _guarded(telemetry: Telemetry, name: str, attributes: Mapping[str, Attribute
         begun = _Guard(context.__enter__())
     except Exception:
         _logger.exception("a span could not be begun")
-        yield _NO_SPAN
+        yield NO_SPAN
         return
     error: BaseException | None = None
     try:

@@ -12,6 +12,7 @@ from holdfast.clock import Clock
 from holdfast.providers.collect import CollectedAnswer, Collector
 from holdfast.state.run_context import RunContext
 from holdfast.telemetry import Span
+from holdfast.telemetry.base import NO_SPAN
 from holdfast.tools.tool import ToolCall
 
 _NOBODY: AbstractContextManager[object] = nullcontext()
@@ -23,15 +24,19 @@ def _vendor(provider: str) -> str:
     return "anthropic" if vendor == "claude" else vendor
 
 
-@contextmanager
 def turn_span(
     agent: str, session_id: UUID, provider: str, model: str, run_context: RunContext | None
-) -> Iterator[tuple[Span, RunContext | None]]:
+) -> AbstractContextManager[tuple[Span, RunContext | None]]:
     """Watch a turn. Its run context gets the ids of the span, so that the log and the trace can be joined."""
-    if not telemetry.is_on():
-        with telemetry.span("") as nobody:
-            yield nobody, run_context
-        return
+    if telemetry.is_on():
+        return _turn_span(agent, session_id, provider, model, run_context)
+    return nullcontext((NO_SPAN, run_context))
+
+
+@contextmanager
+def _turn_span(
+    agent: str, session_id: UUID, provider: str, model: str, run_context: RunContext | None
+) -> Iterator[tuple[Span, RunContext | None]]:
     with (
         telemetry.span(
             f"invoke_agent {agent}",

@@ -12,8 +12,8 @@ place in `holdfast.turns.states`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import field, replace
 from functools import partial
 from typing import Any
@@ -204,7 +204,7 @@ class InnerLoop:
 
     async def run(self, task: str = "") -> TurnResult:
         """Take up a task: a new turn. Without a task the prompt speaks alone."""
-        with self._traced() as span:
+        with self._traced() as (span, self.run_context):
             self._prepare()
             close_crashed_turn(self.state.session)
             self._record.new_turn()
@@ -220,7 +220,7 @@ class InnerLoop:
         What a crash cut off is rolled back first; finished tools are not run again, pending ones are.
         A turn that is completed already is not touched.
         """
-        with self._traced() as span:
+        with self._traced() as (span, self.run_context):
             return self._told_of(await self._go_on(), span)
 
     async def _go_on(self) -> TurnResult:
@@ -239,13 +239,10 @@ class InnerLoop:
             self._judges = self._who_judges(started.task, refusals_after=self._ended_as("incomplete"))
             return await self._to_its_end(pending)
 
-    @contextmanager
-    def _traced(self) -> Iterator[Span]:
-        """Let telemetry watch the turn; what the turn records carries the trace's ids."""
+    def _traced(self) -> AbstractContextManager[tuple[Span, RunContext | None]]:
+        """Let telemetry watch the turn; what the turn records is to carry the trace's ids."""
         session_id, provider = self.state.session.session_id, self.provider
-        with turn_span(self.agent, session_id, provider.name, provider.model, self.run_context) as traced:
-            span, self.run_context = traced
-            yield span
+        return turn_span(self.agent, session_id, provider.name, provider.model, self.run_context)
 
     def _told_of(self, result: TurnResult, span: Span) -> TurnResult:
         turn_ended(span, result.state.value, result.error_kind)
