@@ -253,6 +253,49 @@ def test_an_append_in_a_signal_handler_leaves_no_write_unsynced(tmp_path: Path, 
     assert at > 10
 
 
+class Interrupt:
+    """Raises `KeyboardInterrupt` at the nth moment at which the interpreter would look for a signal."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.seen = 0
+        self.place = ""
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code.co_filename == database.__file__ and event in ("call", "c_return"):
+            self.seen += 1
+            if self.seen == self.at:
+                self.place = f"{frame.f_code.co_name}, line {frame.f_lineno} ({event})"
+                raise KeyboardInterrupt
+
+
+def test_an_interrupt_leaves_no_later_write_unsynced(tmp_path: Path) -> None:
+    """Wherever an append that need not be synced is cut off: the next one waits for the disk."""
+    log, lease = opened(tmp_path / "log.db")
+    watch = Watch(log, "FULL")
+    at = 0
+    is_cut = True
+    before = sys.getprofile()
+    with log:
+        while is_cut:
+            at += 1
+            head = log.info(lease.session_id).head
+            log.append(lease, drafts(), expected_seq=head)
+            interrupt = Interrupt(at)
+            sys.setprofile(interrupt)
+            try:
+                with suppress(KeyboardInterrupt):
+                    log.append(lease, drafts(), expected_seq=head + 1, synced=False)
+            finally:
+                sys.setprofile(before)
+            is_cut = interrupt.place != ""
+            watch.follow()
+            watch.taken()
+            log.append(lease, drafts(), expected_seq=log.info(lease.session_id).head)
+            assert set(watch.taken()) == {"FULL"}, interrupt.place
+    assert at > 10
+
+
 # --- what a power cut leaves -------------------------------------------------------------------------
 
 BLOCK = 4096
