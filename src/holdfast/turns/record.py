@@ -100,9 +100,9 @@ class TurnRecord:
         enable_inner_message_recording(self.session)
         self._read_history()
         self._close_orphans()
-        started = self._started(agent, task, workspace)
+        started, head = self._started(agent, task, workspace), self.session.head
         self._open(started, system, task, beside)
-        self._follower.aim(self.session, started)
+        self._follower.aim(self.session, started, after=head)
 
     def go_on(self, agent: str, system: str, workspace: str | None = None) -> TurnStarted:
         """Go on with the session's newest turn. Raises `ConversationNotFound` or `PromptMismatch`."""

@@ -816,13 +816,16 @@ class TurnFollower:
     def __post_init__(self) -> None:
         self.fold = TurnFold(self.turn_id)
 
-    def aim(self, session: Session, started: TurnStarted) -> None:
-        """Follow this turn of a session, from its first event on; nothing, if that is done already."""
+    def aim(self, session: Session, started: TurnStarted, *, after: int | None = None) -> None:
+        """Follow this turn of a session, from its first event on; nothing, if that is done already.
+
+        Whoever has just begun the turn knows after which event that was; others have it looked for.
+        """
         with self.lock:
             if self.turn_id != started.turn_id:
                 self.turn_id, self.fold = "", TurnFold(started.turn_id)
                 self._is_inside, self._teller = False, Teller()
-                self.seq = _first_event(session, started) - 1
+                self.seq = _first_event(session, started) - 1 if after is None else after
                 self.turn_id = started.turn_id
 
     def add(self, seq: int, logged: Envelope | Draft, value: object | None, codec: Codec | None) -> None:
