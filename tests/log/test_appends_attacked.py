@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import LeaseHeldError, LogBusyError, LogDamagedError, LogError, StaleWriterError
-from holdfast.log import Draft, Lease, Log
+from holdfast.log import Draft, Lease, Log, database
 from holdfast.log.lease import LeaseKeeper
 from holdfast.log.memory import MemoryLog
 from holdfast.log.sqlite import SqliteLog
@@ -527,6 +527,35 @@ def test_a_forgotten_log_keeps_no_file_open(tmp_path: Path) -> None:
             assert open_files(path) == 0
     finally:
         gc.enable()
+
+
+def test_a_log_whose_closing_is_interrupted_is_closed(tmp_path: Path) -> None:
+    """Wherever the interrupt comes: at most the WAL itself stays open, which carries no locks."""
+    before = sys.getprofile()
+    at = seen = 0
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal seen
+        if frame.f_code.co_filename == database.__file__ and event in ("call", "c_return"):
+            seen += 1
+            if seen == at:
+                raise KeyboardInterrupt
+
+    while seen >= at:
+        at, seen = at + 1, 0
+        path = tmp_path / f"{at}.db"
+        log, _ = begun(path)
+        gc.disable()  # Which would close it, too, some time.
+        sys.setprofile(interrupt)
+        try:
+            with suppress(KeyboardInterrupt):
+                log.close()
+        finally:
+            sys.setprofile(before)
+            gc.enable()
+        log.close()
+        assert open_files(path) <= open_files(wal_of(path)) <= 1, at
+    assert at > 10
 
 
 # --- signals -----------------------------------------------------------------------------------------

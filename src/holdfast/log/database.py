@@ -345,9 +345,13 @@ class Database:
                 self._disconnect()
 
     def _disconnect(self) -> None:
-        self._connection = self._wal_descriptor = None
-        if self._let_go is not None:
-            self._let_go()
+        connection, self._connection, self._wal_descriptor = self._connection, None, None
+        try:
+            if self._let_go is not None:
+                self._let_go()
+        finally:
+            if connection is not None:
+                connection.close()  # Once more does no harm, if an interrupt came first.
 
     def _connected(self, writes: bool) -> sqlite3.Connection:
         if self._closed:
