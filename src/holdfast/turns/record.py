@@ -64,7 +64,7 @@ class TurnRecord:
     evaluation_id: str = ""
     messages: list[InnerMessage] = field(default_factory=list)
     """The evaluation's messages, in order."""
-    replayer: Replayer = field(init=False)
+    replayer: Replayer = field(init=False, repr=False)
     """The conversation of the whole session, as it is sent."""
     answers_so_far: int = 0
     cost_usd: float | None = None
