@@ -1,4 +1,4 @@
-"""What holds for every test: how long Hypothesis may take, when it repeats itself, and that Ctrl-C counts."""
+"""What holds for every test: what Hypothesis does, that Ctrl-C counts, and which bits new files have."""
 
 from __future__ import annotations
 
@@ -16,3 +16,6 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 # What a script starts in the background ignores Ctrl-C, and so does whatever that starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What a test makes has the bits that it says, however careful whoever runs it is.
+os.umask(0o022)

@@ -95,7 +95,7 @@ def when_open(server: Server, then: Callable[[], object]) -> threading.Thread:
     """Do something from another thread as soon as the call is in the middle of its work."""
 
     def run() -> None:
-        assert server.opened.wait(10)
+        assert server.opened.wait(60)
         then()
 
     thread = threading.Thread(target=run)
@@ -125,7 +125,7 @@ async def test_an_async_call_is_cancelled_and_its_connection_closes(
     ctx, options = prepare(cause, config, clock)
     thread = when_open(server, pull(cause, ctx, clock))
     outcome = await ctx.acall_llm(async_client(server), options)
-    assert server.closed.wait(10)
+    assert server.closed.wait(60)
     thread.join(10)
     assert outcome.node.status == ("aborted" if cause == "abort" else "timeout")
     assert outcome.decision is Decision.HALT
@@ -139,7 +139,7 @@ def test_a_driven_coroutine_is_cancelled_too(
     ctx, options = prepare(cause, config, clock)
     thread = when_open(server, pull(cause, ctx, clock))
     outcome = ctx.call_llm(async_client(server), options)
-    assert server.closed.wait(10)
+    assert server.closed.wait(60)
     thread.join(10)
     assert outcome.node.status == ("aborted" if cause == "abort" else "timeout")
 
@@ -156,7 +156,7 @@ def test_a_sync_handler_sees_its_token(
         outcome = ctx.call_tool(sync_client(server), options)
     else:
         outcome = anyio.run(ctx.acall_tool, sync_client(server), options)
-    assert server.closed.wait(10)
+    assert server.closed.wait(60)
     thread.join(10)
     assert outcome.node.status == ("aborted" if cause == "abort" else "timeout")
 
@@ -203,14 +203,14 @@ def test_ctrl_c_closes_the_connection(face: str, server: Server) -> None:
         text=True,
     )
     try:
-        assert server.opened.wait(20)
+        assert server.opened.wait(60)
         process.send_signal(signal.SIGINT)
-        assert server.closed.wait(10)
+        assert server.closed.wait(60)
         assert process.stdout is not None
         assert process.stdout.readline() == "['aborted']\n"
         assert process.poll() is None
     finally:
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
 
 
 async def test_a_subprocess_of_a_stopped_call_is_gone(config: Config, clock: FakeClock) -> None:

@@ -286,7 +286,7 @@ def test_ctrl_c_in_a_run_closes_the_connection_to_the_model() -> None:
             assert process.stdout.readline() == "interrupted\n"
             assert process.poll() is None
         finally:
-            process.communicate(timeout=20)
+            process.communicate(timeout=60)
 
 
 def is_gone(pid: int) -> bool:

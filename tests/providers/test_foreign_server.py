@@ -46,7 +46,7 @@ from holdfast.testing.wire import WireServer
 
 CLI = Path(sys.prefix) / "npm" / "node_modules" / "@copilotkit" / "aimock" / "dist" / "cli.js"
 KEY = "a-key-of-a-stranger"
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
 
 
 # --- who is asked --------------------------------------------------------------------------------------

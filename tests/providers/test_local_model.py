@@ -30,7 +30,7 @@ def served() -> Iterator[str]:
         finally:
             server.stdin.close()
             try:
-                server.wait(20)
+                server.wait(60)
             finally:
                 server.kill()
 

@@ -37,7 +37,7 @@ from holdfast.turns.diagnostics import DiagnosticsReport, diagnose
 from holdfast.turns.live import LiveFeed
 from holdfast.turns.states import PartialText, TurnEnded, TurnStarted, close_crashed_turn, newest_turn
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 CHILD = Path(__file__).with_name("gauntlet_child.py")
 
 

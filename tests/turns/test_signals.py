@@ -61,7 +61,7 @@ def test_a_turn_in_another_thread_installs_nothing() -> None:
 def outcome_of(program: str) -> tuple[list[str], str]:
     """Run a program of its own, and return the words it prints and its complaints."""
     done = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=120
     )
     return done.stdout.split(), done.stderr
 

@@ -46,7 +46,7 @@ from holdfast.turns.live import LiveEvent, StatusChanged
 
 CHILD = Path(__file__).with_name("signalled_child.py")
 TOKENS = TokenUsage(input_tokens=1000, output_tokens=100)
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Model:

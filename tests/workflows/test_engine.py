@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -191,24 +191,29 @@ def test_a_conflict_is_somebodys_decision_and_nothing_is_half_applied() -> None:
     assert not files.exists("b.txt")
 
 
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[SqliteLog]:
+    """A log on disk, where the workspace's history and the steps' copies are kept beside it."""
+    with SqliteLog(tmp_path / "runs.db") as log:
+        yield log
+
+
 def durable(
-    spec: WorkflowSpec, model: Model, tmp_path: Path, **more: Any
+    spec: WorkflowSpec, model: Model, log: SqliteLog, **more: Any
 ) -> tuple[WorkflowResult, Callable[..., Any]]:
-    # On disk, where the workspace's history and the steps' copies are kept beside it.
-    log = SqliteLog(tmp_path / "runs.db")
-    (tmp_path / "work").mkdir()
-    result = run_workflow(spec, [WORKER], provider=model, store=log, workspace=tmp_path / "work", **more)
+    work = log.path.with_name("work")
+    work.mkdir()
+    result = run_workflow(spec, [WORKER], provider=model, store=log, workspace=work, **more)
 
     def again(provider: Model, **options: Any) -> WorkflowResult:
         return resume_workflow(log, result.session_id, [WORKER], provider=provider, **options)
 
-    again.log = log  # type: ignore[attr-defined]  # kept on the function for the test
     return result, again
 
 
-def test_a_failed_step_is_run_again_and_what_was_ready_is_not(tmp_path: Path) -> None:
+def test_a_failed_step_is_run_again_and_what_was_ready_is_not(tmp_path: Path, log: SqliteLog) -> None:
     spec = steps(step("a"), step("b", "a"), step("c", "b"))
-    result, again = durable(spec, Model(a=writes("a.txt"), b=[says("failed")]), tmp_path)
+    result, again = durable(spec, Model(a=writes("a.txt"), b=[says("failed")]), log)
     assert states(result) == {"a": "checkpoint_ready", "b": "failed", "c": "held"}
     model = Model()
     resumed = again(model, before=rerun_steps)
@@ -218,8 +223,8 @@ def test_a_failed_step_is_run_again_and_what_was_ready_is_not(tmp_path: Path) ->
     assert again(Model()).ok, "resuming what is complete changes nothing"
 
 
-def test_a_person_decides_about_a_step_and_the_rest_goes_on(tmp_path: Path) -> None:
-    result, again = durable(steps(step("a"), step("b", "a")), Model(a=[says("needs_orchestrator")]), tmp_path)
+def test_a_person_decides_about_a_step_and_the_rest_goes_on(log: SqliteLog) -> None:
+    result, again = durable(steps(step("a"), step("b", "a")), Model(a=[says("needs_orchestrator")]), log)
     assert result.state is WorkflowState.HELD
     resumed = again(Model(), before=lambda s: answer_step(s, "a", ready=True, note="looked at it"))
     assert resumed.ok
@@ -228,13 +233,12 @@ def test_a_person_decides_about_a_step_and_the_rest_goes_on(tmp_path: Path) -> N
     assert checkpoint.verified_by == "person"
 
 
-def test_a_held_call_is_answered_and_its_step_goes_on(tmp_path: Path) -> None:
+def test_a_held_call_is_answered_and_its_step_goes_on(tmp_path: Path, log: SqliteLog) -> None:
     spec = steps(step("a", workspace="shared"), step("b", "a"))
     asking = Permissions(PermissionMode.ASK)
-    result, again = durable(spec, Model(a=writes("a.txt")), tmp_path, permissions=asking)
+    result, again = durable(spec, Model(a=writes("a.txt")), log, permissions=asking)
     assert result.state is WorkflowState.HELD, result.to_data()
     assert states(result)["a"] == "held"
-    log = again.log  # type: ignore[attr-defined]  # kept on the function for the test
     (child,) = [each for each in log.sessions() if dict(each.tags).get("agent") == "agent"]
     with Session.open(log, child.session_id) as session:
         (hold,) = pending_holds(session)
@@ -317,9 +321,9 @@ def test_unknown_agents_and_second_workflows_are_refused_before_anything_is_done
         record_of(Session())
 
 
-def test_every_move_is_in_the_log(tmp_path: Path) -> None:
-    result, again = durable(steps(step("a"), step("b", "a")), Model(b=[says("partial")]), tmp_path)
-    with Session.open(again.log, result_id(result), read_only=True) as session:  # type: ignore[attr-defined]  # kept on the function for the test
+def test_every_move_is_in_the_log(log: SqliteLog) -> None:
+    result, _ = durable(steps(step("a"), step("b", "a")), Model(b=[says("partial")]), log)
+    with Session.open(log, result_id(result), read_only=True) as session:
         kinds = [each.kind for each in session[WorkflowEvent].all()]
         children = {each.subagent_id for each in session[SubagentEvent].all()}
         record = record_of(session)

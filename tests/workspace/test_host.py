@@ -827,15 +827,11 @@ def test_limits_must_make_sense() -> None:
         SnapshotLimits(max_files=0)
 
 
-def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
+def test_what_may_not_be_read_is_named(public_path: Path) -> None:
     """A file or directory that this process may not read is uncovered, and stays as it is."""
-    tmp_path.chmod(0o777)
-    for parent in tmp_path.parents:
-        if parent.stat().st_uid == os.getuid() and not parent.stat().st_mode & 0o001:
-            parent.chmod(parent.stat().st_mode | 0o011)
 
     def work() -> tuple[tuple[str, ...], list[str], str]:
-        root = tmp_path / "workspace"
+        root = public_path / "workspace"
         root.mkdir()
         (root / "secret").write_text("secret")
         (root / "secret").chmod(0)
@@ -844,7 +840,7 @@ def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
         (root / "closed").chmod(0)
         (root / "open").mkdir()
         (root / "open/file").write_text("x")
-        with HostFilesystem(root, store=tmp_path / "s") as fs:
+        with HostFilesystem(root, store=public_path / "s") as fs:
             call = fs.begin("call", foreign=True)
             (root / "open/file").chmod(0)
             (root / "open/new").write_text("x")

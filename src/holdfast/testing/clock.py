@@ -103,7 +103,7 @@ class FakeClock:
         """How many timers are set, those of sleepers included."""
         return len(self._timers)
 
-    def wait_for_timers(self, count: int, timeout_s: float = 10.0) -> None:
+    def wait_for_timers(self, count: int, timeout_s: float = 60.0) -> None:
         """Block until at least `count` timers are set, sleepers included; a thread's way to meet another one.
 
         `timeout_s` is real time and only guards against a test that would hang.

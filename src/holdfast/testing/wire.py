@@ -64,7 +64,7 @@ _PATHS: Mapping[str, Api] = {
 }
 _SECRET_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "cookie", "proxy-authorization"})
 _PIECE_CHARS = 32 * 1024
-_START_TIMEOUT_S = 10.0
+_START_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class WireRequest:
         """Whether the client left before the answer was over."""
         return self._closed.is_set()
 
-    def wait_closed(self, timeout_s: float = 10.0) -> bool:
+    def wait_closed(self, timeout_s: float = 60.0) -> bool:
         """Wait until the answer is over, and say whether the client left before that."""
         self._done.wait(timeout_s)
         return self._closed.is_set()
@@ -177,7 +177,7 @@ class WireServer:
         """How many connections were opened so far."""
         return self._connections
 
-    def wait_for_requests(self, count: int, timeout_s: float = 10.0) -> tuple[WireRequest, ...]:
+    def wait_for_requests(self, count: int, timeout_s: float = 60.0) -> tuple[WireRequest, ...]:
         """Wait until that many requests have come. `timeout_s` only guards against a test that would hang."""
         with self._arrived:
             if not self._arrived.wait_for(lambda: len(self._requests) >= count, timeout_s):
