@@ -38,6 +38,8 @@ class TroubledLog:
         self.before: Callable[[Sequence[Any]], None] | None = None
         self.after: Callable[[Sequence[Any]], None] | None = None
         self.appends: list[list[str]] = []
+        self.synced: list[bool] = []
+        """Of each append, whether it had to be on the disk."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.behind, name)
@@ -47,6 +49,7 @@ class TroubledLog:
             self.before(drafts)
         stored = self.behind.append(lease, drafts, expected_seq=expected_seq, synced=synced)
         self.appends.append([each.type.removeprefix("holdfast.") for each in drafts])
+        self.synced.append(synced)
         if self.after is not None:
             self.after(drafts)
         return stored
