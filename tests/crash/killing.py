@@ -24,6 +24,7 @@ third moment, `within`: the file is cut in the middle of what was added.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -332,6 +333,8 @@ def in_child(work: Callable[[], T], *, orphans: bool = False) -> T:
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
+        # What other tests have left behind is not finalised here, among the moments of this one.
+        gc.freeze()
         os.close(read)
         if orphans:
             _guard(work, write)
