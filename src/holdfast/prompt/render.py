@@ -361,9 +361,13 @@ class Renderer:
 
     # .. text ..
 
-    def write(self, everything: Sequence[_Shown], session: SessionProtocol | None) -> str:
+    def write(
+        self,
+        everything: Sequence[_Shown],
+        closed: Mapping[SectionPath, Closed],
+        session: SessionProtocol | None,
+    ) -> str:
         """Make the text of what is not covered."""
-        closed = _closed(everything)
         parts = [
             part
             for shown in everything
@@ -397,10 +401,10 @@ class Renderer:
 
     # .. what is hidden ..
 
-    def disclosure(self, everything: Sequence[_Shown]) -> Disclosure:
+    def disclosure(self, everything: Sequence[_Shown], closed: Mapping[SectionPath, Closed]) -> Disclosure:
         """Say what this rendering hides, and how to read it."""
         return Disclosure(
-            closed=_closed(everything),
+            closed=closed,
             shown=frozenset(each.path for each in everything if not each.covered_by),
             read=self.read,
         )
@@ -417,14 +421,15 @@ class Renderer:
         everything = [each for each in self.show(view, full) if _is_prefix(path, each.path)]
         if not everything:
             raise PromptRenderError("it is not enabled any more", section_path=path)
-        return self.write(everything, view)
+        return self.write(everything, closed_sections(everything), view)
 
 
 def _is_prefix(short: SectionPath, long: SectionPath) -> bool:
     return long[: len(short)] == short
 
 
-def _closed(everything: Sequence[_Shown]) -> dict[SectionPath, Closed]:
+def closed_sections(everything: Sequence[_Shown]) -> dict[SectionPath, Closed]:
+    """Return the sections of which only a summary is seen, or nothing, and how to see them."""
     with_tools = [each.path for each in everything if each.node.section.own_tools]
     made: dict[SectionPath, Closed] = {}
     for each in everything:

@@ -25,6 +25,7 @@ from holdfast.prompt.render import (
     RenderedPrompt,
     RenderedSection,
     Renderer,
+    closed_sections,
     describe,
     possible,
     read_only,
@@ -449,9 +450,11 @@ class Prompt(Captures, Generic[OutputT]):
         everything = renderer.show(view, explicit)
         visible = [each for each in everything if not each.covered_by]
         tools = tuple(tool for each in visible if not each.is_closed for tool in each.node.section.own_tools)
-        tools += renderer.disclosure(everything).tools()
+        closed = closed_sections(everything)
+        if closed:
+            tools += renderer.disclosure(everything, closed).tools()
         return RenderedPrompt(
-            text=renderer.write(everything, view),
+            text=renderer.write(everything, closed, view),
             tools=tools,
             structured_output=template.structured_output,
             deadline=deadline,

@@ -9,7 +9,7 @@ to it and is told to it when its end is in the log. For every other provider a s
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import field
 from typing import Any
 
@@ -21,7 +21,7 @@ from holdfast.conversation.events import HistoryCompacted, ProviderUsage
 from holdfast.errors import DeadlineExceededError, PromptEvaluationError, ToolValidationError
 from holdfast.providers.base import Provider
 from holdfast.providers.retrying import Retrying
-from holdfast.providers.vendor_loop import VendorRun, VendorSeat, VendorSession, brings_loop
+from holdfast.providers.vendor_loop import VendorLoop, VendorRun, VendorSeat, VendorSession, brings_loop
 from holdfast.records import dataclass
 from holdfast.state.budget import Deadline
 from holdfast.state.execution import ExecutionState
@@ -89,19 +89,28 @@ def _would_run(call: ToolCall, tools: Mapping[str, Tool[Any, Any]]) -> bool:
     return True
 
 
-@asynccontextmanager
-async def seated(
+def seated(
     provider: Provider,
     state: ExecutionState,
     *,
     deadline: Deadline | None = None,
     cancellation: CancellationToken | None = None,
-) -> AsyncIterator[Seat]:
+) -> AbstractAsyncContextManager[Seat]:
     """Seat a provider for the length of a turn. When the block ends, nothing of a vendor's loop is left."""
     within = provider.within if isinstance(provider, Retrying) else provider
     if not brings_loop(within):
-        yield Seat(provider)
-        return
+        return nullcontext(Seat(provider))
+    return _vendor_seated(within, provider, state, deadline, cancellation)
+
+
+@asynccontextmanager
+async def _vendor_seated(
+    within: VendorLoop,
+    provider: Provider,
+    state: ExecutionState,
+    deadline: Deadline | None,
+    cancellation: CancellationToken | None,
+) -> AsyncIterator[Seat]:
     session, filesystem = state.session, filesystem_of(state)
     place = VendorSeat(
         root=None if filesystem is None else filesystem.host_root,
