@@ -218,14 +218,17 @@ def test_a_fork_waits_for_a_transaction_under_way(tmp_path: Path) -> None:
     with SqliteLog(tmp_path / "log.db", synchronous="NORMAL") as log:
         log.create(SESSION, created_at=BIRTH)
         lease = log.acquire(SESSION, owner=this_process_owner())
-        stop = threading.Event()
+        stop, at_work = threading.Event(), threading.Event()
+        # Enough to be at it while a child is made, and no more: a slow child is not to make the log longer.
+        batches = threading.Semaphore(0)
         head = 0
 
         def write() -> None:
             nonlocal head
-            while not stop.is_set():
+            while batches.acquire() and not stop.is_set():
                 log.append(lease, event() * 3, expected_seq=head)
                 head += 3
+                at_work.set()
 
         def look() -> None:
             assert len(list(log.read(SESSION))) % 3 == 0
@@ -234,10 +237,14 @@ def test_a_fork_waits_for_a_transaction_under_way(tmp_path: Path) -> None:
         writer = threading.Thread(target=write)
         writer.start()
         for _ in range(10):
+            at_work.clear()
+            batches.release(200)
+            assert at_work.wait(60)
             in_child(look)
         stop.set()
+        batches.release()
         writer.join()
-        assert len(list(log.read(SESSION))) == head
+        assert len(list(log.read(SESSION))) == head > 0
         assert log.check(SESSION).ok
 
 
