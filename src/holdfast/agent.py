@@ -23,6 +23,7 @@ from holdfast.conversation.compaction import CompactionSettings
 from holdfast.conversation.messages import enable_inner_message_recording, get_inner_messages
 from holdfast.errors import SessionNotFoundError, UsageError
 from holdfast.log.base import Log
+from holdfast.log.lease import this_process_owner
 from holdfast.log.memory import MemoryLog
 from holdfast.prompt.sections import MarkdownSection
 from holdfast.prompt.template import Prompt
@@ -34,7 +35,7 @@ from holdfast.state.resources import ResourceRegistry
 from holdfast.state.session import Session
 from holdfast.state.slices import entry_at
 from holdfast.state.slices import opened as opened_item
-from holdfast.tools.boundaries import boundaries, diff_calls, fork_at, recover
+from holdfast.tools.boundaries import boundaries, diff_calls, fork_at, recover, workspace_call_id
 from holdfast.tools.context import filesystem_of
 from holdfast.tools.events import SessionForked
 from holdfast.tools.gate import is_in_event_loop
@@ -45,7 +46,7 @@ from holdfast.turns.ledger import ceilings_of, contain
 from holdfast.turns.states import TurnStarted, TurnState, pasteable
 from holdfast.turns.turn import InnerLoop, TurnResult, Watch
 from holdfast.workspace.base import Filesystem, WorkspaceDiff
-from holdfast.workspace.history import lines, sweep
+from holdfast.workspace.history import left_open, lines, sweep
 from holdfast.workspace.host import HostFilesystem
 from holdfast.workspace.memory import InMemoryFilesystem
 
@@ -440,22 +441,34 @@ def reopened(
         log.close()
 
 
-def erase_run(store: str | Path, run_id: UUID) -> None:
+def erase_run(store: str | Path, run_id: UUID, *, abandon: bool = False) -> None:
     """Forget a run: its log, and every file content that was kept for it alone. Both leave no byte behind.
 
     Its judges, subagents and workflow steps go with it, their copies of the workspace included. The
-    workspace itself is not touched. Raises `LeaseHeldError` while somebody is writing one of them. A
-    call that was cut off by a crash is asked for first: resume the run, or roll the call back.
+    workspace itself is not touched. Raises `LeaseHeldError` while somebody is writing one of them, and
+    `UsageError` if a crash cut off one of their calls: what it has changed can be undone only as long as
+    it is remembered. With `abandon=True` the workspace stays as that call left it.
     """
+    objects = workspace_store(Path(store))
     log = open_log(store, must_exist=True)
     try:
         family = _family(log, run_id)
-        # The run first: if somebody is writing it, nothing is lost.
+        for each in family:
+            # Whoever writes it is asked first: its call is under way, not cut off.
+            log.release(log.acquire(each, owner=this_process_owner()))
+            left = None if abandon else left_open(objects, _line_of(each))
+            if left is not None:
+                call_id = left.removesuffix(workspace_call_id(each, ""))
+                raise UsageError(
+                    f"the call {call_id!r} of run {each} was cut off by a crash, and its changes are still "
+                    f"in the workspace; resume the run or roll it back to undo them, or abandon them; "
+                    f"nothing was erased"
+                )
+        # The run first: if somebody has begun to write it, nothing is lost.
         for each in family:
             log.erase(each)
     finally:
         log.close()
-    objects = workspace_store(Path(store))
     if not objects.exists():
         return
     gone = {_line_of(each) for each in family}

@@ -18,6 +18,8 @@ import anyio
 import pytest
 
 from holdfast import Agent, tool
+from holdfast.agent import erase_run
+from holdfast.errors import SessionNotFoundError, UsageError
 from holdfast.log.sqlite import SqliteLog
 from holdfast.providers.scripted import Answer, ScriptedProvider
 from holdfast.state import ExecutionState, ResourceRegistry, Session
@@ -164,6 +166,31 @@ def test_a_call_whose_id_was_used_before_is_not_taken_for_the_one_before(tmp_pat
         (recovered,) = recover(loop_over(session, tmp_path, "changes").state)
         assert (recovered.call_id, recovered.outcome) == ("call_1", "rolled_back")
     assert contents(tmp_path / "work") == BEFORE
+
+
+def test_a_run_is_not_erased_over_a_call_that_was_cut_off(tmp_path: Path) -> None:
+    """What the call has changed can be undone only as long as the run is there."""
+    log = cut_off(tmp_path, "changes")
+    (info,) = log.sessions()
+    log.close()
+    store, work = tmp_path / "runs.db", tmp_path / "work"
+    with pytest.raises(UsageError, match=rf"'call_1_1' of run {info.session_id} .*nothing was erased"):
+        erase_run(store, info.session_id)
+    assert contents(work) == AFTER
+    with AGENT.resume(store, info.session_id, provider=ScriptedProvider(["never mind"])):
+        pass
+    erase_run(store, info.session_id)
+    with pytest.raises(SessionNotFoundError):
+        erase_run(store, info.session_id)
+
+
+def test_a_call_that_was_cut_off_can_be_abandoned(tmp_path: Path) -> None:
+    """Then the workspace is left as it is, as erasing always does."""
+    log = cut_off(tmp_path, "changes")
+    (info,) = log.sessions()
+    log.close()
+    erase_run(tmp_path / "runs.db", info.session_id, abandon=True)
+    assert contents(tmp_path / "work") == AFTER
 
 
 def main(directory: Path, name: str) -> None:

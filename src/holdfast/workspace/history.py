@@ -178,6 +178,14 @@ def lines(store: str | os.PathLike[str]) -> list[str]:
         return []
 
 
+def left_open(store: str | os.PathLike[str], line: str) -> str | None:
+    """Return the call whose changes in a line's workspace are neither kept nor undone yet, or None."""
+    journal = Journal.load(os.path.join(store, _OWN_DIRECTORY, line, "call.journal"), durable=False)
+    if journal is None or not (journal.foreign or journal.touched or journal.segments):
+        return None
+    return journal.call_id
+
+
 def erase_line(store: str | os.PathLike[str], line: str) -> int:
     """Erase a line with everything that no other line needs; return how many objects went.
 

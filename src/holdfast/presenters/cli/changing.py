@@ -107,9 +107,9 @@ def answer(store: Path, run_id: UUID, *, call: str | None, approved: bool, note:
     )
 
 
-def erase(store: Path, run_id: UUID, *, as_json: bool) -> None:
+def erase(store: Path, run_id: UUID, *, abandon: bool, as_json: bool) -> None:
     """Forget a run and its children: their logs, and the file contents kept for them. Files stay."""
-    erase_run(store, run_id)
+    erase_run(store, run_id, abandon=abandon)
     _say(
         as_json,
         {"erased": str(run_id)},

@@ -549,12 +549,16 @@ def hold_answer(
 def erase(
     run: RunId,
     sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    abandon: Annotated[
+        bool, typer.Option("--abandon", help="Leave what a call that was cut off has changed.")
+    ] = False,
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
     """Forget a run for good. Your files stay as they are.
 
-    Its log goes, everything below it, and the file contents that were kept for it.
+    Its log goes, everything below it, and the file contents that were kept for it. If a crash cut off
+    one of its calls, resume or roll back the run first, or say --abandon.
 
     Example: holdfast erase 3f2a --yes
     """
@@ -565,7 +569,7 @@ def erase(
         if not sys.stdin.isatty():
             raise UsageError("erasing cannot be undone; say --yes")
         typer.confirm(f"Forget run {str(run_id)[:8]} for good?", abort=True)
-    changing.erase(place, run_id, as_json=as_json)
+    changing.erase(place, run_id, abandon=abandon, as_json=as_json)
 
 
 @app.command()
