@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -446,6 +447,24 @@ class TestEnvironment:
 
 
 class TestAsync:
+    def test_an_interrupt_is_raised_as_itself(self, yard):
+        """Whoever catches `KeyboardInterrupt` gets it, though two tasks are at work; nothing survives."""
+
+        def interrupt(frame, event, argument):
+            # Where the task begins to wait for the command.
+            if event == "call" and frame.f_code.co_name == "wait" and frame.f_back.f_code is waiting:
+                raise KeyboardInterrupt
+
+        waiting = run_command_async.__code__
+        command = partial(run_command_async, "cat never", cwd=yard.directory, env=yard.env)
+        sys.setprofile(interrupt)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                anyio.run(command)
+        finally:
+            sys.setprofile(None)
+        assert yard.survivors() == []
+
     def test_the_result_is_the_same(self, yard):
         """One core, two faces."""
 

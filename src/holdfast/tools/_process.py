@@ -41,6 +41,7 @@ from holdfast.containment.cancel import CancellationToken
 from holdfast.containment.threads import call_later
 from holdfast.errors import ToolError, UsageError
 from holdfast.records import dataclass
+from holdfast.tools.gate import foremost
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 """How much of each output stream is kept unless the caller says otherwise."""
@@ -197,6 +198,8 @@ async def run_command_async(
                     stop.cancel(detail="the awaiting task was cancelled")
                     raise
                 raise
+    except BaseExceptionGroup as several:  # an interrupt, of whichever of the two tasks
+        raise foremost(several) from None
     finally:
         stop.unlink()
     if failures:

@@ -240,3 +240,13 @@ def gate_of(key: Hashable, name: str) -> Gate:
         if found is None:
             found = _gates[key] = Gate(name)
         return found
+
+
+def foremost(several: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the exception of a group that counts: the first that is no cancellation, if there is one."""
+    cancelled = anyio.get_cancelled_exc_class()
+    counting = several.subgroup(lambda each: not isinstance(each, BaseExceptionGroup | cancelled)) or several
+    found: BaseException = counting
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found

@@ -95,6 +95,7 @@ from holdfast.tools.gate import (
     Turn,
     Turns,
     cancellations,
+    foremost,
     gate_of,
     heed_cancellations,
     is_in_event_loop,
@@ -560,7 +561,7 @@ class ToolRunner:
                 for index, call in enumerate(calls):
                     group.start_soon(one, index, call)
         except BaseExceptionGroup as several:  # an interrupt that came between the calls
-            raise _foremost(several) from None
+            raise foremost(several) from None
         finally:
             if interrupts:
                 raise interrupts[0]
@@ -1504,16 +1505,6 @@ async def _off_loop(work: Callable[P, T], *arguments: P.args, **keywords: P.kwar
     with anyio.CancelScope(shield=True):
         await handover.wait_finished()
     return cast(T, handover.result())
-
-
-def _foremost(several: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the exception of a group that counts: the first that is no cancellation, if there is one."""
-    cancelled = anyio.get_cancelled_exc_class()
-    counting = several.subgroup(lambda each: not isinstance(each, BaseExceptionGroup | cancelled)) or several
-    found: BaseException = counting
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
 
 
 def _is_awaitable(outcome: object) -> bool:

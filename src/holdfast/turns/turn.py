@@ -321,6 +321,8 @@ class InnerLoop:
                 # It may come just after the turn's ending was logged, which stands.
                 with suppress(IllegalEndingError):
                     self._end(self._ending(interrupt, stop_reason=noted.reason))
+                if interrupt is not stopped:
+                    raise interrupt from None
                 raise
             except LogError:
                 raise  # What cannot be written down cannot be given an ending either.
