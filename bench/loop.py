@@ -72,7 +72,7 @@ PAYLOAD_BYTES = ARGUMENT_CHARS + RESULT_CHARS
 CAP_S = 120.0
 QUICK_CAP_S = 20.0
 SHORT_S = 2.0
-TRIES = 7
+TRIES = 15
 OURS = "Holdfast"
 
 Work = Callable[[int, Path | None], "Measured"]
