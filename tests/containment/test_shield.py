@@ -8,6 +8,7 @@ from datetime import UTC, datetime, time
 from typing import Any
 
 import pytest
+from tests.delegates import PassesOn
 
 from holdfast.containment import (
     AdaptiveBudgetHook,
@@ -487,13 +488,6 @@ def test_a_hook_that_passes_requests_on_is_told_what_the_one_behind_it_would_be(
 
         def after_llm_call(self, ctx: ToolCallContext, response: object) -> None:
             self.told.append(response)
-
-    class PassesOn:
-        def __init__(self, behind: Behind) -> None:
-            self._behind = behind
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._behind, name)
 
     behind = Behind()
     hook: Any = PassesOn(behind)

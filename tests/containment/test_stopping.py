@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from tests.delegates import PassesOn
 
 from holdfast.clock import Clock, FixedClock, SystemClock
 from holdfast.containment import (
@@ -551,13 +552,6 @@ def test_a_clock_that_only_sleeps_fires_timers_too() -> None:
 
 
 def test_a_clock_that_passes_requests_on_fires_timers_as_the_one_behind_it_does() -> None:
-    class PassesOn:
-        def __init__(self, behind: FakeClock) -> None:
-            self._behind = behind
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._behind, name)
-
     clock = FakeClock()
     fired: list[float] = []
     call_later(cast(Clock, PassesOn(clock)), 5, lambda: fired.append(clock.monotonic()))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from judges_kit import START, Note, called, work_prompt
+from tests.delegates import PassesOn
 
 from holdfast.clock import FixedClock
 from holdfast.containment import CancellationToken, Decision, ExecutionContext, Limits
@@ -284,16 +285,6 @@ class Counter:
 
     def restore(self, snapshot: int) -> None:
         self.count = snapshot
-
-
-class PassesOn:
-    """Has whatever another object has, and finds it when it is asked."""
-
-    def __init__(self, behind: object) -> None:
-        self._behind = behind
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._behind, name)
 
 
 class Client:

@@ -9,11 +9,12 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import FrozenInstanceError, dataclass, field
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.delegates import PassesOn
 
 from holdfast.errors import (
     CircularDependencyError,
@@ -94,16 +95,6 @@ class Counter:
 
 class Ledger(Counter):
     snapshot_policy = SlicePolicy.LOG
-
-
-class PassesOn:
-    """Has whatever another object has, and finds it when it is asked."""
-
-    def __init__(self, behind: object) -> None:
-        self._behind = behind
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._behind, name)
 
 
 def make(kind: type[Part], recorder: Recorder, *needs: type[object]) -> Callable[[Resolver], Part]:

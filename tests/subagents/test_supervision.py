@@ -17,13 +17,13 @@ from subagents_kit import (
     until,
     write_note,
 )
+from tests.delegates import PassesOn
 
 from holdfast import Agent, tool
 from holdfast.containment import ExecutionContext, Limits
 from holdfast.conversation.messages import get_inner_messages
 from holdfast.conversation.replay import replay
 from holdfast.errors import IllegalMoveError, ModelCallError, SessionNotFoundError, UsageError
-from holdfast.providers.base import Provider
 from holdfast.providers.scripted import Answer
 from holdfast.state import ExecutionState, Session
 from holdfast.subagents import Allowance, ChildRun, SubagentLimits, Subagents, SubagentStatus
@@ -68,13 +68,6 @@ async def test_a_child_works_in_a_session_of_its_own_and_its_answer_comes_back()
 
 
 async def test_a_provider_that_passes_requests_on_works_like_the_one_behind_it() -> None:
-    class PassesOn:
-        def __init__(self, behind: Provider) -> None:
-            self._behind = behind
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self._behind, name)
-
     async with subagents(parent(), PassesOn(saying("noted"))) as s:
         child = s.spawn("worker", "say something")
         assert (await s.wait()).results == {child.id: "noted"}
