@@ -53,7 +53,7 @@ $(FOREIGN): | $(TOOLS)
 
 ## demo: the main job on embedded defaults, offline, in a scratch directory
 demo: $(PACKAGE)
-	@$(BIN)/python -m holdfast demo
+	@$(BIN)/python -m treenail demo
 
 ## test: everything that must hold (format, lint, types, import contract, tests, snippets)
 test: check

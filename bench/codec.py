@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from holdfast.codec import Codec, TypeRegistry
+from treenail.codec import Codec, TypeRegistry
 
 Row = tuple[str, float, float, float, float]
 """What was measured, our microseconds, the peer's, their ratio, and the ratio to stay under."""

@@ -1,6 +1,6 @@
 """What a contained call costs beyond the call, against a peer that does the same job in the same run.
 
-The peer is `veronica-core`: install the `bench` extra, or point `HOLDFAST_BENCH_PEER` at a directory that has
+The peer is `veronica-core`: install the `bench` extra, or point `TREENAIL_BENCH_PEER` at a directory that has
 it. Both sides are given the same ceilings and the same call: a function that does nothing. Rounds of both
 alternate, and the best of each counts, so that a busy machine slows both down alike.
 """
@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
-from holdfast.containment import (
+from treenail.containment import (
     ExecutionConfig,
     ExecutionContext,
     JsonlJournal,
@@ -39,7 +39,7 @@ def nothing() -> None:
 
 
 def peer_module() -> object | None:
-    folder = os.environ.get("HOLDFAST_BENCH_PEER")
+    folder = os.environ.get("TREENAIL_BENCH_PEER")
     if folder and folder not in sys.path:
         sys.path.append(folder)
     try:

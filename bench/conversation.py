@@ -17,8 +17,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
-from holdfast.codec import codec
-from holdfast.conversation import (
+from treenail.codec import codec
+from treenail.conversation import (
     InnerMessage,
     ProviderUsage,
     Replayer,
@@ -26,12 +26,12 @@ from holdfast.conversation import (
     enable_inner_message_recording,
     plan_session,
 )
-from holdfast.conversation.replay import replay_events
-from holdfast.log.base import Log
-from holdfast.log.sqlite import SqliteLog
-from holdfast.state import Session, TokenUsage
-from holdfast.turns.record import TurnRecord
-from holdfast.turns.states import TurnResumed, TurnStarted, TurnState, end_turn, ending_for, turn_state
+from treenail.conversation.replay import replay_events
+from treenail.log.base import Log
+from treenail.log.sqlite import SqliteLog
+from treenail.state import Session, TokenUsage
+from treenail.turns.record import TurnRecord
+from treenail.turns.states import TurnResumed, TurnStarted, TurnState, end_turn, ending_for, turn_state
 
 Row = tuple[str, float, float, float, float | None]
 """What was measured, our figure, the floor's, their ratio, and the ratio to stay under."""
@@ -224,7 +224,7 @@ def _end(session: Session) -> object:
 
 def _resuming(quick: bool) -> Iterator[Row]:
     count = 2_000 if quick else 10_000
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="treenail-bench-") as folder:
         log = SqliteLog(Path(folder) / "runs.db")
         session = Session(log=log)
         enable_inner_message_recording(session)
@@ -259,7 +259,7 @@ def _resuming(quick: bool) -> Iterator[Row]:
 
 
 def _read_and_decode(log: Log, session_id: UUID) -> None:
-    kinds: dict[str, type] = {"holdfast.InnerMessage": InnerMessage, "holdfast.TurnStarted": TurnStarted}
+    kinds: dict[str, type] = {"treenail.InnerMessage": InnerMessage, "treenail.TurnStarted": TurnStarted}
     kept: list[object] = [
         codec.decode(kinds[envelope.type], envelope.payload) for envelope in log.read(session_id)
     ]

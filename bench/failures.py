@@ -58,10 +58,10 @@ BODIES = {"write_and_raise": write_and_raise, "first": first, "second": second}
 PLANS = {"raise": ("write_and_raise",), "kill": ("first", "second")}
 
 
-def holdfast(plan: str, place: Path) -> None:
-    from holdfast import Agent, tool
-    from holdfast.log.sqlite import SqliteLog
-    from holdfast.providers.scripted import Answer, ScriptedProvider
+def treenail(plan: str, place: Path) -> None:
+    from treenail import Agent, tool
+    from treenail.log.sqlite import SqliteLog
+    from treenail.providers.scripted import Answer, ScriptedProvider
 
     def made(name: str) -> Any:
         def body(*, context: Any) -> str:
@@ -198,7 +198,7 @@ def suffered(name: str) -> tuple[int, int, int]:
 def rows(quick: bool) -> Iterator[Row]:
     """Count what is left, ours against each peer that is installed."""
     find_peers()
-    ours = suffered("holdfast")
+    ours = suffered("treenail")
     assert ours == (0, 1, 0)
     titles = (
         "files left by a tool that raised",
@@ -215,5 +215,5 @@ def rows(quick: bool) -> Iterator[Row]:
 
 if __name__ == "__main__":
     find_peers()
-    chosen = holdfast if sys.argv[1] == "holdfast" else PEERS[sys.argv[1]][1]
+    chosen = treenail if sys.argv[1] == "treenail" else PEERS[sys.argv[1]][1]
     chosen(sys.argv[2], Path(sys.argv[3]))

@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import median, quantiles
 from uuid import UUID, uuid4
 
-from holdfast.log import Draft, Lease
-from holdfast.log.lease import this_process_owner
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
+from treenail.log import Draft, Lease
+from treenail.log.lease import this_process_owner
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
 
 Row = tuple[str, float, float | None, float | None, float | None]
 """Name, measured, floor or peer, ratio, target; times in microseconds, sizes in bytes."""
@@ -31,7 +31,7 @@ IDS = ("turn-" + "0" * 31, "run-" + "1" * 32, "2" * 32)
 
 
 def draft(payload: bytes = KILOBYTE) -> Draft:
-    return Draft("holdfast.InnerMessage", payload, 1_760_000_000_000_000, *IDS)
+    return Draft("treenail.InnerMessage", payload, 1_760_000_000_000_000, *IDS)
 
 
 def begin(log: SqliteLog | MemoryLog) -> Lease:
@@ -192,7 +192,7 @@ def reading(directory: Path, count: int) -> Iterator[Row]:
 
 def rows(quick: bool = True) -> Iterator[Row]:
     """Measure everything; `quick` keeps it to a few seconds."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="treenail-bench-") as name:
         directory = Path(name)
         yield from durable_append(directory, 500 if quick else 2000)
         yield from tool_call(directory, 500 if quick else 2000)

@@ -31,9 +31,9 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-from holdfast import Agent, TurnState, tool
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.base import (
+from treenail import Agent, TurnState, tool
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.base import (
     ModelEvent,
     ModelRequest,
     Stopped,
@@ -41,8 +41,8 @@ from holdfast.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
-from holdfast.state.budget import TokenUsage
-from holdfast.tools.tool import ToolCall
+from treenail.state.budget import TokenUsage
+from treenail.tools.tool import ToolCall
 
 Row = tuple[str, float | str, float | str | None, float | None, float | None]
 """What was measured, ours, the other side's, their ratio, and the ratio to stay under."""
@@ -73,7 +73,7 @@ CAP_S = 120.0
 QUICK_CAP_S = 20.0
 SHORT_S = 2.0
 TRIES = 15
-OURS = "Holdfast"
+OURS = "Treenail"
 
 Work = Callable[[int, Path | None], "Measured"]
 """Make so many tool calls, durably if there is a directory for it."""
@@ -150,7 +150,7 @@ class Fake:
         yield Stopped("tools" if number <= self.calls else "end")
 
 
-def holdfast(calls: int, directory: Path | None) -> Measured:
+def treenail(calls: int, directory: Path | None) -> Measured:
     agent = Agent(
         "bench", instructions="You look.", tools=(TOOLS[directory is None],), max_iterations=calls + 2
     )
@@ -362,7 +362,7 @@ class Contest:
         return best
 
     def _takes_too_long(self, name: str, work: Work, calls: int) -> bool:
-        if name not in self._last or work is holdfast:
+        if name not in self._last or work is treenail:
             return False
         before, seconds = self._last[name]
         # Between a cost per call that stays the same and one that grows as the calls do.
@@ -377,8 +377,8 @@ class Contest:
 
 
 def find_peers() -> None:
-    """Let the peers be somewhere else than in this environment, as `HOLDFAST_BENCH_PEER` says."""
-    folder = os.environ.get("HOLDFAST_BENCH_PEER")
+    """Let the peers be somewhere else than in this environment, as `TREENAIL_BENCH_PEER` says."""
+    folder = os.environ.get("TREENAIL_BENCH_PEER")
     if folder and folder not in sys.path:
         sys.path.append(folder)
 
@@ -397,7 +397,7 @@ def compare(
 ) -> Iterator[Row]:
     """Compare us with every peer at every size; the target holds against the judge, or the fastest one."""
     for calls in sizes:
-        measured = contest.run({OURS: holdfast, **peers}, calls)
+        measured = contest.run({OURS: treenail, **peers}, calls)
         ours = measured.pop(OURS)
         assert ours is not None
         mine = ours.per_call_us(calls)
@@ -427,10 +427,10 @@ def rows(quick: bool) -> Iterator[Row]:
     find_peers()
     sizes = (10, 100) if quick else (10, 100, 1_000, 10_000)
     cap_s = QUICK_CAP_S if quick else CAP_S
-    holdfast(10, None)  # What is imported and compiled late is not a call's.
+    treenail(10, None)  # What is imported and compiled late is not a call's.
     for work in installed(IN_MEMORY).values():
         work(2, None)
     yield from compare("in memory", Contest(cap_s, None), installed(IN_MEMORY), sizes, 0.1, None)
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place:
+    with tempfile.TemporaryDirectory(prefix="treenail-bench-") as place:
         contest = Contest(cap_s, Path(place))
         yield from compare("durable on SQLite", contest, installed(DURABLE), sizes, 0.3, DELTA)

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID, uuid4
 
-from holdfast.codec import codec
-from holdfast.log.base import Log
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
-from holdfast.state import Append, Replace, Session, SlicePolicy, event
+from treenail.codec import codec
+from treenail.log.base import Log
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
+from treenail.state import Append, Replace, Session, SlicePolicy, event
 
 Row = tuple[str, float, float, float, float]
 """What was measured, our figure, the floor's, their ratio, and the ratio to stay under."""
@@ -198,9 +198,9 @@ def _read_and_decode(log: Log, session_id: UUID) -> None:
 
 PYDANTIC = "import pydantic\nclass Model(pydantic.BaseModel):\n    name: str"
 IMPORTS = {
-    "import holdfast": 0.5,
-    "from holdfast import Session, event": 1.0,
-    "from holdfast import Agent, Limits, tool": 2.0,
+    "import treenail": 0.5,
+    "from treenail import Session, event": 1.0,
+    "from treenail import Agent, Limits, tool": 2.0,
 }
 """What is imported, and how much longer than pydantic's models it may take."""
 
@@ -216,14 +216,14 @@ app(["--store", "runs.db"])
 """
 LISTING = """
 import sys
-from holdfast.presenters.cli.main import main
-sys.argv = ["holdfast", "list", "--store", {store!r}]
+from treenail.presenters.cli.main import main
+sys.argv = ["treenail", "list", "--store", {store!r}]
 main()
 """
 
 
 def _importing(quick: bool) -> Iterator[Row]:
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place:
+    with tempfile.TemporaryDirectory(prefix="treenail-bench-") as place:
         store = str(Path(place) / "runs.db")
         with SqliteLog(store) as log:
             log.create(uuid4(), created_at=MOMENT)
@@ -239,10 +239,10 @@ def _importing(quick: bool) -> Iterator[Row]:
     for name, target in IMPORTS.items():
         ours = best[name] - nothing
         yield f"{name}: beside pydantic with a BaseModel, ms", ours, floor, ours / floor, target
-    ours = best["import holdfast"] - nothing
-    yield "import holdfast: beside 200 ms, ms", ours, 200.0, ours / 200.0, 1.0
+    ours = best["import treenail"] - nothing
+    yield "import treenail: beside 200 ms, ms", ours, 200.0, ours / 200.0, 1.0
     ours, floor = best["list"] - nothing, best["typer"] - nothing
-    yield "holdfast list: beside a Typer command that prints, ms", ours, floor, ours / floor, 2.5
+    yield "treenail list: beside a Typer command that prints, ms", ours, floor, ours / floor, 2.5
 
 
 def _process(source: str, cache: str) -> float:

@@ -19,23 +19,23 @@ from pathlib import Path
 
 import anyio
 
-from holdfast.agent import Agent
-from holdfast.containment import Limits
-from holdfast.conversation.events import SubagentEvent
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state.execution import ExecutionState
-from holdfast.state.resources import ResourceRegistry
-from holdfast.state.session import Session
-from holdfast.subagents import LoopRunner, SubagentLimits, Subagents
-from holdfast.tools.tool import tool
-from holdfast.turns.ledger import contain
-from holdfast.turns.turn import InnerLoop
-from holdfast.workspace.base import Filesystem
-from holdfast.workspace.host import HostFilesystem
-from holdfast.workspace.isolated import IsolatedFilesystem, isolate
-from holdfast.workspace.memory import InMemoryFilesystem
+from treenail.agent import Agent
+from treenail.containment import Limits
+from treenail.conversation.events import SubagentEvent
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state.execution import ExecutionState
+from treenail.state.resources import ResourceRegistry
+from treenail.state.session import Session
+from treenail.subagents import LoopRunner, SubagentLimits, Subagents
+from treenail.tools.tool import tool
+from treenail.turns.ledger import contain
+from treenail.turns.turn import InnerLoop
+from treenail.workspace.base import Filesystem
+from treenail.workspace.host import HostFilesystem
+from treenail.workspace.isolated import IsolatedFilesystem, isolate
+from treenail.workspace.memory import InMemoryFilesystem
 
 Row = tuple[str, float, float | str | None, float | None, float | None]
 

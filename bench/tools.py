@@ -20,13 +20,13 @@ from statistics import median
 from typing import Any
 from uuid import uuid4
 
-from holdfast.log.event import Draft
-from holdfast.log.lease import this_process_owner
-from holdfast.log.sqlite import SqliteLog
-from holdfast.state import ExecutionState, ResourceRegistry, Session
-from holdfast.tools import Tool, ToolCall, ToolContext, ToolRunner, tool
-from holdfast.workspace import Filesystem
-from holdfast.workspace.host import HostFilesystem
+from treenail.log.event import Draft
+from treenail.log.lease import this_process_owner
+from treenail.log.sqlite import SqliteLog
+from treenail.state import ExecutionState, ResourceRegistry, Session
+from treenail.tools import Tool, ToolCall, ToolContext, ToolRunner, tool
+from treenail.workspace import Filesystem
+from treenail.workspace.host import HostFilesystem
 
 Row = tuple[str, float, float | None, float | None, float | None]
 """Name, measured, floor, ratio, target; times in microseconds."""
@@ -200,7 +200,7 @@ def flatness(directory: Path, count: int) -> Iterator[Row]:
 
 def rows(quick: bool) -> Iterator[Row]:
     """Measure calls; each row is a name, our figure, the floor, the ratio, the target."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place:
+    with tempfile.TemporaryDirectory(prefix="treenail-bench-") as place:
         directory = Path(place)
         yield from beyond_commits(directory, nothing, 2, 200 if quick else 2_000)
         yield from beyond_commits(directory, acts, 2, 200 if quick else 2_000)

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from holdfast.workspace.base import WorkspaceCall
-from holdfast.workspace.host import HostFilesystem
+from treenail.workspace.base import WorkspaceCall
+from treenail.workspace.host import HostFilesystem
 
 Row = tuple[str, float, float, float, float | None]
 """What was measured, our milliseconds, the floor's or peer's, their ratio, and the ratio to stay under."""
@@ -31,7 +31,7 @@ MAX_API_MS = 3.0
 
 def rows(quick: bool) -> Iterator[Row]:
     """Measure trees of several sizes."""
-    base = tempfile.mkdtemp(prefix="holdfast-bench-")
+    base = tempfile.mkdtemp(prefix="treenail-bench-")
     try:
         sizes = (1_000,) if quick else (1_000, 10_000, 50_000)
         trees = [(size, _tree(os.path.join(base, str(size)), size)) for size in sizes]

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import errors
+import treenail
+from treenail import errors
 
 ROOT = Path(__file__).parents[1]
-SRC = ROOT / "src" / "holdfast"
+SRC = ROOT / "src" / "treenail"
 MODULES = sorted(SRC.rglob("*.py"))
 ROOMS = sorted(path.parent.name for path in SRC.glob("*/__init__.py"))
 MAX_HIDDEN_IMPORTS = 8
@@ -44,7 +44,7 @@ HEAVY = [
 
 
 def door(room: str) -> types.ModuleType:
-    return importlib.import_module(f"holdfast.{room}" if room else "holdfast")
+    return importlib.import_module(f"treenail.{room}" if room else "treenail")
 
 
 @cache
@@ -60,7 +60,7 @@ def sort_key(name: str) -> tuple[int, str]:
     return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
 
 
-@pytest.mark.parametrize("room", ["", *ROOMS], ids=lambda room: room or "holdfast")
+@pytest.mark.parametrize("room", ["", *ROOMS], ids=lambda room: room or "treenail")
 def test_a_door_says_what_is_behind_it(room: str) -> None:
     """A room with anything in it has a docstring, and a sorted list of names that are all there."""
     module = door(room)
@@ -68,7 +68,7 @@ def test_a_door_says_what_is_behind_it(room: str) -> None:
     if not any(path.name != "__init__.py" for path in folder.glob("*.py")):
         assert not getattr(module, "__all__", []), "an empty room lists names"
         return
-    assert (module.__doc__ or "").strip(), f"holdfast.{room} does not say what it is for"
+    assert (module.__doc__ or "").strip(), f"treenail.{room} does not say what it is for"
     listed = module.__all__
     assert listed == sorted(listed, key=sort_key)
     assert len(set(listed)) == len(listed)
@@ -100,7 +100,7 @@ def explained_constants() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("room", ["", *ROOMS], ids=lambda room: room or "holdfast")
+@pytest.mark.parametrize("room", ["", *ROOMS], ids=lambda room: room or "treenail")
 def test_every_public_name_is_explained_where_it_is_made(room: str) -> None:
     """A class or function by its own docstring, a constant or an alias by the string below it."""
     module = door(room)
@@ -197,15 +197,15 @@ def loaded_by(statement: str, heavy: Collection[str] = HEAVY) -> set[str]:
     return set(ran.stdout.split()) & set(heavy)
 
 
-def test_importing_holdfast_pulls_in_no_driver() -> None:
-    assert loaded_by("import holdfast") == set()
+def test_importing_treenail_pulls_in_no_driver() -> None:
+    assert loaded_by("import treenail") == set()
 
 
 def test_the_quickstarts_names_load_nothing_that_describes_types() -> None:
-    """Pydantic's models take longer to import than all of Holdfast, and not every program has one."""
+    """Pydantic's models take longer to import than all of Treenail, and not every program has one."""
     late = {"pydantic.main", "pydantic.type_adapter", "pydantic.types", "importlib.metadata"}
-    assert loaded_by("from holdfast import Agent, Limits, tool", late) == set()
-    assert loaded_by("from holdfast import tool\n@tool\ndef echo(text: str):\n    'Say it.'", late) == late
+    assert loaded_by("from treenail import Agent, Limits, tool", late) == set()
+    assert loaded_by("from treenail import tool\n@tool\ndef echo(text: str):\n    'Say it.'", late) == late
 
 
 def test_dataclasses_are_those_whose_methods_are_written_at_first_use() -> None:
@@ -218,13 +218,13 @@ def test_dataclasses_are_those_whose_methods_are_written_at_first_use() -> None:
                 and path != SRC / "records.py"
             ):
                 assert "dataclass" not in {each.name for each in node.names}, (
-                    f"{path.relative_to(SRC)}: say `from holdfast.records import dataclass`"
+                    f"{path.relative_to(SRC)}: say `from treenail.records import dataclass`"
                 )
 
 
 def test_no_door_pulls_in_a_driver() -> None:
     """Presenters are the exception: they are what the terminal's libraries are for."""
-    statement = "import " + ", ".join(f"holdfast.{room}" for room in ROOMS if room != "presenters")
+    statement = "import " + ", ".join(f"treenail.{room}" for room in ROOMS if room != "presenters")
     assert loaded_by(statement) == set()
 
 
@@ -240,7 +240,7 @@ def test_the_contract_is_exhaustive_and_names_what_exists() -> None:
 
 def test_the_package_is_typed_and_has_a_docstring() -> None:
     assert (SRC / "py.typed").exists()
-    assert (holdfast.__doc__ or "").strip()
+    assert (treenail.__doc__ or "").strip()
 
 
 # --- what no file may name -----------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from typing import TypeVar
 
 import pytest
 
-from holdfast.presenters.cli.doctor import PYTHONS
+from treenail.presenters.cli.doctor import PYTHONS
 
 ROOT = Path(__file__).parents[1]
-SRC = ROOT / "src" / "holdfast"
+SRC = ROOT / "src" / "treenail"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 FENCED = re.compile(r"^ *(`{3,}|~{3,}).*?^ *\1\s*$", re.MULTILINE | re.DOTALL)
@@ -176,11 +176,11 @@ def public_names() -> Iterator[tuple[str, str, object]]:
     """Yield what a user can import: every door's names, and those of the modules beside the rooms."""
     rooms = sorted(path.parent.name for path in SRC.glob("*/__init__.py"))
     for room in ("", *rooms):
-        module = importlib.import_module(f"holdfast.{room}" if room else "holdfast")
+        module = importlib.import_module(f"treenail.{room}" if room else "treenail")
         for name in getattr(module, "__all__", []):
             yield module.__name__, name, getattr(module, name)
     for stem in OPEN_MODULES:
-        module = importlib.import_module(f"holdfast.{stem}")
+        module = importlib.import_module(f"treenail.{stem}")
         for name, value in vars(module).items():
             at_home = getattr(value, "__module__", None) == module.__name__
             if at_home and not name.startswith("_") and not isinstance(value, TypeVar):

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast import records
-from holdfast.records import quick
+import treenail
+from treenail import records
+from treenail.records import quick
 
 T = TypeVar("T")
 
@@ -522,10 +522,10 @@ def test_a_field_cannot_have_a_name_that_the_making_needs() -> None:
 
 def test_the_methods_of_every_record_in_the_package_can_be_written() -> None:
     """What is wrong with a class shows when its methods are written, so all of them are written here."""
-    for module in pkgutil.walk_packages(holdfast.__path__, "holdfast."):
+    for module in pkgutil.walk_packages(treenail.__path__, "treenail."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    kinds = [each for each in _below(object) if str(each.__module__).startswith("holdfast.")]
+    kinds = [each for each in _below(object) if str(each.__module__).startswith("treenail.")]
     found = [each for each in kinds if "__dataclass_fields__" in vars(each)]
     for kind in found:
         assert "self" in inspect.signature(cast(Any, kind).__init__).parameters

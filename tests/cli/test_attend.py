@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import UsageError
-from holdfast.log.sqlite import SqliteLog
-from holdfast.presenters.cli import changing
-from holdfast.state import AttentionNeeded, Session
-from holdfast.turns.diagnostics import diagnose
+from treenail.errors import UsageError
+from treenail.log.sqlite import SqliteLog
+from treenail.presenters.cli import changing
+from treenail.state import AttentionNeeded, Session
+from treenail.turns.diagnostics import diagnose
 
 
 def test_attention_is_resolved_with_a_note_and_only_where_it_is_needed(tmp_path: Path) -> None:

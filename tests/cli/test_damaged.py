@@ -12,11 +12,11 @@ from uuid import UUID
 
 import pytest
 
-from holdfast import Agent, tool
-from holdfast.log.sqlite import SqliteLog
-from holdfast.presenters.cli.main import main
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import AttentionNeeded, Session
+from treenail import Agent, tool
+from treenail.log.sqlite import SqliteLog
+from treenail.presenters.cli.main import main
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import AttentionNeeded, Session
 
 
 @tool(effects="workspace")
@@ -94,13 +94,13 @@ Command = Callable[..., Said]
 
 
 @pytest.fixture
-def holdfast(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+def treenail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
     """Run the command line in this process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     def run(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["holdfast", *arguments])
+        monkeypatch.setattr(sys, "argv", ["treenail", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
         return Said(ended.value.code or 0, *capsys.readouterr())
@@ -109,7 +109,7 @@ def holdfast(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 
 def test_no_command_takes_a_part_for_the_whole(
-    damaged: Path, holdfast: Command, tmp_path: Path, whole: Path
+    damaged: Path, treenail: Command, tmp_path: Path, whole: Path
 ) -> None:
     """Whatever is damaged: none of them says that all is well, and each one names the way out."""
     before = rows(damaged)
@@ -130,37 +130,37 @@ def test_no_command_takes_a_part_for_the_whole(
         ("hold", "answer", "--yes"),
         ("resume", "--model", "scripted:unasked.json"),
     ):
-        said = holdfast(*each, *store)
+        said = treenail(*each, *store)
         assert said.code == 1, (each, said.out, said.err)
-        assert "holdfast salvage" in said.out + said.err, (each, said.out, said.err)
+        assert "treenail salvage" in said.out + said.err, (each, said.out, said.err)
         assert "SqliteLog" not in said.err
         assert "Traceback" not in said.err
         assert "completed" not in said.out.partition("\n")[0], each
     assert rows(damaged) == before
-    assert holdfast("show", "--store", str(whole)).code == 0
+    assert treenail("show", "--store", str(whole)).code == 0
 
 
-def test_a_damaged_store_is_not_to_be_resumed(damaged: Path, holdfast: Command) -> None:
+def test_a_damaged_store_is_not_to_be_resumed(damaged: Path, treenail: Command) -> None:
     """Diagnostics offer what can be done with it: copy what is whole, and look at the copy."""
-    said = holdfast("diagnose", "--json", "--store", str(damaged))
+    said = treenail("diagnose", "--json", "--store", str(damaged))
     report = said.data
     assert isinstance(report, dict)
     assert (said.code, report["status"]) == (1, "blocked")
     named = [*report["next_actions"], *(a for c in report["checks"] for a in c["details"]["next_actions"])]
-    assert f"holdfast salvage whole.db --store {damaged}" in named
-    refusing = ("holdfast resume", "holdfast hold", "holdfast diff", "holdfast replay", "holdfast rollback")
+    assert f"treenail salvage whole.db --store {damaged}" in named
+    refusing = ("treenail resume", "treenail hold", "treenail diff", "treenail replay", "treenail rollback")
     assert [each for each in named if each.startswith(refusing)] == []
     continuation = next(each for each in report["checks"] if each["id"] == "continuation")
     assert continuation["details"]["classification"] == "damaged"
 
 
-def test_what_the_diagnosis_offers_works(damaged: Path, holdfast: Command) -> None:
+def test_what_the_diagnosis_offers_works(damaged: Path, treenail: Command) -> None:
     """The commands can be pasted one after the other: afterwards there is a run that can go on."""
-    assert holdfast("diagnose", "--store", str(damaged)).code == 1
-    copied = holdfast("salvage", "whole.db", "--store", str(damaged))
+    assert treenail("diagnose", "--store", str(damaged)).code == 1
+    copied = treenail("salvage", "whole.db", "--store", str(damaged))
     assert copied.code == 0
-    assert holdfast("diagnose", "--store", "whole.db").err == ""
-    listed = holdfast("list", "--json", "--store", "whole.db")
+    assert treenail("diagnose", "--store", "whole.db").err == ""
+    listed = treenail("list", "--json", "--store", "whole.db")
     assert listed.code == 0
     assert [each["state"] for each in listed.data] != ["damaged"]  # type: ignore[attr-defined]  # JSON: a list of runs
 
@@ -172,11 +172,11 @@ def damage_in_the_middle(whole: Path, tmp_path: Path) -> Path:
     return store
 
 
-def test_what_can_be_read_is_shown(whole: Path, tmp_path: Path, holdfast: Command) -> None:
+def test_what_can_be_read_is_shown(whole: Path, tmp_path: Path, treenail: Command) -> None:
     """Everything before the damage, the damage in its place, and what to do; to machines as well."""
     store = damage_in_the_middle(whole, tmp_path)
-    good = holdfast("show", "--json", "--store", str(whole)).data
-    said = holdfast("show", "--json", "--store", str(store))
+    good = treenail("show", "--json", "--store", str(whole)).data
+    said = treenail("show", "--json", "--store", str(store))
     data = said.data
     assert isinstance(good, dict)
     assert isinstance(data, dict)
@@ -185,15 +185,15 @@ def test_what_can_be_read_is_shown(whole: Path, tmp_path: Path, holdfast: Comman
     assert 0 < len(data["timeline"]) < len(good["timeline"])
     assert data["timeline"] == good["timeline"][: len(data["timeline"])]
     assert "is damaged or missing" in data["damage"]
-    assert data["next_actions"] == [f"holdfast salvage whole.db --store {store}"]
+    assert data["next_actions"] == [f"treenail salvage whole.db --store {store}"]
     assert "damage" not in good
-    shown = holdfast("show", "--store", str(store))
+    shown = treenail("show", "--store", str(store))
     assert "started: take notes" in shown.out
     assert "the log is damaged from here on: event" in shown.out
-    assert f"`holdfast salvage whole.db --store {store}`" in shown.err
+    assert f"`treenail salvage whole.db --store {store}`" in shown.err
 
 
-def test_a_damaged_child_is_told_with_its_parent(whole: Path, tmp_path: Path, holdfast: Command) -> None:
+def test_a_damaged_child_is_told_with_its_parent(whole: Path, tmp_path: Path, treenail: Command) -> None:
     store = tmp_path / "family.db"
     shutil.copyfile(whole, store)
     with SqliteLog(store) as log:
@@ -201,15 +201,15 @@ def test_a_damaged_child_is_told_with_its_parent(whole: Path, tmp_path: Path, ho
         with Session.open(log, parent, read_only=True) as above, Session(log=log, parent=above) as child:
             child.dispatch(AttentionNeeded("x", ("y",), ()))
             child_id = child.session_id
-    assert holdfast("show", "--store", str(store)).code == 0
+    assert treenail("show", "--store", str(store)).code == 0
     flip(store, "events", "payload", f"WHERE session_key = {key_of(store, child_id)}")
-    said = holdfast("show", "--json", "--store", str(store))
+    said = treenail("show", "--json", "--store", str(store))
     data = said.data
     assert isinstance(data, dict)
     assert (said.code, data["state"], data["children"][0]["state"]) == (1, "completed", "damaged")
-    assert holdfast("show", "--store", str(store)).code == 1
-    assert holdfast("list", "--store", str(store)).code == 0, "the child was not asked for"
-    assert holdfast("list", "--all", "--store", str(store)).code == 1
+    assert treenail("show", "--store", str(store)).code == 1
+    assert treenail("list", "--store", str(store)).code == 0, "the child was not asked for"
+    assert treenail("list", "--all", "--store", str(store)).code == 1
 
 
 def key_of(store: Path, session_id: UUID) -> int:
@@ -221,10 +221,10 @@ def key_of(store: Path, session_id: UUID) -> int:
     return int(key)
 
 
-def test_the_past_before_the_damage_can_be_replayed(whole: Path, tmp_path: Path, holdfast: Command) -> None:
+def test_the_past_before_the_damage_can_be_replayed(whole: Path, tmp_path: Path, treenail: Command) -> None:
     store = damage_in_the_middle(whole, tmp_path)
     assert (
-        holdfast("replay", "--at", "4", "--store", str(store)).out
-        == holdfast("replay", "--at", "4", "--store", str(whole)).out
+        treenail("replay", "--at", "4", "--store", str(store)).out
+        == treenail("replay", "--at", "4", "--store", str(whole)).out
     )
-    assert holdfast("replay", "--at", "20", "--store", str(store)).code == 1
+    assert treenail("replay", "--at", "20", "--store", str(store)).code == 1

@@ -6,8 +6,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import holdfast
-from holdfast.presenters.cli.main import app
+import treenail
+from treenail.presenters.cli.main import app
 
 GROUPS = {"hold", "config", "workflow"}
 PROMISED = {
@@ -36,7 +36,7 @@ def test_a_command_has_help_with_an_example_and_speaks_json(name: str) -> None:
     said = CliRunner().invoke(app, [*name.split(), "--help"])
     assert said.exit_code == 0
     if name != "version":
-        assert f"Example: holdfast {name}" in " ".join(said.output.split())
+        assert f"Example: treenail {name}" in " ".join(said.output.split())
     if name != "demo":
         assert "--json" in said.output
 
@@ -47,5 +47,5 @@ def test_the_list_of_commands_fits_a_narrow_terminal() -> None:
 
 
 def test_the_version_is_said_in_two_ways() -> None:
-    assert CliRunner().invoke(app, ["--version"]).output.strip() == holdfast.__version__
-    assert CliRunner().invoke(app, ["version"]).output.strip() == holdfast.__version__
+    assert CliRunner().invoke(app, ["--version"]).output.strip() == treenail.__version__
+    assert CliRunner().invoke(app, ["version"]).output.strip() == treenail.__version__

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import UsageError
-from holdfast.presenters.cli.agents import coding_agent, limits_of, load_agent
-from holdfast.presenters.cli.models import provider_for, read_script
-from holdfast.presenters.cli.settings import load
+from treenail.errors import UsageError
+from treenail.presenters.cli.agents import coding_agent, limits_of, load_agent
+from treenail.presenters.cli.models import provider_for, read_script
+from treenail.presenters.cli.settings import load
 
 
 def provider(tmp_path: Path, environ: dict[str, str], **flags: str):
@@ -43,7 +43,7 @@ def test_a_local_server_is_asked_in_the_interface_that_all_of_them_speak(tmp_pat
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ({}, "holdfast demo"),
+        ({}, "treenail demo"),
         ({"base_url": "http://127.0.0.1:1/v1"}, "--model"),
         ({"model": "openai/"}, "openai/NAME"),
         ({"model": "scripted:none.json"}, "cannot be read"),
@@ -81,7 +81,7 @@ def test_the_coding_agent_can_read_change_and_run() -> None:
 def test_an_agent_comes_from_a_python_file(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("NAME = 'mine'\n")
     (tmp_path / "mine.py").write_text(
-        "from helper import NAME\nfrom holdfast import Agent\nagent = Agent(NAME)\n"
+        "from helper import NAME\nfrom treenail import Agent\nagent = Agent(NAME)\n"
         "def make():\n    return Agent('made')\n"
     )
     assert load_agent("mine.py", tmp_path).name == "mine"

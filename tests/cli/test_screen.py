@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from holdfast.presenters.cli.screen import JsonScreen, PlainScreen, TerminalScreen, _line
-from holdfast.providers.base import TextDelta
-from holdfast.turns.live import FeedbackGiven, ToolCallBegan, ToolCallFinished, UsageChanged
+from treenail.presenters.cli.screen import JsonScreen, PlainScreen, TerminalScreen, _line
+from treenail.providers.base import TextDelta
+from treenail.turns.live import FeedbackGiven, ToolCallBegan, ToolCallFinished, UsageChanged
 
 WORDS = st.text(st.sampled_from("ab \n"), min_size=1, max_size=12)
 

@@ -8,30 +8,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import UsageError
-from holdfast.presenters.cli import places
-from holdfast.presenters.cli.settings import SETTINGS, load
+from treenail.errors import UsageError
+from treenail.presenters.cli import places
+from treenail.presenters.cli.settings import SETTINGS, load
 
 
 def write(directory: Path, text: str) -> Path:
-    file = directory / "holdfast.toml"
+    file = directory / "treenail.toml"
     file.write_text(text, encoding="utf-8")
     return file
 
 
 def test_flags_come_before_the_environment_the_file_and_the_default(tmp_path: Path) -> None:
     file = write(tmp_path, 'max_cost = 3\nmodel = "in-file"\n')
-    told = load({"max_cost": 1.0}, {"HOLDFAST_MAX_COST": "2", "HOLDFAST_MAX_STEPS": "7"}, tmp_path)
+    told = load({"max_cost": 1.0}, {"TREENAIL_MAX_COST": "2", "TREENAIL_MAX_STEPS": "7"}, tmp_path)
     assert (told["max_cost"], told.chosen["max_cost"].source) == (1.0, "--max-cost")
-    assert (told["max_steps"], told.chosen["max_steps"].source) == (7, "the variable HOLDFAST_MAX_STEPS")
+    assert (told["max_steps"], told.chosen["max_steps"].source) == (7, "the variable TREENAIL_MAX_STEPS")
     assert (told["model"], told.chosen["model"].source) == ("in-file", str(file))
     assert (told["timeout"], told.chosen["timeout"].source) == (1800.0, "the default")
-    assert load({}, {"HOLDFAST_MAX_COST": "2"}, tmp_path)["max_cost"] == 2.0
+    assert load({}, {"TREENAIL_MAX_COST": "2"}, tmp_path)["max_cost"] == 2.0
     assert load({}, {}, tmp_path)["max_cost"] == 3.0
 
 
 def test_what_a_run_was_told_counts_more_than_anything_but_flags(tmp_path: Path) -> None:
-    told = load({}, {"HOLDFAST_MODEL": "other"}, tmp_path, {"model": "mine"})
+    told = load({}, {"TREENAIL_MODEL": "other"}, tmp_path, {"model": "mine"})
     assert (told["model"], told.chosen["model"].source) == ("mine", "the run")
     assert load({"model": "flag"}, {}, tmp_path, {"model": "mine"})["model"] == "flag"
 
@@ -78,17 +78,17 @@ def test_a_file_may_name_a_server_on_this_machine(tmp_path: Path, url: str) -> N
 
 def test_a_person_may_name_any_server(tmp_path: Path) -> None:
     assert load({"base_url": "https://models.example/v1"}, {}, tmp_path)["base_url"]
-    assert load({}, {"HOLDFAST_BASE_URL": "https://models.example/v1"}, tmp_path)["base_url"]
+    assert load({}, {"TREENAIL_BASE_URL": "https://models.example/v1"}, tmp_path)["base_url"]
 
 
 @given(text=st.text(max_size=200))
 def test_any_file_is_read_or_refused_in_words(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("any")
-    (directory / "holdfast.toml").write_bytes(text.encode("utf-8", "surrogatepass"))
+    (directory / "treenail.toml").write_bytes(text.encode("utf-8", "surrogatepass"))
     try:
         said = set(load({}, {}, directory).chosen)
     except UsageError as error:
-        said = {"refused"} if "holdfast.toml" in str(error) else {str(error)}
+        said = {"refused"} if "treenail.toml" in str(error) else {str(error)}
     assert said in ({"refused"}, {each.name for each in SETTINGS})
 
 
@@ -107,9 +107,9 @@ def test_runs_are_kept_outside_the_project_and_projects_apart(tmp_path: Path) ->
 
 
 def test_a_store_in_a_repository_is_ignored_by_it(tmp_path: Path) -> None:
-    store = places.ready(places.store_for(tmp_path, ".holdfast/runs.db", {}))
-    assert store == tmp_path / ".holdfast/runs.db"
-    assert (tmp_path / ".holdfast/.gitignore").read_text() == "*\n"
+    store = places.ready(places.store_for(tmp_path, ".treenail/runs.db", {}))
+    assert store == tmp_path / ".treenail/runs.db"
+    assert (tmp_path / ".treenail/.gitignore").read_text() == "*\n"
 
 
 def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
 def test_an_agents_file_counts_more_than_the_projects_and_less_than_a_person(tmp_path: Path) -> None:
     write(tmp_path, "max_steps = 5\nmax_cost = 5\n")
     agent = {"max_steps": 4, "max_cost": 4}
-    told = load({}, {"HOLDFAST_MAX_COST": "3"}, tmp_path, None, agent)
+    told = load({}, {"TREENAIL_MAX_COST": "3"}, tmp_path, None, agent)
     assert (told["max_steps"], told.chosen["max_steps"].source) == (4, "the agent's file")
     assert told["max_cost"] == 3
     with pytest.raises(UsageError, match="the agent's file must be a number above 0"):
@@ -142,7 +142,7 @@ def test_the_flag_for_a_store_is_given_only_where_it_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
+    monkeypatch.delenv("TREENAIL_STORE", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     here = places.store_for(tmp_path, None, {"XDG_STATE_HOME": str(tmp_path / "state")})
     assert places.flag_for(here) == ""

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, RootM
 from pydantic import dataclasses as pydantic_dataclasses
 from pydantic_core import TzInfo
 
-from holdfast.codec import FrozenDict
+from treenail.codec import FrozenDict
 
 law = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """How often each law is tried; the strategies are wide, and many laws share them."""

@@ -14,7 +14,7 @@ from codec_zoo import keys, law, values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.codec import Codec, FrozenDict, TypeRegistry
+from treenail.codec import Codec, FrozenDict, TypeRegistry
 
 CODEC = Codec(TypeRegistry())
 

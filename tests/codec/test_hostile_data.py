@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, field_validator, model_validator
 
-from holdfast.codec import Codec, TypeRegistry, parse_json
-from holdfast.errors import CodecError, DecodeError, UnknownTypeError
+from treenail.codec import Codec, TypeRegistry, parse_json
+from treenail.errors import CodecError, DecodeError, UnknownTypeError
 
 zoneinfo.available_timezones()  # Imports what the standard library needs to list its own zones.
 CODEC = Codec(TypeRegistry())

@@ -12,7 +12,7 @@ from codec_zoo import Address, Box, Cat, Everything, Model, Node, Puppy, Slotted
 from hypothesis import given
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
-from holdfast.codec import Codec, FrozenDict, TypeRegistry
+from treenail.codec import Codec, FrozenDict, TypeRegistry
 
 CODEC = Codec(TypeRegistry())
 

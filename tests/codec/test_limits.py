@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from codec_zoo import Box, Everything, Node, Numbers, Slotted, same
 
-from holdfast.codec import MAX_DEPTH, Codec, TypeRegistry, parse_json
-from holdfast.errors import DecodeError, EncodeError
+from treenail.codec import MAX_DEPTH, Codec, TypeRegistry, parse_json
+from treenail.errors import DecodeError, EncodeError
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from codec_zoo import Address, Box, Cat, Crate, Dog, Model, Numbers, same
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, RootModel, create_model
 
-from holdfast.codec import Codec, TypeRegistry
-from holdfast.errors import DecodeError, EncodeError
+from treenail.codec import Codec, TypeRegistry
+from treenail.errors import DecodeError, EncodeError
 
 T = TypeVar("T")
 

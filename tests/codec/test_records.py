@@ -15,8 +15,8 @@ import pytest
 from codec_zoo import Box, Cat, Checked, Colour, Dog, Made, Pair, Puppy, Shelf, Slotted, SlottedChild, same
 from typing_extensions import TypeAliasType
 
-from holdfast.codec import Codec, TypeRegistry, parse_json
-from holdfast.errors import DecodeError, EncodeError, UsageError
+from treenail.codec import Codec, TypeRegistry, parse_json
+from treenail.errors import DecodeError, EncodeError, UsageError
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from codec_zoo import Box, Cat, Dog, same
 
-from holdfast.codec import Codec, TypeRegistry, register_type, type_registry
-from holdfast.errors import DecodeError, UnknownTypeError, UsageError
+from treenail.codec import Codec, TypeRegistry, register_type, type_registry
+from treenail.errors import DecodeError, UnknownTypeError, UsageError
 
 
 @pytest.fixture

@@ -39,8 +39,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from holdfast.codec import Codec, TypeRegistry, parse_json
-from holdfast.errors import EncodeError
+from treenail.codec import Codec, TypeRegistry, parse_json
+from treenail.errors import EncodeError
 
 CODEC = Codec(TypeRegistry())
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.codec import Codec, TypeRegistry, left_out, sparse
-from holdfast.conversation.events import ProviderUsage
-from holdfast.conversation.messages import InnerMessage
-from holdfast.errors import DecodeError
-from holdfast.state.budget import TokenUsage
-from holdfast.tools.events import ToolInvoked
-from holdfast.tools.tool import ToolResult
+from treenail.codec import Codec, TypeRegistry, left_out, sparse
+from treenail.conversation.events import ProviderUsage
+from treenail.conversation.messages import InnerMessage
+from treenail.errors import DecodeError
+from treenail.state.budget import TokenUsage
+from treenail.tools.events import ToolInvoked
+from treenail.tools.tool import ToolResult
 
 CODEC = Codec(TypeRegistry())
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import pytest
 
-from holdfast.containment import ExecutionConfig
-from holdfast.testing import FakeClock
+from treenail.containment import ExecutionConfig
+from treenail.testing import FakeClock
 
 T = TypeVar("T")
 

@@ -11,11 +11,11 @@ from uuid import UUID
 
 import anyio
 
-from holdfast import Agent, Limits, tool
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.base import ModelEvent, ModelRequest
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.subagents import SubagentLimits, with_subagents
+from treenail import Agent, Limits, tool
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.base import ModelEvent, ModelRequest
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.subagents import SubagentLimits, with_subagents
 
 PRICE = 0.03
 CHILDREN = 8

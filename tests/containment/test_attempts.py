@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.containment import (
+from treenail.containment import (
     BudgetWindowHook,
     CallOutcome,
     ChainMetadata,
@@ -30,9 +30,9 @@ from holdfast.containment import (
     current_call,
     fold,
 )
-from holdfast.containment.ledger import LedgerEvent, Reserved, RetryTaken, Settled
-from holdfast.errors import CallRefused, UsageError
-from holdfast.testing import FakeClock
+from treenail.containment.ledger import LedgerEvent, Reserved, RetryTaken, Settled
+from treenail.errors import CallRefused, UsageError
+from treenail.testing import FakeClock
 
 Config = Callable[..., ExecutionConfig]
 CENT = WrapOptions("ask", cost_estimate_hint=0.01)

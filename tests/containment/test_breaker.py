@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.containment import (
+from treenail.containment import (
     CircuitBreaker,
     CircuitBreakers,
     CircuitState,
@@ -23,7 +23,7 @@ from holdfast.containment import (
     WrapOptions,
     current_call,
 )
-from holdfast.testing import FakeClock
+from treenail.testing import FakeClock
 
 Config = Callable[..., ExecutionConfig]
 ASK = PolicyContext()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.containment import (
+from treenail.containment import (
     BudgetWindowHook,
     Decision,
     DynamicAllocator,
@@ -22,7 +22,7 @@ from holdfast.containment import (
     WeightedAllocator,
     WrapOptions,
 )
-from holdfast.errors import UsageError
+from treenail.errors import UsageError
 
 Config = Callable[..., ExecutionConfig]
 

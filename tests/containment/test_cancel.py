@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.containment import CancellationToken
+from treenail.containment import CancellationToken
 
 
 def test_an_interrupt_in_the_middle_of_a_cancellation_leaves_nobody_untold() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.containment import (
+from treenail.containment import (
     ChainMetadata,
     CircuitBreaker,
     CircuitBreakers,
@@ -28,8 +28,8 @@ from holdfast.containment import (
     WrapOptions,
     current_call,
 )
-from holdfast.errors import CallRefused, UsageError
-from holdfast.testing import FakeClock
+from treenail.errors import CallRefused, UsageError
+from treenail.testing import FakeClock
 
 Config = Callable[..., ExecutionConfig]
 

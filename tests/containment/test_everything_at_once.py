@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from holdfast.containment import (
+from treenail.containment import (
     BudgetWindowHook,
     CircuitBreaker,
     CircuitState,
@@ -26,10 +26,10 @@ from holdfast.containment import (
     WrapOptions,
     current_call,
 )
-from holdfast.containment.ledger import fold
-from holdfast.containment.limits import ExecutionConfig
-from holdfast.errors import CallRefused
-from holdfast.testing import FakeClock
+from treenail.containment.ledger import fold
+from treenail.containment.limits import ExecutionConfig
+from treenail.errors import CallRefused
+from treenail.testing import FakeClock
 
 CENTS = 60
 RETRIES = 40

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.clock import Clock
-from holdfast.errors import UsageError
-from holdfast.testing import FakeClock
+from treenail.clock import Clock
+from treenail.errors import UsageError
+from treenail.testing import FakeClock
 
 
 def test_it_is_a_clock_that_moves_only_by_hand() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from holdfast.containment import (
+from treenail.containment import (
     BudgetWindowHook,
     ChainStopped,
     CircuitBreaker,
@@ -30,9 +30,9 @@ from holdfast.containment import (
     TokenBudgetHook,
     WrapOptions,
 )
-from holdfast.containment.ledger import event_from_json, event_to_json
-from holdfast.errors import UsageError
-from holdfast.testing import FakeClock
+from treenail.containment.ledger import event_from_json, event_to_json
+from treenail.errors import UsageError
+from treenail.testing import FakeClock
 
 Config = Callable[..., ExecutionConfig]
 WAIT_S = 60.0
@@ -248,10 +248,10 @@ def test_a_timeout_beyond_what_the_platform_can_wait_for_kills_no_timer(config: 
     forever = ExecutionContext(config(timeout_ms=10**20))
     soon = ExecutionContext(config(timeout_ms=1))
     assert soon.cancellation_token.wait(WAIT_S)
-    timers = [thread for thread in threading.enumerate() if thread.name == "holdfast-timer"]
+    timers = [thread for thread in threading.enumerate() if thread.name == "treenail-timer"]
     later = ExecutionContext(config(timeout_ms=1))
     assert later.cancellation_token.wait(WAIT_S)
-    assert [thread for thread in threading.enumerate() if thread.name == "holdfast-timer"] == timers
+    assert [thread for thread in threading.enumerate() if thread.name == "treenail-timer"] == timers
     assert forever.stop_reason is None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from holdfast.containment import (
+from treenail.containment import (
     CallUsage,
     Decision,
     ExecutionContext,
@@ -19,7 +19,7 @@ from holdfast.containment import (
     WrapOptions,
     read_journal,
 )
-from holdfast.containment.ledger import Reserved, fold
+from treenail.containment.ledger import Reserved, fold
 
 # One call is 10,000 output tokens at 1 USD per million: a cent. 10,000 of them would cost 100 USD.
 PRICES = StaticPrices({"model": Price(0.0, 1.0)})
@@ -107,7 +107,7 @@ def test_eight_children_in_threads_stop_at_one_dollar_together() -> None:
 
 RUN = """
 import os, signal, sys
-from holdfast.containment import *
+from treenail.containment import *
 
 path, calls_before_the_kill = sys.argv[1], int(sys.argv[2])
 ctx = ExecutionContext.resume(

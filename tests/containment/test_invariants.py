@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.containment import (
+from treenail.containment import (
     Decision,
     ExecutionConfig,
     ExecutionContext,

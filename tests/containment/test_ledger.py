@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.containment import (
+from treenail.containment import (
     ChainMetadata,
     ChainStopped,
     Decision,
@@ -34,9 +34,9 @@ from holdfast.containment import (
     fold,
     read_journal,
 )
-from holdfast.containment.ledger import event_from_json, event_to_json
-from holdfast.errors import LogDamagedError, UsageError
-from holdfast.testing import FakeClock
+from treenail.containment.ledger import event_from_json, event_to_json
+from treenail.errors import LogDamagedError, UsageError
+from treenail.testing import FakeClock
 
 Config = Callable[..., ExecutionConfig]
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
@@ -231,7 +231,7 @@ def test_damage_in_the_middle_is_told_of(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from holdfast.containment import *
+from treenail.containment import *
 
 path, moment = sys.argv[1:]
 journal = JsonlJournal(path)
@@ -326,7 +326,7 @@ def test_a_chain_that_runs_out_of_time_is_closed_when_its_journal_has_heard_of_i
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever closes the chain closes the journal next, and the stop belongs into it."""
-    monkeypatch.setattr("holdfast.containment.context._LAST_WORD_S", 3600.0)
+    monkeypatch.setattr("treenail.containment.context._LAST_WORD_S", 3600.0)
     journal: list[LedgerEvent] = []
     may_write, cancelled = threading.Event(), threading.Event()
 
@@ -350,7 +350,7 @@ def test_a_chain_may_be_closed_by_what_its_timeout_cancels(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not wait for itself."""
-    monkeypatch.setattr("holdfast.containment.context._LAST_WORD_S", 3600.0)
+    monkeypatch.setattr("treenail.containment.context._LAST_WORD_S", 3600.0)
     journal: list[LedgerEvent] = []
     is_over = threading.Event()
 

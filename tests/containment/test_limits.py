@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.containment import (
+from treenail.containment import (
     BudgetWindowHook,
     CallUsage,
     CircuitBreaker,
@@ -17,8 +17,8 @@ from holdfast.containment import (
     LoopPolicy,
     WrapOptions,
 )
-from holdfast.containment.limits import to_pico, to_usd
-from holdfast.errors import UsageError
+from treenail.containment.limits import to_pico, to_usd
+from treenail.errors import UsageError
 
 GOOD = {"max_cost_usd": 1.0, "max_steps": 10, "max_retries_total": 3, "timeout_ms": 1000}
 NEVER = [-1, -0.5, math.nan, math.inf, -math.inf, True, False, "5", [1], b"1"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.containment import (
+from treenail.containment import (
     CallUsage,
     CircuitBreakers,
     CircuitState,
@@ -24,8 +24,8 @@ from holdfast.containment import (
     WrapOptions,
     current_call,
 )
-from holdfast.errors import UsageError
-from holdfast.testing import FakeClock
+from treenail.errors import UsageError
+from treenail.testing import FakeClock
 
 Config = Callable[..., ExecutionConfig]
 

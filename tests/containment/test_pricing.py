@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.containment import (
+from treenail.containment import (
     CallUsage,
     ChainMetadata,
     Decision,
@@ -28,7 +28,7 @@ from holdfast.containment import (
     estimate_tokens,
     usage_of,
 )
-from holdfast.errors import UsageError
+from treenail.errors import UsageError
 
 Config = Callable[..., ExecutionConfig]
 
@@ -135,7 +135,7 @@ def test_the_price_table_is_imported_only_when_used() -> None:
     """Importing the containment, and calls without a model, do not pull the table in."""
     code = (
         "import sys\n"
-        "from holdfast.containment import ExecutionContext, Limits\n"
+        "from treenail.containment import ExecutionContext, Limits\n"
         "ExecutionContext(Limits(max_cost_usd=1.0)).wrap_llm_call(lambda: None)\n"
         "assert 'genai_prices' not in sys.modules\n"
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.containment import (
+from treenail.containment import (
     CallUsage,
     Decision,
     ExecutionConfig,
@@ -14,8 +14,8 @@ from holdfast.containment import (
     RatePolicy,
     WrapOptions,
 )
-from holdfast.errors import UsageError
-from holdfast.testing import FakeClock
+from treenail.errors import UsageError
+from treenail.testing import FakeClock
 
 Config = Callable[..., ExecutionConfig]
 

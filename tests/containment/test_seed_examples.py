@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from holdfast.containment import (
+from treenail.containment import (
     ChainMetadata,
     ContextSnapshot,
     ExecutionConfig,
@@ -22,7 +22,7 @@ from holdfast.containment import (
 
 def test_example_1_a_single_request_chain(capsys: pytest.CaptureFixture[str]) -> None:
     """A single call is made, charged its hint, and counted as a step."""
-    from holdfast.containment import (
+    from treenail.containment import (
         ChainMetadata,
         Decision,
         ExecutionConfig,
@@ -69,7 +69,7 @@ def test_example_1_a_single_request_chain(capsys: pytest.CaptureFixture[str]) ->
 
 def test_example_2_an_agent_loop_with_a_step_limit(capsys: pytest.CaptureFixture[str]) -> None:
     """The loop is ended by the configuration at step 20, not by its range."""
-    from holdfast.containment import Decision, ExecutionConfig, ExecutionContext, WrapOptions
+    from treenail.containment import Decision, ExecutionConfig, ExecutionContext, WrapOptions
 
     done: list[int] = []
     agent_step = done.append

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.delegates import PassesOn
 
-from holdfast.containment import (
+from treenail.containment import (
     AdaptiveBudgetHook,
     BudgetWindowHook,
     CallUsage,
@@ -36,8 +36,8 @@ from holdfast.containment import (
     WrapOptions,
     current_call,
 )
-from holdfast.errors import CallRefused, UsageError
-from holdfast.testing import FakeClock
+from treenail.errors import CallRefused, UsageError
+from treenail.testing import FakeClock
 
 Config = Callable[..., ExecutionConfig]
 CTX = ToolCallContext(request_id="r")

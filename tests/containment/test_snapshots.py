@@ -14,7 +14,7 @@ from uuid import UUID
 import anyio
 import pytest
 
-from holdfast.containment import (
+from treenail.containment import (
     ChainMetadata,
     ContextSnapshot,
     Decision,
@@ -26,7 +26,7 @@ from holdfast.containment import (
     current_call,
     threads,
 )
-from holdfast.testing import FakeClock
+from treenail.testing import FakeClock
 
 Config = Callable[..., ExecutionConfig]
 

@@ -15,8 +15,8 @@ import anyio
 import pytest
 from tests.delegates import PassesOn
 
-from holdfast.clock import Clock, FixedClock, SystemClock
-from holdfast.containment import (
+from treenail.clock import Clock, FixedClock, SystemClock
+from treenail.containment import (
     CancellationToken,
     Decision,
     ExecutionConfig,
@@ -25,9 +25,9 @@ from holdfast.containment import (
     WrapOptions,
     current_call,
 )
-from holdfast.containment.threads import TimerHeap, call_later
-from holdfast.errors import CancelledByToken
-from holdfast.testing import FakeClock
+from treenail.containment.threads import TimerHeap, call_later
+from treenail.errors import CancelledByToken
+from treenail.testing import FakeClock
 
 Config = Callable[..., ExecutionConfig]
 
@@ -164,7 +164,7 @@ def test_a_sync_handler_sees_its_token(
 
 CTRL_C = """
 import sys, socket, anyio
-from holdfast.containment import ExecutionContext, Limits, current_call
+from treenail.containment import ExecutionContext, Limits, current_call
 
 port, face = int(sys.argv[1]), sys.argv[2]
 ctx = ExecutionContext(Limits(max_cost_usd=1.0, timeout=60.0))

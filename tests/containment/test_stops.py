@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from holdfast.containment import (
+from treenail.containment import (
     BudgetWindowHook,
     ChainMetadata,
     CircuitBreaker,
@@ -22,15 +22,15 @@ from holdfast.containment import (
     WrapOptions,
     current_call,
 )
-from holdfast.containment import context as context_module
-from holdfast.errors import (
+from treenail.containment import context as context_module
+from treenail.errors import (
     BudgetExceededError,
     CallRefused,
     CancelledByToken,
     DeadlineExceededError,
     UsageError,
 )
-from holdfast.testing import FakeClock
+from treenail.testing import FakeClock
 
 Config = Callable[..., ExecutionConfig]
 

@@ -10,9 +10,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from holdfast.containment import threads
-from holdfast.containment.cancel import CancellationToken
-from holdfast.containment.threads import Handover
+from treenail.containment import threads
+from treenail.containment.cancel import CancellationToken
+from treenail.containment.threads import Handover
 
 pytestmark = pytest.mark.timeout(120)
 

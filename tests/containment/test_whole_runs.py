@@ -16,8 +16,8 @@ import anyio
 import pytest
 from tests.containment.fleet_child import CHILDREN, PRICE, boss_in
 
-from holdfast import Agent, Limits, TurnState, tool
-from holdfast.containment import (
+from treenail import Agent, Limits, TurnState, tool
+from treenail.containment import (
     CancellationToken,
     ChainMetadata,
     CircuitBreaker,
@@ -30,26 +30,26 @@ from holdfast.containment import (
     StaticPrices,
     ToolCallContext,
 )
-from holdfast.conversation import CompactionSettings, ProviderUsage
-from holdfast.conversation.events import SubagentEvent
-from holdfast.errors import ModelCallError
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.anthropic import Anthropic
-from holdfast.providers.base import ModelEvent, ModelRequest, Provider
-from holdfast.providers.openai import OpenAI
-from holdfast.providers.retrying import RetryPolicy
-from holdfast.providers.scripted import Answer, Scripted, ScriptedProvider
-from holdfast.state import ExecutionState, ResourceRegistry, Session
-from holdfast.state.budget import Deadline, TokenUsage
-from holdfast.subagents import LoopRunner, SubagentLimits, Subagents, with_subagents
-from holdfast.testing import FakeClock
-from holdfast.testing.wire import Broken, WireServer
-from holdfast.tools.shell import shell_tool
-from holdfast.turns import InnerLoop, TurnResult
-from holdfast.turns.ledger import contain, ledger_of
-from holdfast.workflows import StepSpec, Workflow, WorkflowSpec
-from holdfast.workspace import Filesystem
-from holdfast.workspace.host import HostFilesystem
+from treenail.conversation import CompactionSettings, ProviderUsage
+from treenail.conversation.events import SubagentEvent
+from treenail.errors import ModelCallError
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.anthropic import Anthropic
+from treenail.providers.base import ModelEvent, ModelRequest, Provider
+from treenail.providers.openai import OpenAI
+from treenail.providers.retrying import RetryPolicy
+from treenail.providers.scripted import Answer, Scripted, ScriptedProvider
+from treenail.state import ExecutionState, ResourceRegistry, Session
+from treenail.state.budget import Deadline, TokenUsage
+from treenail.subagents import LoopRunner, SubagentLimits, Subagents, with_subagents
+from treenail.testing import FakeClock
+from treenail.testing.wire import Broken, WireServer
+from treenail.tools.shell import shell_tool
+from treenail.turns import InnerLoop, TurnResult
+from treenail.turns.ledger import contain, ledger_of
+from treenail.workflows import StepSpec, Workflow, WorkflowSpec
+from treenail.workspace import Filesystem
+from treenail.workspace.host import HostFilesystem
 
 # --- one dollar ----------------------------------------------------------------------------------------
 
@@ -256,8 +256,8 @@ def test_whatever_stops_a_run_closes_the_connection_to_the_model(
 
 CTRL_C = """
 import sys
-from holdfast import Agent, Limits
-from holdfast.providers.openai import OpenAI
+from treenail import Agent, Limits
+from treenail.providers.openai import OpenAI
 
 try:
     provider = OpenAI("m", base_url=sys.argv[1], api_key="k")

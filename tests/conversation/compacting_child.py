@@ -11,11 +11,11 @@ from typing import Any
 import anyio
 from digging_kit import digging, is_summary, loop_on
 
-from holdfast.conversation import CompactionSettings
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.base import ModelRequest
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import Session
+from treenail.conversation import CompactionSettings
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.base import ModelRequest
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import Session
 
 
 def die() -> None:
@@ -28,7 +28,7 @@ class DyingLog(SqliteLog):
     when = ""
 
     def append(self, lease: Any, drafts: Any, **keywords: Any) -> Any:
-        is_compaction = any(draft.type == "holdfast.HistoryCompacted" for draft in drafts)
+        is_compaction = any(draft.type == "treenail.HistoryCompacted" for draft in drafts)
         if is_compaction and self.when == "before it is logged":
             die()
         done = super().append(lease, drafts, **keywords)

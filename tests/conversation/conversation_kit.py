@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from holdfast.conversation import (
+from treenail.conversation import (
     InnerMessage,
     Replay,
     ReplayItem,
     ToolCallRecord,
     enable_inner_message_recording,
 )
-from holdfast.conversation.replay import replay_events
-from holdfast.providers.translate import to_anthropic, to_openai_chat, to_openai_responses
-from holdfast.state import Session
-from holdfast.testing.wire_rules import (
+from treenail.conversation.replay import replay_events
+from treenail.providers.translate import to_anthropic, to_openai_chat, to_openai_responses
+from treenail.state import Session
+from treenail.testing.wire_rules import (
     anthropic_violations,
     openai_chat_violations,
     openai_responses_violations,
@@ -52,7 +52,7 @@ def fold(*events: object, **options) -> Replay:
 
 def numbered(events: Sequence[object]) -> list[tuple[int, object, str]]:
     """Give events their places and type names, as a log does."""
-    return [(seq, each, f"holdfast.{type(each).__name__}") for seq, each in enumerate(events, start=1)]
+    return [(seq, each, f"treenail.{type(each).__name__}") for seq, each in enumerate(events, start=1)]
 
 
 def sent(replayed: Replay) -> list[bytes]:

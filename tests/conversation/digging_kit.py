@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from holdfast import Agent, tool
-from holdfast.conversation import CompactionSettings
-from holdfast.errors import ModelCallError
-from holdfast.providers.base import ModelRequest, Provider
-from holdfast.providers.scripted import Answer
-from holdfast.state import ExecutionState, ResourceRegistry, Session, TokenUsage
-from holdfast.turns import InnerLoop
+from treenail import Agent, tool
+from treenail.conversation import CompactionSettings
+from treenail.errors import ModelCallError
+from treenail.providers.base import ModelRequest, Provider
+from treenail.providers.scripted import Answer
+from treenail.state import ExecutionState, ResourceRegistry, Session, TokenUsage
+from treenail.turns import InnerLoop
 
 SUMMARY = {
     "goal": "Dig",

@@ -22,8 +22,8 @@ from conversation_kit import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.codec import FrozenDict
-from holdfast.conversation import (
+from treenail.codec import FrozenDict
+from treenail.conversation import (
     BranchSummary,
     CompactionSettings,
     Compactor,
@@ -43,12 +43,12 @@ from holdfast.conversation import (
     pressure,
     replay,
 )
-from holdfast.conversation.compaction import MAX_SUMMARY_CHARS, read_summary, summary_prompt
-from holdfast.errors import BudgetExceededError, DeadlineExceededError, ModelCallError, UsageError
-from holdfast.state import InProcessEventBus, Session, TokenUsage
-from holdfast.tools.events import ToolInvoked, ToolStarted
-from holdfast.tools.plan import SetupPlan, UpdateStep, install_plan
-from holdfast.tools.tool import ToolResult
+from treenail.conversation.compaction import MAX_SUMMARY_CHARS, read_summary, summary_prompt
+from treenail.errors import BudgetExceededError, DeadlineExceededError, ModelCallError, UsageError
+from treenail.state import InProcessEventBus, Session, TokenUsage
+from treenail.tools.events import ToolInvoked, ToolStarted
+from treenail.tools.plan import SetupPlan, UpdateStep, install_plan
+from treenail.tools.tool import ToolResult
 
 # --- the plan ----------------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ import pytest
 from conversation_kit import violations
 from digging_kit import AGENT, ROUNDS, digging, loop_on
 
-from holdfast import Limits
-from holdfast.conversation import (
+from treenail import Limits
+from treenail.conversation import (
     CompactionSettings,
     ContextPressure,
     HistoryCompacted,
@@ -23,15 +23,15 @@ from holdfast.conversation import (
     inspect_replay,
     replay,
 )
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.anthropic import Anthropic
-from holdfast.providers.base import ModelRequest, Provider
-from holdfast.providers.openai import OpenAI
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import InProcessEventBus, Session
-from holdfast.testing.wire import Fault, Step, WireRequest, WireServer
-from holdfast.turns import ModelAdapter, StatusChanged, TurnState
-from holdfast.turns.ledger import contain
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.anthropic import Anthropic
+from treenail.providers.base import ModelRequest, Provider
+from treenail.providers.openai import OpenAI
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import InProcessEventBus, Session
+from treenail.testing.wire import Fault, Step, WireRequest, WireServer
+from treenail.turns import ModelAdapter, StatusChanged, TurnState
+from treenail.turns.ledger import contain
 
 
 def ran(provider: Provider, settings: CompactionSettings, session: Session | None = None, **options):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import anyio
 from conversation_kit import violations
 
-from holdfast import Agent, tool
-from holdfast.conversation import BranchSummary, branch_summary, replay
-from holdfast.conversation.branches import MAX_BRANCH_CHARS
-from holdfast.providers.base import ModelRequest
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.tools.boundaries import fork_at
-from holdfast.tools.events import SessionForked
-from holdfast.turns import InnerLoop, TurnState
-from holdfast.workspace.memory import InMemoryFilesystem
+from treenail import Agent, tool
+from treenail.conversation import BranchSummary, branch_summary, replay
+from treenail.conversation.branches import MAX_BRANCH_CHARS
+from treenail.providers.base import ModelRequest
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.tools.boundaries import fork_at
+from treenail.tools.events import SessionForked
+from treenail.turns import InnerLoop, TurnState
+from treenail.workspace.memory import InMemoryFilesystem
 
 
 @tool(effects="workspace")

@@ -8,7 +8,7 @@ from conversation_kit import NOW, said, session_of, violations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.conversation import (
+from treenail.conversation import (
     BranchSummary,
     HistoryCompacted,
     InnerMessage,
@@ -22,13 +22,13 @@ from holdfast.conversation import (
     plan_session,
     replay,
 )
-from holdfast.conversation.replay import BEGIN_TEXT, ORPHAN_TEXT, UNREADABLE_REASON
-from holdfast.log.event import Draft
-from holdfast.log.lease import this_process_owner
-from holdfast.log.memory import MemoryLog
-from holdfast.state import Session, TokenUsage
-from holdfast.tools.events import ToolHeld, ToolStarted
-from holdfast.turns import PartialText, TurnEnded, TurnState
+from treenail.conversation.replay import BEGIN_TEXT, ORPHAN_TEXT, UNREADABLE_REASON
+from treenail.log.event import Draft
+from treenail.log.lease import this_process_owner
+from treenail.log.memory import MemoryLog
+from treenail.state import Session, TokenUsage
+from treenail.tools.events import ToolHeld, ToolStarted
+from treenail.turns import PartialText, TurnEnded, TurnState
 
 MODEL, DIALECT = "m", "d"
 
@@ -263,7 +263,7 @@ def test_a_message_that_cannot_be_read_is_left_out_for_that_reason() -> None:
     session = session_of(said("user", "whole"))
     session.close()
     lease = session.log.acquire(session.session_id, owner=this_process_owner(), ttl_s=30)
-    session.log.append(lease, [Draft("holdfast.InnerMessage", b'{"role": 7}', 0)], expected_seq=1)
+    session.log.append(lease, [Draft("treenail.InnerMessage", b'{"role": 7}', 0)], expected_seq=1)
     replayed = replay(session)
     assert [each.text for each in replayed.items] == ["whole"]
     assert [(each.seq, each.reason) for each in replayed.left_out] == [(2, UNREADABLE_REASON)]

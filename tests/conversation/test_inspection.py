@@ -7,7 +7,7 @@ from pathlib import Path
 
 from conversation_kit import asked, said, session_of
 
-from holdfast.conversation import (
+from treenail.conversation import (
     HistoryCompacted,
     ImagePart,
     ProviderUsage,
@@ -18,10 +18,10 @@ from holdfast.conversation import (
     inspect_replay,
     replay,
 )
-from holdfast.conversation.replay import AUDIT_REASON, ORPHAN_TEXT
-from holdfast.log.sqlite import SqliteLog
-from holdfast.state import Session, TokenUsage
-from holdfast.turns import PartialText, TurnEnded, TurnState
+from treenail.conversation.replay import AUDIT_REASON, ORPHAN_TEXT
+from treenail.log.sqlite import SqliteLog
+from treenail.state import Session, TokenUsage
+from treenail.turns import PartialText, TurnEnded, TurnState
 
 THOUGHT = ReasoningPart("m", "d", {"type": "thinking"})
 LOG = [
@@ -83,10 +83,10 @@ def test_an_inspection_is_data_and_text() -> None:
     assert data["items"][2]["parts"] == [{"kind": "reasoning", "model": "m", "dialect": "d"}]
     assert data["items"][2]["calls"] == [{"id": "c1", "name": "look", "arguments": "{}"}]
     assert {each["type"] for each in data["left_out"]} == {
-        "holdfast.ProviderUsage",
+        "treenail.ProviderUsage",
         "SubagentEvent",
-        "holdfast.PartialText",
-        "holdfast.TurnEnded",
+        "treenail.PartialText",
+        "treenail.TurnEnded",
     }
     assert data["prefix_hash"] == seen.prefix_hash
     text = seen.render(max_chars_per_item=30)

@@ -11,7 +11,7 @@ from uuid import uuid4
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.conversation import (
+from treenail.conversation import (
     InnerMessage,
     ToolCallRecord,
     enable_inner_message_recording,
@@ -20,7 +20,7 @@ from holdfast.conversation import (
     get_pending_tool_calls,
     inner_message_append,
 )
-from holdfast.state import InProcessEventBus, Session, SlicePolicy, Snapshot
+from treenail.state import InProcessEventBus, Session, SlicePolicy, Snapshot
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

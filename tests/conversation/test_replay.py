@@ -21,21 +21,21 @@ from conversation_kit import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.conversation.events import (
+from treenail.conversation.events import (
     BranchSummary,
     ContextPressure,
     HistoryCompacted,
     ProviderUsage,
     SubagentEvent,
 )
-from holdfast.conversation.messages import (
+from treenail.conversation.messages import (
     ImagePart,
     InnerMessage,
     ReasoningPart,
     ToolCallRecord,
     enable_inner_message_recording,
 )
-from holdfast.conversation.replay import (
+from treenail.conversation.replay import (
     AUDIT_REASON,
     BEGIN_TEXT,
     ORPHAN_TEXT,
@@ -45,10 +45,10 @@ from holdfast.conversation.replay import (
     ReplayItem,
     replay,
 )
-from holdfast.providers.translate import to_anthropic, to_openai_chat, to_openai_responses
-from holdfast.state import Session, Snapshot, TokenUsage
-from holdfast.tools.events import ToolStarted
-from holdfast.turns import PartialText, TurnEnded, TurnState
+from treenail.providers.translate import to_anthropic, to_openai_chat, to_openai_responses
+from treenail.state import Session, Snapshot, TokenUsage
+from treenail.tools.events import ToolStarted
+from treenail.turns import PartialText, TurnEnded, TurnState
 
 AUDIT = [
     ProviderUsage("p", "m", 1, TokenUsage(input_tokens=1)),

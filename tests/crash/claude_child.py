@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast import Agent, tool
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.claude_agent import ClaudeAgent
-from holdfast.testing.claude_wire import claude_environment
+from treenail import Agent, tool
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.claude_agent import ClaudeAgent
+from treenail.testing.claude_wire import claude_environment
 
 
 @tool
@@ -39,7 +39,7 @@ class DyingLog(SqliteLog):
 
     def append(self, lease: Any, drafts: Any, **keywords: Any) -> Any:
         done = super().append(lease, drafts, **keywords)
-        self.left -= any(draft.type in ("holdfast.InnerMessage", "holdfast.TurnStarted") for draft in drafts)
+        self.left -= any(draft.type in ("treenail.InnerMessage", "treenail.TurnStarted") for draft in drafts)
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return done

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from claude_child import NOTER, provider_of
 
-from holdfast import Run, TurnState
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.providers.vendor_loop import VendorSession
-from holdfast.testing.claude_wire import ClaudeWireServer
-from holdfast.tools.events import ToolInvoked
+from treenail import Run, TurnState
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.providers.vendor_loop import VendorSession
+from treenail.testing.claude_wire import ClaudeWireServer
+from treenail.tools.events import ToolInvoked
 
 CHILD = Path(__file__).with_name("claude_child.py")
 

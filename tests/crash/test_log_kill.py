@@ -12,8 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from holdfast.log.lease import this_process_owner
-from holdfast.log.sqlite import SqliteLog
+from treenail.log.lease import this_process_owner
+from treenail.log.sqlite import SqliteLog
 
 KILLS = 36
 SESSION = UUID(int=7)
@@ -22,9 +22,9 @@ SESSION = UUID(int=7)
 WRITER = """
 import os, random, sys
 from uuid import UUID
-from holdfast.log import Draft
-from holdfast.log.lease import this_process_owner
-from holdfast.log.sqlite import SqliteLog
+from treenail.log import Draft
+from treenail.log.lease import this_process_owner
+from treenail.log.sqlite import SqliteLog
 
 path, life, synchronous = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 chance = random.Random(life)

@@ -17,16 +17,16 @@ from pathlib import Path
 import anyio
 import pytest
 
-from holdfast import Agent, tool
-from holdfast.agent import erase_run
-from holdfast.errors import SessionNotFoundError, UsageError
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import ExecutionState, ResourceRegistry, Session
-from holdfast.tools import ToolCall, ToolContext, ToolInvoked, ToolRunner, ToolStarted, recover
-from holdfast.turns import InnerLoop, TurnState
-from holdfast.workspace import Filesystem
-from holdfast.workspace.host import HostFilesystem
+from treenail import Agent, tool
+from treenail.agent import erase_run
+from treenail.errors import SessionNotFoundError, UsageError
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import ExecutionState, ResourceRegistry, Session
+from treenail.tools import ToolCall, ToolContext, ToolInvoked, ToolRunner, ToolStarted, recover
+from treenail.turns import InnerLoop, TurnState
+from treenail.workspace import Filesystem
+from treenail.workspace.host import HostFilesystem
 
 BEFORE = {"kept.txt": "kept\n", "changed.txt": "before\n", "deleted.txt": "still there\n"}
 AFTER = {"kept.txt": "kept\n", "changed.txt": "after\n", "new/file.txt": "new\n"}
@@ -39,7 +39,7 @@ def change(context: ToolContext) -> str:
     files.delete("deleted.txt")
     files.mkdir("new", parents=True)
     files.write("new/file.txt", "new\n")
-    if os.environ.get("HOLDFAST_TEST_VICTIM"):
+    if os.environ.get("TREENAIL_TEST_VICTIM"):
         os.kill(os.getpid(), signal.SIGKILL)
     return "changed"
 
@@ -96,7 +96,7 @@ def cut_off(directory: Path, name: str) -> SqliteLog:
     for path, content in BEFORE.items():
         (work / path).write_text(content)
     command = [sys.executable, __file__, str(directory), name]
-    victim = subprocess.run(command, check=False, timeout=60, env={**os.environ, "HOLDFAST_TEST_VICTIM": "1"})
+    victim = subprocess.run(command, check=False, timeout=60, env={**os.environ, "TREENAIL_TEST_VICTIM": "1"})
     assert victim.returncode == -signal.SIGKILL
     assert contents(work) == AFTER, "the victim was to die after its changes"
     for each in ("runs.db", "runs.db-wal", "runs.db-shm"):

@@ -20,9 +20,9 @@ from uuid import UUID
 
 import pytest
 
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
-from holdfast.state import Session, fold
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
+from treenail.state import Session, fold
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "state"))
 

@@ -18,16 +18,16 @@ import anyio
 import pytest
 from killing import ProcessKilled, in_child
 
-from holdfast import Agent, tool
-from holdfast.conversation.events import SubagentEvent
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import ExecutionState, ResourceRegistry, Session
-from holdfast.subagents import LoopRunner, Subagents, SubagentStatus, subagent_tools
-from holdfast.subagents.states import apply_event
-from holdfast.turns import InnerLoop, TurnStarted, TurnState, turn_state
-from holdfast.workspace import Filesystem
-from holdfast.workspace.host import HostFilesystem
+from treenail import Agent, tool
+from treenail.conversation.events import SubagentEvent
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import ExecutionState, ResourceRegistry, Session
+from treenail.subagents import LoopRunner, Subagents, SubagentStatus, subagent_tools
+from treenail.subagents.states import apply_event
+from treenail.turns import InnerLoop, TurnStarted, TurnState, turn_state
+from treenail.workspace import Filesystem
+from treenail.workspace.host import HostFilesystem
 
 
 @tool

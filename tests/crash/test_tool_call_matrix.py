@@ -8,11 +8,11 @@ runs one call and is killed at one moment; `killing.py` finds the moments by its
 SQL statement, and before, after and within every file operation that leaves a disk of its own (kills that
 leave the same bytes behind are the same crash, and are done once). The call that uses every operation of
 the filesystem is killed at all of its moments. Of the other work each place in the code is taken, the first
-and the last time it is reached, and more by chance from a fixed seed; `HOLDFAST_EVERY_MOMENT=1` takes all.
+and the last time it is reached, and more by chance from a fixed seed; `TREENAIL_EVERY_MOMENT=1` takes all.
 
 Then this process opens the world as a next process would, lets `recover` put things right, and compares
 with two references: the world before the call, and the world after it. What the files must be after it is
-worked out by hand, without Holdfast. It then resumes as a loop would, runs what has not ended, and expects
+worked out by hand, without Treenail. It then resumes as a loop would, runs what has not ended, and expects
 the world after the call, whatever happened on the way; and last it goes back to before the call once more.
 """
 
@@ -34,23 +34,23 @@ from uuid import UUID
 import pytest
 from killing import Disk, Moment, Watch, in_child, killed, moments, orphaned, sample
 
-from holdfast.errors import ReadOnlyError
-from holdfast.log.event import SlicePolicy
-from holdfast.log.sqlite import SqliteLog
-from holdfast.state.events import event
-from holdfast.state.execution import ExecutionState
-from holdfast.state.resources import ResourceRegistry
-from holdfast.state.session import Session
-from holdfast.state.slices import Append, Replace, Slice, replace_latest
-from holdfast.tools._process import run_command_async
-from holdfast.tools.boundaries import diff_calls, recover, rollback_to_call
-from holdfast.tools.context import ToolContext, filesystem_of
-from holdfast.tools.events import OutboxPut, ToolInvoked, ToolStarted
-from holdfast.tools.outbox import Outbox, undelivered
-from holdfast.tools.runner import ToolRunner
-from holdfast.tools.tool import Tool, ToolCall, ToolResult
-from holdfast.workspace.base import Filesystem
-from holdfast.workspace.host import HostFilesystem
+from treenail.errors import ReadOnlyError
+from treenail.log.event import SlicePolicy
+from treenail.log.sqlite import SqliteLog
+from treenail.state.events import event
+from treenail.state.execution import ExecutionState
+from treenail.state.resources import ResourceRegistry
+from treenail.state.session import Session
+from treenail.state.slices import Append, Replace, Slice, replace_latest
+from treenail.tools._process import run_command_async
+from treenail.tools.boundaries import diff_calls, recover, rollback_to_call
+from treenail.tools.context import ToolContext, filesystem_of
+from treenail.tools.events import OutboxPut, ToolInvoked, ToolStarted
+from treenail.tools.outbox import Outbox, undelivered
+from treenail.tools.runner import ToolRunner
+from treenail.tools.tool import Tool, ToolCall, ToolResult
+from treenail.workspace.base import Filesystem
+from treenail.workspace.host import HostFilesystem
 
 SESSION_ID = UUID(int=0x0D1E)
 CALL_ID = "call-under-test"
@@ -229,7 +229,7 @@ def prepared() -> Iterator[Path]:
     """A world in which a run has been going on for a while, and stopped properly."""
     # The death of a process is the same on a disk in memory, which is ten times as fast.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    base = Path(tempfile.mkdtemp(prefix="holdfast-crash-", dir=memory))
+    base = Path(tempfile.mkdtemp(prefix="treenail-crash-", dir=memory))
     world = World(base / "world")
     world.workspace.mkdir(parents=True)
     world.deliveries.mkdir(parents=True)
@@ -326,7 +326,7 @@ def edit(*, context: ToolContext) -> ToolResult[Finding]:
 
 
 def edited_by_hand(root: Path) -> None:
-    """Do what `edit` does, without Holdfast."""
+    """Do what `edit` does, without Treenail."""
     (root / "new/deep").mkdir(parents=True)
     (root / "new/deep/file.txt").write_text("created with its parents\n")
     (root / "notes.txt").write_text("overwritten again\n")
@@ -372,7 +372,7 @@ async def command(*, context: ToolContext) -> ToolResult[Finding]:
 
 
 def commanded_by_hand(root: Path) -> None:
-    """Do what `command` does, without Holdfast."""
+    """Do what `command` does, without Treenail."""
     (root / "early.txt").write_text("written before the command\n")
     subprocess.run(["/bin/sh", "-c", SCRIPT], cwd=root, check=True, stdout=subprocess.DEVNULL)
     (root / "notes.txt").write_text("written after the command\n")
@@ -677,7 +677,7 @@ class Judge:
         assert len(delivered) <= len(self.after.outbox) + 1
 
 
-EVERY_MOMENT = "HOLDFAST_EVERY_MOMENT" in os.environ
+EVERY_MOMENT = "TREENAIL_EVERY_MOMENT" in os.environ
 """Set it to kill at every moment and to resume after every kill, where otherwise a part of them has to do."""
 
 

@@ -19,15 +19,15 @@ import anyio
 import pytest
 from killing import ProcessKilled, in_child
 
-from holdfast import Agent, tool
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.base import ModelRequest
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import ExecutionState, ResourceRegistry, Session
-from holdfast.subagents import LoopRunner, SubagentChangesApplied
-from holdfast.tools.boundaries import boundaries, recover
-from holdfast.turns import InnerLoop, TurnStarted, TurnState, turn_state
-from holdfast.workflows import (
+from treenail import Agent, tool
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.base import ModelRequest
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import ExecutionState, ResourceRegistry, Session
+from treenail.subagents import LoopRunner, SubagentChangesApplied
+from treenail.tools.boundaries import boundaries, recover
+from treenail.turns import InnerLoop, TurnStarted, TurnState, turn_state
+from treenail.workflows import (
     StepSpec,
     Workflow,
     WorkflowEvent,
@@ -37,9 +37,9 @@ from holdfast.workflows import (
     rerun_steps,
     with_workflows,
 )
-from holdfast.workflows.events import fold_workflow
-from holdfast.workspace import Filesystem
-from holdfast.workspace.host import HostFilesystem
+from treenail.workflows.events import fold_workflow
+from treenail.workspace import Filesystem
+from treenail.workspace.host import HostFilesystem
 
 
 @tool

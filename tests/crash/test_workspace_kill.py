@@ -22,10 +22,10 @@ from pathlib import Path
 import pytest
 from killing import Disk, ProcessKilled, Watch, in_child, killed, moments
 
-from holdfast.clock import new_id
-from holdfast.workspace import objects
-from holdfast.workspace.base import FilesystemSnapshot
-from holdfast.workspace.host import HostFilesystem
+from treenail.clock import new_id
+from treenail.workspace import objects
+from treenail.workspace.base import FilesystemSnapshot
+from treenail.workspace.host import HostFilesystem
 
 Tree = dict[str, tuple[object, ...]]
 
@@ -152,7 +152,7 @@ def change_from_outside(root: Path) -> None:
 
 
 def nothing_before(bench: Bench) -> None:
-    """A directory that Holdfast has never seen."""
+    """A directory that Treenail has never seen."""
 
 
 def one_call_before(bench: Bench) -> None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.clock import Clock
-from holdfast.codec import FrozenDict
-from holdfast.containment import CancellationToken, ExecutionContext
-from holdfast.conversation.events import ProviderUsage
-from holdfast.prompt import MarkdownSection, Prompt, PromptResponse
-from holdfast.state import (
+from treenail.clock import Clock
+from treenail.codec import FrozenDict
+from treenail.containment import CancellationToken, ExecutionContext
+from treenail.conversation.events import ProviderUsage
+from treenail.prompt import MarkdownSection, Prompt, PromptResponse
+from treenail.state import (
     Budget,
     BudgetTracker,
     Deadline,
@@ -21,9 +21,9 @@ from holdfast.state import (
     Session,
     TokenUsage,
 )
-from holdfast.state.events import event
-from holdfast.tools.events import ToolInvoked
-from holdfast.tools.tool import ToolResult
+from treenail.state.events import event
+from treenail.tools.events import ToolInvoked
+from treenail.tools.tool import ToolResult
 
 
 @dataclass(frozen=True)

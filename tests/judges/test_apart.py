@@ -10,10 +10,10 @@ from typing import Any
 import anyio
 from judges_kit import Verdict, answering, judge_prompt
 
-from holdfast import Agent, ResourceRegistry, Session, tool
-from holdfast.containment import CircuitBreaker, CircuitState, Limits, LoopPolicy, SafetyEvent
-from holdfast.errors import ThrottleError
-from holdfast.judges import (
+from treenail import Agent, ResourceRegistry, Session, tool
+from treenail.containment import CircuitBreaker, CircuitState, Limits, LoopPolicy, SafetyEvent
+from treenail.errors import ThrottleError
+from treenail.judges import (
     CompletionChecked,
     FeedbackProviderConfig,
     FeedbackTrigger,
@@ -24,20 +24,20 @@ from holdfast.judges import (
     NestedExecutionConfig,
     NestedExecutionContext,
 )
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.base import ModelRequest
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import ExecutionState
-from holdfast.state.fold import MAX_CLOSED_CHILDREN
-from holdfast.state.session import nested_session
-from holdfast.subagents import LoopRunner, Subagents
-from holdfast.tools.context import ToolContext
-from holdfast.turns import ModelAdapter, TurnState
-from holdfast.turns.diagnostics import diagnose
-from holdfast.turns.ledger import contain
-from holdfast.workspace import Filesystem, InMemoryFilesystem
-from holdfast.workspace.host import HostFilesystem
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.base import ModelRequest
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import ExecutionState
+from treenail.state.fold import MAX_CLOSED_CHILDREN
+from treenail.state.session import nested_session
+from treenail.subagents import LoopRunner, Subagents
+from treenail.tools.context import ToolContext
+from treenail.turns import ModelAdapter, TurnState
+from treenail.turns.diagnostics import diagnose
+from treenail.turns.ledger import contain
+from treenail.workspace import Filesystem, InMemoryFilesystem
+from treenail.workspace.host import HostFilesystem
 
 GOOD = Verdict(True)
 

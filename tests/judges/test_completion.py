@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judges_kit import answering, work_prompt
 
-from holdfast.containment import CancellationToken, ExecutionContext, Limits
-from holdfast.containment.threads import threadsafe
-from holdfast.conversation import InnerMessage, enable_inner_message_recording
-from holdfast.errors import CancelledByToken, DeadlineExceededError, NestedEvaluationError, UsageError
-from holdfast.judges import (
+from treenail.containment import CancellationToken, ExecutionContext, Limits
+from treenail.containment.threads import threadsafe
+from treenail.conversation import InnerMessage, enable_inner_message_recording
+from treenail.errors import CancelledByToken, DeadlineExceededError, NestedEvaluationError, UsageError
+from treenail.judges import (
     CommandChecker,
     CompletionChecked,
     CompletionVerdict,
@@ -35,9 +35,9 @@ from holdfast.judges import (
     TaskCompletionContext,
     TaskCompletionResult,
 )
-from holdfast.judges.context import MAX_NESTED_DURATION
-from holdfast.log.sqlite import SqliteLog
-from holdfast.state import (
+from treenail.judges.context import MAX_NESTED_DURATION
+from treenail.log.sqlite import SqliteLog
+from treenail.state import (
     Budget,
     BudgetTracker,
     Deadline,
@@ -46,10 +46,10 @@ from holdfast.state import (
     Session,
     TokenUsage,
 )
-from holdfast.testing.clock import FakeClock
-from holdfast.tools.boundaries import recover, workspace_call_id
-from holdfast.workspace import Filesystem, InMemoryFilesystem
-from holdfast.workspace.host import HostFilesystem
+from treenail.testing.clock import FakeClock
+from treenail.tools.boundaries import recover, workspace_call_id
+from treenail.workspace import Filesystem, InMemoryFilesystem
+from treenail.workspace.host import HostFilesystem
 
 OK = TaskCompletionResult.ok("done")
 NOT = TaskCompletionResult.incomplete("the tests are missing")

@@ -24,9 +24,9 @@ from judges_kit import (
     raising,
 )
 
-from holdfast.clock import Clock, new_id
-from holdfast.containment import CancellationToken, ChainMetadata, ExecutionContext, Limits, WrapOptions
-from holdfast.errors import (
+from treenail.clock import Clock, new_id
+from treenail.containment import CancellationToken, ChainMetadata, ExecutionContext, Limits, WrapOptions
+from treenail.errors import (
     BudgetExceededError,
     CallRefused,
     CancelledByToken,
@@ -38,16 +38,16 @@ from holdfast.errors import (
     ThrottleError,
     UsageError,
 )
-from holdfast.judges import (
+from treenail.judges import (
     NestedEvaluationResult,
     NestedEvaluator,
     NestedExecutionConfig,
     NestedExecutionContext,
     derive_nested_deadline,
 )
-from holdfast.log.sqlite import SqliteLog
-from holdfast.prompt import MarkdownSection, Prompt
-from holdfast.state import (
+from treenail.log.sqlite import SqliteLog
+from treenail.prompt import MarkdownSection, Prompt
+from treenail.state import (
     Binding,
     Budget,
     BudgetTracker,
@@ -57,9 +57,9 @@ from holdfast.state import (
     SessionView,
     TokenUsage,
 )
-from holdfast.testing.clock import FakeClock
-from holdfast.tools.tool import tool
-from holdfast.workspace import Filesystem, InMemoryFilesystem
+from treenail.testing.clock import FakeClock
+from treenail.tools.tool import tool
+from treenail.workspace import Filesystem, InMemoryFilesystem
 
 GOOD = Verdict(good=True, why="it works")
 
@@ -417,7 +417,7 @@ def test_an_own_budget_cannot_be_overspent_and_does_not_touch_the_parents() -> N
 
 
 def test_an_own_budget_holds_for_an_adapter_that_knows_of_no_trackers() -> None:
-    from holdfast.conversation.events import ProviderUsage
+    from treenail.conversation.events import ProviderUsage
 
     async def step(seen: Seen) -> Any:
         seen.session.dispatch(ProviderUsage("p", "m", 1, TokenUsage(input_tokens=8, output_tokens=4)))

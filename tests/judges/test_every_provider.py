@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, Run, TurnState, tool
-from holdfast.judges import (
+from treenail import Agent, Run, TurnState, tool
+from treenail.judges import (
     CompletionChecked,
     Feedback,
     FeedbackProviderConfig,
@@ -22,17 +22,17 @@ from holdfast.judges import (
     NestedEvaluated,
     NestedExecutionConfig,
 )
-from holdfast.prompt import PromptExecuted
-from holdfast.providers.anthropic import Anthropic
-from holdfast.providers.base import Provider
-from holdfast.providers.claude_agent import ClaudeAgent
-from holdfast.providers.litellm import LiteLLM
-from holdfast.providers.openai import OpenAI
-from holdfast.providers.scripted import Answer
-from holdfast.state import TokenUsage
-from holdfast.testing.claude_wire import ClaudeWireServer, claude_environment
-from holdfast.testing.wire import Fault, Step, WireRequest, WireServer
-from holdfast.tools.context import ToolContext
+from treenail.prompt import PromptExecuted
+from treenail.providers.anthropic import Anthropic
+from treenail.providers.base import Provider
+from treenail.providers.claude_agent import ClaudeAgent
+from treenail.providers.litellm import LiteLLM
+from treenail.providers.openai import OpenAI
+from treenail.providers.scripted import Answer
+from treenail.state import TokenUsage
+from treenail.testing.claude_wire import ClaudeWireServer, claude_environment
+from treenail.testing.wire import Fault, Step, WireRequest, WireServer
+from treenail.tools.context import ToolContext
 
 PROVIDERS = ["openai.chat", "openai.responses", "anthropic.messages", "litellm.chat", "claude.agent"]
 

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judges_kit import Note, Verdict, answering, called, judge_prompt, raising, work_prompt
 
-from holdfast.containment import CancellationToken, ExecutionContext, Limits, WrapOptions
-from holdfast.conversation import InnerMessage, enable_inner_message_recording
-from holdfast.errors import (
+from treenail.containment import CancellationToken, ExecutionContext, Limits, WrapOptions
+from treenail.conversation import InnerMessage, enable_inner_message_recording
+from treenail.errors import (
     BudgetExceededError,
     CancelledByToken,
     DeadlineExceededError,
@@ -27,7 +27,7 @@ from holdfast.errors import (
     ThrottleError,
     UsageError,
 )
-from holdfast.judges import (
+from treenail.judges import (
     DeadlineFeedback,
     Feedback,
     FeedbackContext,
@@ -45,10 +45,10 @@ from holdfast.judges import (
     StaticFeedbackProvider,
     nested_usage,
 )
-from holdfast.log.sqlite import SqliteLog
-from holdfast.state import Budget, BudgetTracker, Deadline, Session, TokenUsage
-from holdfast.testing.clock import FakeClock
-from holdfast.workspace import InMemoryFilesystem
+from treenail.log.sqlite import SqliteLog
+from treenail.state import Budget, BudgetTracker, Deadline, Session, TokenUsage
+from treenail.testing.clock import FakeClock
+from treenail.workspace import InMemoryFilesystem
 
 EVERY_CALL = FeedbackTrigger(every_n_calls=1)
 

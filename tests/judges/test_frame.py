@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from judges_kit import START, Note, called, work_prompt
 from tests.delegates import PassesOn
 
-from holdfast.clock import FixedClock
-from holdfast.containment import CancellationToken, Decision, ExecutionContext, Limits
-from holdfast.errors import ReadOnlyError, UsageError
-from holdfast.judges import (
+from treenail.clock import FixedClock
+from treenail.containment import CancellationToken, Decision, ExecutionContext, Limits
+from treenail.errors import ReadOnlyError, UsageError
+from treenail.judges import (
     FeedbackContext,
     FeedbackProviderConfig,
     FeedbackTrigger,
@@ -30,8 +30,8 @@ from holdfast.judges import (
     derive_child_run_context,
     derive_nested_deadline,
 )
-from holdfast.prompt import Prompt
-from holdfast.state import (
+from treenail.prompt import Prompt
+from treenail.state import (
     Binding,
     Budget,
     BudgetTracker,
@@ -45,9 +45,9 @@ from holdfast.state import (
     iter_sessions_bottom_up,
     nested_session,
 )
-from holdfast.tools import CallFilesystem
-from holdfast.workspace import Filesystem, InMemoryFilesystem
-from holdfast.workspace.host import HostFilesystem
+from treenail.tools import CallFilesystem
+from treenail.workspace import Filesystem, InMemoryFilesystem
+from treenail.workspace.host import HostFilesystem
 
 # --- deadlines -----------------------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ def test_judges_see_the_run_and_its_files_read_only(kind: str) -> None:
 
 
 def test_a_nested_session_lives_in_its_parents_log_and_knows_it_only_as_a_view(tmp_path: Path) -> None:
-    from holdfast.log.sqlite import SqliteLog
+    from treenail.log.sqlite import SqliteLog
 
     log = SqliteLog(tmp_path / "runs.db")
     parent = Session(log=log)

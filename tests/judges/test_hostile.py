@@ -19,11 +19,11 @@ import anyio.lowlevel
 import pytest
 from judges_kit import ScriptedAdapter, Seen, Verdict, answering, judge_prompt
 
-from holdfast import Agent, Session, tool
-from holdfast.containment import Limits, fold
-from holdfast.conversation import InnerMessage
-from holdfast.errors import BudgetExceededError, DeadlineExceededError
-from holdfast.judges import (
+from treenail import Agent, Session, tool
+from treenail.containment import Limits, fold
+from treenail.conversation import InnerMessage
+from treenail.errors import BudgetExceededError, DeadlineExceededError
+from treenail.judges import (
     CompletionChecked,
     Feedback,
     FeedbackProviderConfig,
@@ -36,12 +36,12 @@ from holdfast.judges import (
     TaskCompletionResult,
     derive_nested_deadline,
 )
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import Budget, BudgetTracker, Deadline, TokenUsage
-from holdfast.testing import FakeClock
-from holdfast.turns import ModelAdapter, TurnState
-from holdfast.turns.ledger import ledger_of
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import Budget, BudgetTracker, Deadline, TokenUsage
+from treenail.testing import FakeClock
+from treenail.turns import ModelAdapter, TurnState
+from treenail.turns.ledger import ledger_of
 
 SOON = NestedExecutionConfig(max_nested_duration=timedelta(milliseconds=50))
 

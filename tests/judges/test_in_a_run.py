@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, Limits, ResourceRegistry, Session, tool
-from holdfast.agent import erase_run
-from holdfast.containment import fold
-from holdfast.conversation import InnerMessage
-from holdfast.conversation.events import ProviderUsage
-from holdfast.errors import BudgetExceededError, DeadlineExceededError, PromptEvaluationError, ThrottleError
-from holdfast.judges import (
+from treenail import Agent, Limits, ResourceRegistry, Session, tool
+from treenail.agent import erase_run
+from treenail.containment import fold
+from treenail.conversation import InnerMessage
+from treenail.conversation.events import ProviderUsage
+from treenail.errors import BudgetExceededError, DeadlineExceededError, PromptEvaluationError, ThrottleError
+from treenail.judges import (
     CommandChecker,
     CompletionChecked,
     CompletionVerdict,
@@ -43,17 +43,17 @@ from holdfast.judges import (
     derive_nested_deadline,
     nested_usage,
 )
-from holdfast.log import rows
-from holdfast.log.sqlite import SqliteLog
-from holdfast.prompt import MarkdownSection, Prompt, PromptExecuted, PromptTemplate
-from holdfast.providers.adapter import ProviderAdapter
-from holdfast.providers.base import ModelRequest
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import Budget, BudgetTracker, ExecutionState, RunContext, iter_sessions_bottom_up
-from holdfast.tools.context import ToolContext
-from holdfast.turns import ModelAdapter, TurnEnded, TurnState, turn_state
-from holdfast.turns.ledger import ledger_of
-from holdfast.workspace import Filesystem, InMemoryFilesystem
+from treenail.log import rows
+from treenail.log.sqlite import SqliteLog
+from treenail.prompt import MarkdownSection, Prompt, PromptExecuted, PromptTemplate
+from treenail.providers.adapter import ProviderAdapter
+from treenail.providers.base import ModelRequest
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import Budget, BudgetTracker, ExecutionState, RunContext, iter_sessions_bottom_up
+from treenail.tools.context import ToolContext
+from treenail.turns import ModelAdapter, TurnEnded, TurnState, turn_state
+from treenail.turns.ledger import ledger_of
+from treenail.workspace import Filesystem, InMemoryFilesystem
 
 logger = logging.getLogger("tests.judges")
 

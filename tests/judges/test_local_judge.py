@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Agent, TurnState
-from holdfast.judges import (
+from treenail import Agent, TurnState
+from treenail.judges import (
     CompletionChecked,
     CompletionVerdict,
     JudgeEvent,
@@ -19,9 +19,9 @@ from holdfast.judges import (
     NestedEvaluated,
     NestedExecutionConfig,
 )
-from holdfast.providers.openai import OpenAI
-from holdfast.providers.scripted import ScriptedProvider
-from holdfast.turns import ModelAdapter
+from treenail.providers.openai import OpenAI
+from treenail.providers.scripted import ScriptedProvider
+from treenail.turns import ModelAdapter
 
 SERVER = Path(__file__).parent.parent / "providers" / "local_model.py"
 LONG_ENOUGH = timedelta(seconds=180)

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import pytest
 
-from holdfast.log import Draft, Envelope, Lease, SessionInfo, StoredSnapshot
-from holdfast.log.lease import this_process_owner
-from holdfast.log.sqlite import SqliteLog
+from treenail.log import Draft, Envelope, Lease, SessionInfo, StoredSnapshot
+from treenail.log.lease import this_process_owner
+from treenail.log.sqlite import SqliteLog
 
 BIRTH = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import LeaseHeldError, LogBusyError, LogDamagedError, LogError, StaleWriterError
-from holdfast.log import Draft, Lease, Log, database
-from holdfast.log.lease import LeaseKeeper
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
+from treenail.errors import LeaseHeldError, LogBusyError, LogDamagedError, LogError, StaleWriterError
+from treenail.log import Draft, Lease, Log, database
+from treenail.log.lease import LeaseKeeper
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
 
 from .conftest import BIRTH, copy_open
 
@@ -53,7 +53,7 @@ def stock_check(path: Path) -> None:
 
 
 def foreign(path: Path, *statements: str) -> list[str]:
-    """Run statements in another process that knows nothing of Holdfast; returns what each said."""
+    """Run statements in another process that knows nothing of Treenail; returns what each said."""
     code = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=5)
@@ -75,9 +75,9 @@ WRITER = """
 import os, random, sys
 from datetime import UTC, datetime
 from uuid import UUID
-from holdfast.log import Draft
-from holdfast.log.lease import this_process_owner
-from holdfast.log.sqlite import SqliteLog
+from treenail.log import Draft
+from treenail.log.lease import this_process_owner
+from treenail.log.sqlite import SqliteLog
 
 number = int(sys.argv[2])
 chance = random.Random(number)
@@ -97,10 +97,10 @@ while True:
 RACER = """
 import os, random, sys
 from uuid import UUID
-from holdfast.errors import LeaseHeldError, StaleWriterError
-from holdfast.log import Draft
-from holdfast.log.lease import this_process_owner
-from holdfast.log.sqlite import SqliteLog
+from treenail.errors import LeaseHeldError, StaleWriterError
+from treenail.log import Draft
+from treenail.log.lease import this_process_owner
+from treenail.log.sqlite import SqliteLog
 
 number = int(sys.argv[2])
 chance = random.Random(number)
@@ -304,7 +304,7 @@ def test_a_text_is_checksummed_as_it_is_stored(tmp_path: Path) -> None:
         log.append(lease, [Draft(odd, b"1", 1, turn_id=odd)], expected_seq=0)
         log.append(lease, [Draft(kind, b"2", 1, turn_id=kind)], expected_seq=1)
         log.append(lease, [Draft(odd, b"3", 1), Draft(odd, b"4", 1)], expected_seq=2)
-    code = "import sys, uuid; from holdfast.log.sqlite import SqliteLog\n"
+    code = "import sys, uuid; from treenail.log.sqlite import SqliteLog\n"
     code += "print(SqliteLog(sys.argv[1], read_only=True).check(uuid.UUID(int=1)).ok)"
     done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
     assert done.stdout == "True\n"
@@ -480,8 +480,8 @@ FEW_FILES = """
 import os, resource, sys
 from uuid import UUID
 
-from holdfast.errors import LogError
-from holdfast.log.sqlite import SqliteLog
+from treenail.errors import LogError
+from treenail.log.sqlite import SqliteLog
 
 # A limit is one of numbers, not of files: the numbers below must not have gaps.
 highest = max(int(name) for name in os.listdir("/proc/self/fd"))

@@ -8,14 +8,14 @@ from uuid import UUID
 
 import pytest
 
-from holdfast.clock import Clock, new_id
-from holdfast.errors import LeaseHeldError
-from holdfast.log import Log
-from holdfast.log.base import Lease
-from holdfast.log.event import GENESIS, Draft, chain_checksum
-from holdfast.log.memory import MemoryLog
-from holdfast.testing import FakeClock
-from holdfast.testing.log import LogConformance
+from treenail.clock import Clock, new_id
+from treenail.errors import LeaseHeldError
+from treenail.log import Log
+from treenail.log.base import Lease
+from treenail.log.event import GENESIS, Draft, chain_checksum
+from treenail.log.memory import MemoryLog
+from treenail.testing import FakeClock
+from treenail.testing.log import LogConformance
 
 
 class TestConformance(LogConformance):

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import LogDamagedError
-from holdfast.log import Draft, Envelope
-from holdfast.log.migrations import LATEST
-from holdfast.log.repeats import REACH, with_repeats, without_repeats
-from holdfast.log.sqlite import SqliteLog
+from treenail.errors import LogDamagedError
+from treenail.log import Draft, Envelope
+from treenail.log.migrations import LATEST
+from treenail.log.repeats import REACH, with_repeats, without_repeats
+from treenail.log.sqlite import SqliteLog
 
 from .conftest import BIRTH
 

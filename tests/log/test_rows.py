@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import LogDamagedError, StaleWriterError
-from holdfast.log import Draft
-from holdfast.log.database import still_in_use
-from holdfast.log.rows import DEFLATED, SEVERAL, EventRow, first_of, pack, packed, parts_of, unpack
-from holdfast.log.sqlite import CONTINUE, SqliteLog
+from treenail.errors import LogDamagedError, StaleWriterError
+from treenail.log import Draft
+from treenail.log.database import still_in_use
+from treenail.log.rows import DEFLATED, SEVERAL, EventRow, first_of, pack, packed, parts_of, unpack
+from treenail.log.sqlite import CONTINUE, SqliteLog
 
 from .conftest import BIRTH
 

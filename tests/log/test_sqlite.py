@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.clock import Clock
-from holdfast.errors import SessionNotFoundError, StaleWriterError
-from holdfast.log import Log
-from holdfast.log.base import Lease
-from holdfast.log.event import Draft
-from holdfast.log.sqlite import SqliteLog
-from holdfast.testing.log import LogConformance
+from treenail.clock import Clock
+from treenail.errors import SessionNotFoundError, StaleWriterError
+from treenail.log import Log
+from treenail.log.base import Lease
+from treenail.log.event import Draft
+from treenail.log.sqlite import SqliteLog
+from treenail.testing.log import LogConformance
 
 from .conftest import copy_open
 
@@ -76,7 +76,7 @@ def test_a_commit_that_fails_is_not_believed(log: SqliteLog, monkeypatch: pytest
     log.append(lease, [Draft("event", b"one", 0)], expected_seq=0)
     with monkeypatch.context() as patched:
         # What every part of an append could meet: an interrupt when all is written and nothing committed.
-        patched.setattr("holdfast.log.sqlite._Tail", interrupt)
+        patched.setattr("treenail.log.sqlite._Tail", interrupt)
         in_two_rows = [Draft("event", b"lost", 0), Draft("event", b"lost", 0, turn_id="turn")]
         with pytest.raises(KeyboardInterrupt):
             log.append(lease, in_two_rows, expected_seq=1)
@@ -91,7 +91,7 @@ def test_an_interrupt_behind_the_commit_takes_nothing_back(
     lease = opened(log)
     log.append(lease, [Draft("event", b"one", 0)], expected_seq=0)
     with monkeypatch.context() as patched:
-        patched.setattr("holdfast.log.sqlite._Tail", interrupt)
+        patched.setattr("treenail.log.sqlite._Tail", interrupt)
         with pytest.raises(KeyboardInterrupt):
             log.append(lease, [Draft("event", b"two", 0)], expected_seq=1)
     assert log.info(lease.session_id).head == 2

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.clock import FixedClock
-from holdfast.errors import LogDamagedError, LogError, LogVersionError, ReadOnlyError, UsageError
-from holdfast.log import Draft, Envelope
-from holdfast.log.lease import this_process_owner
-from holdfast.log.migrations import APPLICATION_ID, LATEST
-from holdfast.log.salvage import PAGE, Wreck
-from holdfast.log.sqlite import SqliteLog
+from treenail.clock import FixedClock
+from treenail.errors import LogDamagedError, LogError, LogVersionError, ReadOnlyError, UsageError
+from treenail.log import Draft, Envelope
+from treenail.log.lease import this_process_owner
+from treenail.log.migrations import APPLICATION_ID, LATEST
+from treenail.log.salvage import PAGE, Wreck
+from treenail.log.sqlite import SqliteLog
 
 from .conftest import BIRTH, History, append_some, copy_open, describe
 
@@ -603,9 +603,9 @@ def test_salvage_writes_to_a_new_file_only(closed_history: History, tmp_path: Pa
 FULL_DISK = """
 import resource, signal, sys
 from uuid import UUID
-from holdfast.errors import LogError
-from holdfast.log import Draft
-from holdfast.log.sqlite import SqliteLog
+from treenail.errors import LogError
+from treenail.log import Draft
+from treenail.log.sqlite import SqliteLog
 
 path = sys.argv[1]
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

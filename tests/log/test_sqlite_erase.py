@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.clock import new_id
-from holdfast.errors import LeaseHeldError, LogBusyError, LogError, SessionNotFoundError
-from holdfast.log import Draft, Lease, rows
-from holdfast.log.lease import this_process_owner
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
-from holdfast.testing import FakeClock
+from treenail.clock import new_id
+from treenail.errors import LeaseHeldError, LogBusyError, LogError, SessionNotFoundError
+from treenail.log import Draft, Lease, rows
+from treenail.log.lease import this_process_owner
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
+from treenail.testing import FakeClock
 
 from .conftest import BIRTH, stored_bytes
 

@@ -14,14 +14,14 @@ from uuid import UUID
 
 import pytest
 
-from holdfast.clock import FixedClock, new_id
-from holdfast.errors import LeaseHeldError, LogBusyError, LogError, StaleWriterError, UsageError
-from holdfast.log import Draft, Lease
-from holdfast.log.lease import LeaseKeeper, owner_is_alive, this_process_owner
-from holdfast.log.memory import MemoryLog
-from holdfast.log.migrations import APPLICATION_ID, LATEST, MIGRATIONS
-from holdfast.log.sqlite import SqliteLog
-from holdfast.testing import FakeClock
+from treenail.clock import FixedClock, new_id
+from treenail.errors import LeaseHeldError, LogBusyError, LogError, StaleWriterError, UsageError
+from treenail.log import Draft, Lease
+from treenail.log.lease import LeaseKeeper, owner_is_alive, this_process_owner
+from treenail.log.memory import MemoryLog
+from treenail.log.migrations import APPLICATION_ID, LATEST, MIGRATIONS
+from treenail.log.sqlite import SqliteLog
+from treenail.testing import FakeClock
 
 from .conftest import BIRTH
 
@@ -48,9 +48,9 @@ FIRST_START = """
 import sys
 from uuid import uuid4
 from datetime import datetime, UTC
-from holdfast.log import Draft
-from holdfast.log.lease import this_process_owner
-from holdfast.log.sqlite import SqliteLog
+from treenail.log import Draft
+from treenail.log.lease import this_process_owner
+from treenail.log.sqlite import SqliteLog
 
 print("ready", flush=True)
 sys.stdin.readline()
@@ -87,8 +87,8 @@ def test_ten_processes_open_a_new_file_at_the_same_moment(tmp_path: Path) -> Non
 HOLD = """
 import sys
 from uuid import UUID
-from holdfast.log.lease import this_process_owner
-from holdfast.log.sqlite import SqliteLog
+from treenail.log.lease import this_process_owner
+from treenail.log.sqlite import SqliteLog
 
 log = SqliteLog(sys.argv[1])
 lease = log.acquire(UUID(int=1), owner=this_process_owner(), ttl_s=3600)
@@ -253,8 +253,8 @@ def test_a_fork_waits_for_a_transaction_under_way(tmp_path: Path) -> None:
 INTERRUPTED = """
 import gc, random, signal, sys, time
 from uuid import UUID
-from holdfast.log import Draft
-from holdfast.log.sqlite import SqliteLog
+from treenail.log import Draft
+from treenail.log.sqlite import SqliteLog
 
 def strike(*_):
     raise KeyboardInterrupt
@@ -353,7 +353,7 @@ def test_the_thread_beats_by_itself_and_ends_with_the_log(tmp_path: Path) -> Non
         log.acquire(SESSION, owner="other")
     log.append(lease, event(), expected_seq=0)
     (keeper,) = keepers
-    assert keeper.name == "holdfast-lease-keeper"
+    assert keeper.name == "treenail-lease-keeper"
     log.close()
     keeper.join(60)
     assert not keeper.is_alive()
@@ -397,7 +397,7 @@ def test_a_forgotten_log_does_not_beat_for_ever(tmp_path: Path) -> None:
         assert log.acquire(SESSION, owner=this_process_owner()).epoch == 2
 
 
-@pytest.mark.parametrize("owner", ["", "somebody", "holdfast/a/b/c/d/e", "holdfast/other/1/1/1/aa"])
+@pytest.mark.parametrize("owner", ["", "somebody", "treenail/a/b/c/d/e", "treenail/other/1/1/1/aa"])
 def test_an_owner_from_elsewhere_cannot_be_judged(owner: str) -> None:
     """Then only the expiry of its lease counts."""
     assert owner_is_alive(owner) is None
@@ -490,8 +490,8 @@ def test_who_reads_a_file_of_version_1_sees_what_is_written_once_it_is_up_to_dat
 
 MIGRATE_AND_DIE = """
 import os, signal, sys
-from holdfast.log import database
-from holdfast.log.sqlite import SqliteLog
+from treenail.log import database
+from treenail.log.sqlite import SqliteLog
 
 class Statements(tuple):
     def __iter__(self):
@@ -535,7 +535,7 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:
 
 def test_importing_the_door_needs_no_driver() -> None:
     """Only who uses SQLite pays for it."""
-    code = "import sys, holdfast.log, holdfast.log.memory; sys.exit('sqlite3' in sys.modules)"
+    code = "import sys, treenail.log, treenail.log.memory; sys.exit('sqlite3' in sys.modules)"
     process = run(code)
     process.communicate(timeout=60)
     assert process.returncode == 0

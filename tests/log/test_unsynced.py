@@ -23,9 +23,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import LogBusyError, StaleWriterError
-from holdfast.log import Draft, Lease, database
-from holdfast.log.sqlite import SqliteLog
+from treenail.errors import LogBusyError, StaleWriterError
+from treenail.log import Draft, Lease, database
+from treenail.log.sqlite import SqliteLog
 
 from .conftest import BIRTH, stored_bytes
 

@@ -11,24 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Agent, tool
-from holdfast.codec import FrozenDict
-from holdfast.containment import Limits
-from holdfast.conversation.events import ContextPressure, HistoryCompacted, ProviderUsage, SubagentEvent
-from holdfast.conversation.messages import InnerMessage, ToolCallRecord
-from holdfast.errors import ModelCallError
-from holdfast.judges.events import CompletionChecked, Feedback, JudgeEvent, NestedEvaluated
-from holdfast.log.memory import MemoryLog
-from holdfast.presenters.projection import Item, Projection, RunView, project, render_text
-from holdfast.providers.base import ReasoningDelta, TextDelta
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import Session, TokenUsage
-from holdfast.state.events import AttentionNeeded
-from holdfast.state.session import stamped
-from holdfast.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
-from holdfast.tools.policies import PermissionMode, Permissions, answer_hold
-from holdfast.tools.tool import ToolResult
-from holdfast.turns.live import (
+from treenail import Agent, tool
+from treenail.codec import FrozenDict
+from treenail.containment import Limits
+from treenail.conversation.events import ContextPressure, HistoryCompacted, ProviderUsage, SubagentEvent
+from treenail.conversation.messages import InnerMessage, ToolCallRecord
+from treenail.errors import ModelCallError
+from treenail.judges.events import CompletionChecked, Feedback, JudgeEvent, NestedEvaluated
+from treenail.log.memory import MemoryLog
+from treenail.presenters.projection import Item, Projection, RunView, project, render_text
+from treenail.providers.base import ReasoningDelta, TextDelta
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import Session, TokenUsage
+from treenail.state.events import AttentionNeeded
+from treenail.state.session import stamped
+from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
+from treenail.tools.policies import PermissionMode, Permissions, answer_hold
+from treenail.tools.tool import ToolResult
+from treenail.turns.live import (
     Lagged,
     LiveFeed,
     PlanChanged,
@@ -39,7 +39,7 @@ from holdfast.turns.live import (
     TurnFinished,
     UsageChanged,
 )
-from holdfast.turns.states import PartialText, TurnEnded, TurnResumed, TurnStarted, TurnState
+from treenail.turns.states import PartialText, TurnEnded, TurnResumed, TurnStarted, TurnState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -282,7 +282,7 @@ def test_text_that_was_cut_off_is_partial_and_never_an_answer() -> None:
     assert (view.state, view.answer) == (TurnState.PARTIAL_FAILED, None)
     text = render_text(view)
     assert "PARTIAL, not an answer cut_off: half an ans" in text
-    assert f"next: holdfast resume {run.id}" in text
+    assert f"next: treenail resume {run.id}" in text
 
 
 # --- what is in it ------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from holdfast.prompt import MarkdownSection, Prompt, PromptTemplate, Section, SectionVisibility
-from holdfast.state import ExecutionState, ResourceRegistry, Session
-from holdfast.tools.runner import ToolRunner
-from holdfast.tools.tool import Tool, ToolCall, ToolResult
+from treenail.prompt import MarkdownSection, Prompt, PromptTemplate, Section, SectionVisibility
+from treenail.state import ExecutionState, ResourceRegistry, Session
+from treenail.tools.runner import ToolRunner
+from treenail.tools.tool import Tool, ToolCall, ToolResult
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import pytest
 from prompt_kit import Review, Task
 from pydantic import BaseModel
 
-from holdfast.log.memory import MemoryLog
-from holdfast.prompt import (
+from treenail.log.memory import MemoryLog
+from treenail.prompt import (
     MarkdownSection,
     Prompt,
     PromptExecuted,
@@ -18,7 +18,7 @@ from holdfast.prompt import (
     PromptResponse,
     PromptTemplate,
 )
-from holdfast.state import Channel, RunContext, Session, SlicePolicy, TokenUsage, spec_of
+from treenail.state import Channel, RunContext, Session, SlicePolicy, TokenUsage, spec_of
 
 NOW = datetime(2026, 11, 5, 12, tzinfo=UTC)
 

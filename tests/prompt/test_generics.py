@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 import pytest
 from prompt_kit import Review, Task, prompt_of, template_of
 
-from holdfast.errors import PromptValidationError
-from holdfast.prompt import MarkdownSection, Prompt, PromptResponse, PromptTemplate, Section
+from treenail.errors import PromptValidationError
+from treenail.prompt import MarkdownSection, Prompt, PromptResponse, PromptTemplate, Section
 
 T = TypeVar("T")
 

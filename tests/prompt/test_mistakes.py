@@ -10,8 +10,8 @@ import pytest
 from prompt_kit import Review, Task, look, named_tool, prompt_of, template_of
 from pydantic import BaseModel, Field
 
-from holdfast.errors import PromptError, PromptRenderError, PromptValidationError, ToolDefinitionError
-from holdfast.prompt import MarkdownSection, Prompt, PromptTemplate, Section, SectionVisibility
+from treenail.errors import PromptError, PromptRenderError, PromptValidationError, ToolDefinitionError
+from treenail.prompt import MarkdownSection, Prompt, PromptTemplate, Section, SectionVisibility
 
 
 def in_guide(section: Section[Any]) -> PromptTemplate[str]:

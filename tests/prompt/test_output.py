@@ -10,8 +10,8 @@ import pytest
 from prompt_kit import Review, template_of
 from pydantic import BaseModel, ConfigDict, Field
 
-from holdfast.errors import OutputParseError, PromptEvaluationError
-from holdfast.prompt import MarkdownSection, Prompt, PromptTemplate, RenderedPrompt, output_json, parse_output
+from treenail.errors import OutputParseError, PromptEvaluationError
+from treenail.prompt import MarkdownSection, Prompt, PromptTemplate, RenderedPrompt, output_json, parse_output
 
 
 def rendered(kind: Any, **fields: Any) -> RenderedPrompt[Any]:

@@ -12,9 +12,9 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import OutputParseError
-from holdfast.prompt import output_json
-from holdfast.prompt.output import structured_output
+from treenail.errors import OutputParseError
+from treenail.prompt import output_json
+from treenail.prompt.output import structured_output
 
 
 class Mood(Enum):

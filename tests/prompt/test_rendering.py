@@ -27,11 +27,11 @@ from prompt_kit import (
 )
 from pydantic import BaseModel
 
-from holdfast.errors import PromptRenderError, ReadOnlyError
-from holdfast.prompt import MarkdownSection, Prompt, PromptTemplate, Section, SectionVisibility
-from holdfast.state import Binding, Deadline, ResourceRegistry, Session
-from holdfast.tools.policies import SequentialDependencyPolicy
-from holdfast.tools.tool import Tool, ToolExample, ToolResult
+from treenail.errors import PromptRenderError, ReadOnlyError
+from treenail.prompt import MarkdownSection, Prompt, PromptTemplate, Section, SectionVisibility
+from treenail.state import Binding, Deadline, ResourceRegistry, Session
+from treenail.tools.policies import SequentialDependencyPolicy
+from treenail.tools.tool import Tool, ToolExample, ToolResult
 
 HEADING = re.compile(r"^(#+) ([\d.]+)\. Section \w+ \(([\w.]+)\)$", re.MULTILINE)
 
@@ -97,7 +97,7 @@ def test_what_is_not_enabled_or_is_covered_leaks_neither_text_nor_tools(made: tu
 def test_rendering_is_the_same_in_another_process() -> None:
     """Sets have no order that survives a process; their text and hash do."""
     code = (
-        "from holdfast.prompt import *\n"
+        "from treenail.prompt import *\n"
         "words = frozenset(f'word-{i}' for i in range(40))\n"
         "prompt = Prompt(PromptTemplate(ns='n', key='k', sections=[MarkdownSection('A', '$words')]))\n"
         "result = prompt.with_variables(words=words).render()\n"
@@ -133,7 +133,7 @@ def test_a_whole_prompt_as_a_model_sees_it() -> None:
         name="search",
         description="Search the files.",
         handler=search,
-        examples=(ToolExample("Find a word", Query("holdfast"), "a.py"),),
+        examples=(ToolExample("Find a word", Query("treenail"), "a.py"),),
     )
     prompt = prompt_of(
         MarkdownSection[Task](
@@ -153,7 +153,7 @@ def test_a_whole_prompt_as_a_model_sees_it() -> None:
         "Review a.py:\n  - 3 times\n  - for $5\n\n"
         "### 1.1. Tools (your-task.tools)\n\n"
         "Use them.\n\n"
-        'Examples of `search`:\n\n- Find a word\n  - input: {"text": "holdfast"}\n  - output: a.py\n\n'
+        'Examples of `search`:\n\n- Find a word\n  - input: {"text": "treenail"}\n  - output: a.py\n\n'
         "### 1.2. Empty (your-task.empty)\n\n"
         "## 2. Last (last)\n\n"
         "Words."

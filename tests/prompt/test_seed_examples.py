@@ -9,8 +9,8 @@ from typing import Any
 
 from prompt_kit import Review
 
-from holdfast.prompt import MarkdownSection, Prompt, PromptTemplate, output_json, parse_output
-from holdfast.state import Session
+from treenail.prompt import MarkdownSection, Prompt, PromptTemplate, output_json, parse_output
+from treenail.state import Session
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prompt_kit import Plan, Review, call, everything, look, named_tool, plans, prompt_of
 
-from holdfast.errors import (
+from treenail.errors import (
     PromptEvaluationError,
     PromptRenderError,
     PromptValidationError,
     VisibilityExpansionRequired,
 )
-from holdfast.log.memory import MemoryLog
-from holdfast.prompt import (
+from treenail.log.memory import MemoryLog
+from treenail.prompt import (
     MAX_EXPANSIONS,
     ClearAllVisibilityOverrides,
     ClearVisibilityOverride,
@@ -29,7 +29,7 @@ from holdfast.prompt import (
     expand,
     register_visibility,
 )
-from holdfast.state import (
+from treenail.state import (
     CompositeSnapshot,
     ExecutionState,
     ResourceRegistry,
@@ -38,8 +38,8 @@ from holdfast.state import (
     snapshots_equivalent,
     spec_of,
 )
-from holdfast.tools.runner import ToolRunner
-from holdfast.tools.tool import ToolCall, ToolResult
+from treenail.tools.runner import ToolRunner
+from treenail.tools.tool import ToolCall, ToolResult
 
 FULL, SUMMARY = SectionVisibility.FULL, SectionVisibility.SUMMARY
 

@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast import Agent, tool
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.anthropic import Anthropic
-from holdfast.providers.base import Provider
-from holdfast.providers.litellm import LiteLLM
-from holdfast.providers.openai import OpenAI
+from treenail import Agent, tool
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.anthropic import Anthropic
+from treenail.providers.base import Provider
+from treenail.providers.litellm import LiteLLM
+from treenail.providers.openai import OpenAI
 
 KILLS_AT_MOST = 30
 
@@ -42,7 +42,7 @@ class DyingLog(SqliteLog):
 
     def append(self, lease: Any, drafts: Any, **keywords: Any) -> Any:
         done = super().append(lease, drafts, **keywords)
-        self.left -= any(draft.type in ("holdfast.InnerMessage", "holdfast.TurnStarted") for draft in drafts)
+        self.left -= any(draft.type in ("treenail.InnerMessage", "treenail.TurnStarted") for draft in drafts)
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return done

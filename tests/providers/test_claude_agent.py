@@ -15,8 +15,8 @@ from typing import Any
 import anyio
 import pytest
 
-from holdfast import Agent, Limits, Run, TurnState, tool
-from holdfast.containment import (
+from treenail import Agent, Limits, Run, TurnState, tool
+from treenail.containment import (
     CancellationToken,
     DegradePlan,
     EgressBoundaryHook,
@@ -25,37 +25,37 @@ from holdfast.containment import (
     ShieldPipeline,
     StaticPrices,
 )
-from holdfast.conversation.events import HistoryCompacted, ProviderUsage
-from holdfast.conversation.messages import InnerMessage, enable_inner_message_recording
-from holdfast.errors import (
+from treenail.conversation.events import HistoryCompacted, ProviderUsage
+from treenail.conversation.messages import InnerMessage, enable_inner_message_recording
+from treenail.errors import (
     CancelledByToken,
     DeadlineExceededError,
     ModelCallError,
     ThrottleError,
     UsageError,
 )
-from holdfast.judges import FeedbackProviderConfig, FeedbackTrigger, FileOutputChecker, StaticFeedback
-from holdfast.prompt import MarkdownSection, Prompt, PromptTemplate, SectionVisibility
-from holdfast.providers.adapter import ProviderAdapter
-from holdfast.providers.base import Provider, TextDelta
-from holdfast.providers.claude_agent import NAME, ClaudeAgent
-from holdfast.providers.claude_agent.process import Cli
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.providers.vendor_loop import VendorLoop, VendorSession
-from holdfast.state.budget import Deadline, TokenUsage
-from holdfast.state.execution import ExecutionState
-from holdfast.state.resources import ResourceRegistry
-from holdfast.state.session import Session
-from holdfast.testing.claude_wire import ClaudeWireServer, claude_environment
-from holdfast.testing.wire import Broken, Fault, Step, WireRequest
-from holdfast.tools.events import ToolInvoked, ToolStarted
-from holdfast.tools.policies import PermissionMode, Permissions, answer_hold
-from holdfast.turns import InnerLoop, TurnResult
-from holdfast.turns.adapter import ModelAdapter
-from holdfast.turns.ledger import contain
-from holdfast.turns.vendor import vendor_session_of
-from holdfast.workspace.base import Filesystem
-from holdfast.workspace.host import HostFilesystem
+from treenail.judges import FeedbackProviderConfig, FeedbackTrigger, FileOutputChecker, StaticFeedback
+from treenail.prompt import MarkdownSection, Prompt, PromptTemplate, SectionVisibility
+from treenail.providers.adapter import ProviderAdapter
+from treenail.providers.base import Provider, TextDelta
+from treenail.providers.claude_agent import NAME, ClaudeAgent
+from treenail.providers.claude_agent.process import Cli
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.providers.vendor_loop import VendorLoop, VendorSession
+from treenail.state.budget import Deadline, TokenUsage
+from treenail.state.execution import ExecutionState
+from treenail.state.resources import ResourceRegistry
+from treenail.state.session import Session
+from treenail.testing.claude_wire import ClaudeWireServer, claude_environment
+from treenail.testing.wire import Broken, Fault, Step, WireRequest
+from treenail.tools.events import ToolInvoked, ToolStarted
+from treenail.tools.policies import PermissionMode, Permissions, answer_hold
+from treenail.turns import InnerLoop, TurnResult
+from treenail.turns.adapter import ModelAdapter
+from treenail.turns.ledger import contain
+from treenail.turns.vendor import vendor_session_of
+from treenail.workspace.base import Filesystem
+from treenail.workspace.host import HostFilesystem
 
 Script = Sequence[Step] | Callable[[WireRequest], Step]
 

@@ -13,16 +13,16 @@ from typing import Any, Literal
 
 import pytest
 
-from holdfast import TurnState
-from holdfast.errors import ThrottleError
-from holdfast.providers.base import ModelEvent, ModelRequest, TextDelta
-from holdfast.providers.claude_agent import ClaudeAgent
-from holdfast.providers.retrying import Retrying, RetryPolicy
-from holdfast.providers.scripted import Answer
-from holdfast.testing.claude_wire import ClaudeWireServer, claude_environment
-from holdfast.testing.provider import CALCULATOR, ProviderBench, ProviderConformance, WireBench, outcome_of
-from holdfast.testing.wire import Broken, Fault, Step, WireServer
-from holdfast.turns.states import PartialText
+from treenail import TurnState
+from treenail.errors import ThrottleError
+from treenail.providers.base import ModelEvent, ModelRequest, TextDelta
+from treenail.providers.claude_agent import ClaudeAgent
+from treenail.providers.retrying import Retrying, RetryPolicy
+from treenail.providers.scripted import Answer
+from treenail.testing.claude_wire import ClaudeWireServer, claude_environment
+from treenail.testing.provider import CALCULATOR, ProviderBench, ProviderConformance, WireBench, outcome_of
+from treenail.testing.wire import Broken, Fault, Step, WireServer
+from treenail.turns.states import PartialText
 
 SUITE = ProviderConformance
 IMPATIENT = RetryPolicy(attempts=4, base_s=0.001)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Agent, TurnState, tool
-from holdfast.conversation.messages import ReasoningPart
-from holdfast.providers import collect
-from holdfast.providers.base import (
+from treenail import Agent, TurnState, tool
+from treenail.conversation.messages import ReasoningPart
+from treenail.providers import collect
+from treenail.providers.base import (
     ModelEvent,
     ReasoningBlock,
     ReasoningDelta,
@@ -20,11 +20,11 @@ from holdfast.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
-from holdfast.providers.collect import CollectedAnswer, Collector
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.providers.vendor import Mender
-from holdfast.state.budget import TokenUsage
-from holdfast.tools.tool import ToolCall
+from treenail.providers.collect import CollectedAnswer, Collector
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.providers.vendor import Mender
+from treenail.state.budget import TokenUsage
+from treenail.tools.tool import ToolCall
 
 
 def collected(*events: ModelEvent) -> CollectedAnswer:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from holdfast.providers.anthropic import Anthropic
-from holdfast.providers.base import Provider
-from holdfast.providers.litellm import LiteLLM
-from holdfast.providers.openai import OpenAI
-from holdfast.testing.provider import ProviderBench, ProviderConformance, StepBench, StepProvider
-from holdfast.testing.wire import Step, WireServer
+from treenail.providers.anthropic import Anthropic
+from treenail.providers.base import Provider
+from treenail.providers.litellm import LiteLLM
+from treenail.providers.openai import OpenAI
+from treenail.testing.provider import ProviderBench, ProviderConformance, StepBench, StepProvider
+from treenail.testing.wire import Step, WireServer
 
 
 class TestOpenAIResponses(ProviderConformance):

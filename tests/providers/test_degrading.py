@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.containment import DegradePlan, Price, StaticPrices
-from holdfast.conversation.messages import ReasoningPart
-from holdfast.conversation.replay import ReplayItem
-from holdfast.providers.anthropic import Anthropic
-from holdfast.providers.base import ModelRequest, Provider, ReasoningBlock, UsageReported
-from holdfast.providers.degrading import degraded
-from holdfast.providers.openai import OpenAI
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state.budget import TokenUsage
-from holdfast.testing.provider import outcome_of
-from holdfast.testing.wire import WireServer
+from treenail.containment import DegradePlan, Price, StaticPrices
+from treenail.conversation.messages import ReasoningPart
+from treenail.conversation.replay import ReplayItem
+from treenail.providers.anthropic import Anthropic
+from treenail.providers.base import ModelRequest, Provider, ReasoningBlock, UsageReported
+from treenail.providers.degrading import degraded
+from treenail.providers.openai import OpenAI
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state.budget import TokenUsage
+from treenail.testing.provider import outcome_of
+from treenail.testing.wire import WireServer
 
 THOUGHT = ReasoningPart("big", "scripted", {"thought": "hm"})
 OWN = ReasoningPart("small", "scripted", {"thought": "ah"})

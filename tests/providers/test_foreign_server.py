@@ -24,11 +24,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from holdfast import Run, TurnState
-from holdfast.conversation.messages import ReasoningPart, ToolCallRecord
-from holdfast.errors import ThrottleError
-from holdfast.providers.anthropic import Anthropic
-from holdfast.providers.base import (
+from treenail import Run, TurnState
+from treenail.conversation.messages import ReasoningPart, ToolCallRecord
+from treenail.errors import ThrottleError
+from treenail.providers.anthropic import Anthropic
+from treenail.providers.base import (
     ModelRequest,
     Provider,
     ReasoningBlock,
@@ -36,13 +36,13 @@ from holdfast.providers.base import (
     Stopped,
     TextDelta,
 )
-from holdfast.providers.litellm import LiteLLM
-from holdfast.providers.openai import OpenAI
-from holdfast.providers.retrying import Retrying, RetryPolicy
-from holdfast.providers.scripted import Answer
-from holdfast.state.budget import TokenUsage
-from holdfast.testing.provider import CALCULATOR, CUT_KINDS, outcome_of, request_of, said
-from holdfast.testing.wire import WireServer
+from treenail.providers.litellm import LiteLLM
+from treenail.providers.openai import OpenAI
+from treenail.providers.retrying import Retrying, RetryPolicy
+from treenail.providers.scripted import Answer
+from treenail.state.budget import TokenUsage
+from treenail.testing.provider import CALCULATOR, CUT_KINDS, outcome_of, request_of, said
+from treenail.testing.wire import WireServer
 
 CLI = Path(sys.prefix) / "npm" / "node_modules" / "@copilotkit" / "aimock" / "dist" / "cli.js"
 KEY = "a-key-of-a-stranger"

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, TurnState, tool
-from holdfast.log.memory import MemoryLog
-from holdfast.providers.anthropic import Anthropic
-from holdfast.providers.base import Provider
-from holdfast.providers.litellm import LiteLLM
-from holdfast.providers.openai import OpenAI
-from holdfast.providers.scripted import Answer
-from holdfast.testing.wire import Fault, Step, WireServer
+from treenail import Agent, TurnState, tool
+from treenail.log.memory import MemoryLog
+from treenail.providers.anthropic import Anthropic
+from treenail.providers.base import Provider
+from treenail.providers.litellm import LiteLLM
+from treenail.providers.openai import OpenAI
+from treenail.providers.scripted import Answer
+from treenail.testing.wire import Fault, Step, WireServer
 
 APIS = ("openai.responses", "openai.chat", "anthropic.messages", "litellm.chat")
 THOUGHT = "Nobody else may read this thought."

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from holdfast.providers.scripted import Answer
-from holdfast.testing.wire import WireServer
+from treenail.providers.scripted import Answer
+from treenail.testing.wire import WireServer
 
 WARNINGS = (
     *("-W", "error"),

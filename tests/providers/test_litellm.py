@@ -10,20 +10,20 @@ from typing import Any
 import anyio
 import pytest
 
-from holdfast.containment import CallUsage, Price, StaticPrices
-from holdfast.conversation.replay import ReplayItem
-from holdfast.errors import UsageError
-from holdfast.providers.base import ModelRequest
-from holdfast.providers.litellm import LiteLLM, _Thoughts
-from holdfast.providers.scripted import Answer
-from holdfast.testing.provider import double, outcome_of
-from holdfast.testing.wire import Broken, WireServer
+from treenail.containment import CallUsage, Price, StaticPrices
+from treenail.conversation.replay import ReplayItem
+from treenail.errors import UsageError
+from treenail.providers.base import ModelRequest
+from treenail.providers.litellm import LiteLLM, _Thoughts
+from treenail.providers.scripted import Answer
+from treenail.testing.provider import double, outcome_of
+from treenail.testing.wire import Broken, WireServer
 
 OFFLINE = """
 import socket
 def refused(*_, **__): raise SystemExit("the import went to the network")
 socket.socket.connect = socket.getaddrinfo = refused
-import holdfast.providers.litellm
+import treenail.providers.litellm
 print("imported")
 """
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Agent, TurnState, tool
-from holdfast.conversation.events import ProviderUsage
-from holdfast.providers.base import ModelEvent, ModelRequest
-from holdfast.providers.openai import OpenAI
+from treenail import Agent, TurnState, tool
+from treenail.conversation.events import ProviderUsage
+from treenail.providers.base import ModelEvent, ModelRequest
+from treenail.providers.openai import OpenAI
 
 SERVER = Path(__file__).with_name("local_model.py")
 

@@ -13,18 +13,18 @@ from uuid import UUID
 
 import pytest
 
-from holdfast import Agent, Run, TurnState, tool
-from holdfast.providers.anthropic import Anthropic
-from holdfast.providers.base import Provider
-from holdfast.providers.claude_agent import ClaudeAgent
-from holdfast.providers.litellm import LiteLLM
-from holdfast.providers.openai import OpenAI
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.providers.vendor_loop import VendorSession
-from holdfast.state.budget import TokenUsage
-from holdfast.testing.claude_wire import ClaudeWireServer, claude_environment
-from holdfast.testing.wire import WireServer
-from holdfast.tools.tool import ToolCall
+from treenail import Agent, Run, TurnState, tool
+from treenail.providers.anthropic import Anthropic
+from treenail.providers.base import Provider
+from treenail.providers.claude_agent import ClaudeAgent
+from treenail.providers.litellm import LiteLLM
+from treenail.providers.openai import OpenAI
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.providers.vendor_loop import VendorSession
+from treenail.state.budget import TokenUsage
+from treenail.testing.claude_wire import ClaudeWireServer, claude_environment
+from treenail.testing.wire import WireServer
+from treenail.tools.tool import ToolCall
 
 
 @tool

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import ModelCallError, ThrottleError, UsageError
-from holdfast.providers.base import (
+from treenail.errors import ModelCallError, ThrottleError, UsageError
+from treenail.providers.base import (
     ModelEvent,
     ModelRequest,
     ReasoningDelta,
@@ -22,10 +22,10 @@ from holdfast.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
-from holdfast.providers.retrying import Retried, Retrying, RetryPolicy
-from holdfast.state.budget import TokenUsage
-from holdfast.testing import FakeClock
-from holdfast.tools.tool import ToolCall
+from treenail.providers.retrying import Retried, Retrying, RetryPolicy
+from treenail.state.budget import TokenUsage
+from treenail.testing import FakeClock
+from treenail.tools.tool import ToolCall
 
 REQUEST = ModelRequest(())
 

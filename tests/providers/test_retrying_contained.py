@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.providers.test_retrying import Attempts, HastyClock, transient
 
-from holdfast.clock import SystemClock
-from holdfast.containment import (
+from treenail.clock import SystemClock
+from treenail.containment import (
     CallOutcome,
     DegradePlan,
     ExecutionConfig,
@@ -24,15 +24,15 @@ from holdfast.containment import (
     WrapOptions,
     current_call,
 )
-from holdfast.conversation.replay import ReplayItem
-from holdfast.errors import ModelCallError, UsageError
-from holdfast.providers.accounting import report_usage
-from holdfast.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta, UsageReported
-from holdfast.providers.collect import CollectedAnswer, Collector
-from holdfast.providers.retrying import Retried, Retrying, RetryPolicy
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state.budget import TokenUsage
-from holdfast.testing import FakeClock
+from treenail.conversation.replay import ReplayItem
+from treenail.errors import ModelCallError, UsageError
+from treenail.providers.accounting import report_usage
+from treenail.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta, UsageReported
+from treenail.providers.collect import CollectedAnswer, Collector
+from treenail.providers.retrying import Retried, Retrying, RetryPolicy
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state.budget import TokenUsage
+from treenail.testing import FakeClock
 
 REQUEST = ModelRequest((ReplayItem("user", "hi"),))
 PATIENT = RetryPolicy(attempts=1000, base_s=0.0, cap_s=0.0, total_s=1e6)

@@ -15,17 +15,17 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from holdfast import TurnState, telemetry
-from holdfast.providers.anthropic import Anthropic
-from holdfast.providers.base import Provider
-from holdfast.providers.claude_agent import ClaudeAgent
-from holdfast.providers.litellm import LiteLLM
-from holdfast.providers.openai import OpenAI
-from holdfast.providers.scripted import Answer
-from holdfast.telemetry.otel import OpenTelemetry
-from holdfast.testing.claude_wire import ClaudeWireServer, claude_environment
-from holdfast.testing.provider import CALCULATOR
-from holdfast.testing.wire import Fault, Step, WireServer
+from treenail import TurnState, telemetry
+from treenail.providers.anthropic import Anthropic
+from treenail.providers.base import Provider
+from treenail.providers.claude_agent import ClaudeAgent
+from treenail.providers.litellm import LiteLLM
+from treenail.providers.openai import OpenAI
+from treenail.providers.scripted import Answer
+from treenail.telemetry.otel import OpenTelemetry
+from treenail.testing.claude_wire import ClaudeWireServer, claude_environment
+from treenail.testing.provider import CALCULATOR
+from treenail.testing.wire import Fault, Step, WireServer
 
 # Nothing in it looks like a key: it must be known as one.
 SECRET = "quite ordinary words 4711"

@@ -14,16 +14,16 @@ import anyio
 import openai
 import pytest
 
-from holdfast.containment import CallUsage, Price, StaticPrices
-from holdfast.conversation.messages import ReasoningPart
-from holdfast.conversation.replay import ReplayCall, ReplayItem
-from holdfast.errors import ModelCallError, UsageError
-from holdfast.providers.anthropic import Anthropic
-from holdfast.providers.base import ModelRequest, Provider, ReasoningBlock, TextDelta, UsageReported
-from holdfast.providers.litellm import LiteLLM
-from holdfast.providers.openai import OpenAI
-from holdfast.providers.scripted import Answer
-from holdfast.providers.translate import (
+from treenail.containment import CallUsage, Price, StaticPrices
+from treenail.conversation.messages import ReasoningPart
+from treenail.conversation.replay import ReplayCall, ReplayItem
+from treenail.errors import ModelCallError, UsageError
+from treenail.providers.anthropic import Anthropic
+from treenail.providers.base import ModelRequest, Provider, ReasoningBlock, TextDelta, UsageReported
+from treenail.providers.litellm import LiteLLM
+from treenail.providers.openai import OpenAI
+from treenail.providers.scripted import Answer
+from treenail.providers.translate import (
     PHASE_KEY,
     fits_strict,
     json_arguments,
@@ -33,9 +33,9 @@ from holdfast.providers.translate import (
     wire_id,
     wire_name,
 )
-from holdfast.state.budget import TokenUsage
-from holdfast.testing.provider import CALCULATOR, double, outcome_of
-from holdfast.testing.wire import Broken, Fault, Step, WireServer
+from treenail.state.budget import TokenUsage
+from treenail.testing.provider import CALCULATOR, double, outcome_of
+from treenail.testing.wire import Broken, Fault, Step, WireServer
 
 SECRET = "sk-test-0123456789abcdefghijkl"
 Make = Callable[..., Provider]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
 
 # Tests are imported one by one, without their folder; what they share lies beside them.
 sys.path.insert(0, str(Path(__file__).parent))

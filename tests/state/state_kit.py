@@ -10,11 +10,11 @@ from typing import Any
 
 import pydantic
 
-from holdfast.log.base import Lease
-from holdfast.log.event import Draft, Envelope
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
-from holdfast.state import (
+from treenail.log.base import Lease
+from treenail.log.event import Draft, Envelope
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
+from treenail.state import (
     Append,
     Replace,
     Session,

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.clock import FixedClock
-from holdfast.codec import codec
-from holdfast.errors import BudgetExceededError, DeadlineExceededError, UsageError
-from holdfast.log.event import SlicePolicy
-from holdfast.state.budget import (
+from treenail.clock import FixedClock
+from treenail.codec import codec
+from treenail.errors import BudgetExceededError, DeadlineExceededError, UsageError
+from treenail.log.event import SlicePolicy
+from treenail.state.budget import (
     Budget,
     BudgetEntry,
     BudgetRemaining,
@@ -25,7 +25,7 @@ from holdfast.state.budget import (
     Deadline,
     TokenUsage,
 )
-from holdfast.state.resources import ResourceRegistry, Snapshotable
+from treenail.state.resources import ResourceRegistry, Snapshotable
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

@@ -8,10 +8,10 @@ from random import Random
 import pytest
 from state_kit import Add, CountingLog, Note, Said, Seen, Total, equip
 
-from holdfast.clock import FixedClock, SystemClock
-from holdfast.errors import ExecutionStateError, RestoreFailedError, SnapshotMismatchError, UsageError
-from holdfast.log.base import Log
-from holdfast.state import (
+from treenail.clock import FixedClock, SystemClock
+from treenail.errors import ExecutionStateError, RestoreFailedError, SnapshotMismatchError, UsageError
+from treenail.log.base import Log
+from treenail.state import (
     AttentionNeeded,
     Budget,
     BudgetTracker,
@@ -25,8 +25,8 @@ from holdfast.state import (
     rollback_to_tool,
     snapshots_equivalent,
 )
-from holdfast.workspace.base import Filesystem
-from holdfast.workspace.memory import InMemoryFilesystem
+from treenail.workspace.base import Filesystem
+from treenail.workspace.memory import InMemoryFilesystem
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import copy
 import pickle
 from uuid import RFC_4122, UUID, SafeUUID
 
-from holdfast.clock import new_id, new_ids
+from treenail.clock import new_id, new_ids
 
 
 def test_an_id_is_a_random_uuid() -> None:

@@ -11,9 +11,9 @@ import pydantic
 import pytest
 from state_kit import Add, Box, Note, Page, Said, Seen, Total, equip
 
-from holdfast.errors import ReadOnlyError, UsageError
-from holdfast.log.base import Log
-from holdfast.state import Append, InProcessDispatcher, Session, SessionView, Slice
+from treenail.errors import ReadOnlyError, UsageError
+from treenail.log.base import Log
+from treenail.state import Append, InProcessDispatcher, Session, SessionView, Slice
 
 
 @dataclass(frozen=True)

@@ -15,19 +15,19 @@ from uuid import UUID, uuid4
 import pytest
 from state_kit import Add, Box, CountingLog, Note, Page, Peeked, Said, Seen, Tally, Total, equip
 
-from holdfast.codec import Codec, TypeRegistry, codec
-from holdfast.errors import (
+from treenail.codec import Codec, TypeRegistry, codec
+from treenail.errors import (
     LeaseHeldError,
     LogDamagedError,
     SessionNotFoundError,
     SnapshotRestoreError,
     UsageError,
 )
-from holdfast.log.base import Log
-from holdfast.log.event import Draft
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
-from holdfast.state import Append, Session, SlicePolicy, append_all, fold, replace_latest
+from treenail.log.base import Log
+from treenail.log.event import Draft
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
+from treenail.state import Append, Session, SlicePolicy, append_all, fold, replace_latest
 
 
 @pytest.fixture
@@ -439,9 +439,9 @@ def test_events_that_do_not_fit_their_type_are_reported_and_stay(log: Log) -> No
         Draft(name(Note), b'{"text": 3}', 0),
         Draft(name(Note), b"not json", 0),
         Draft(name(Note), b"{}", 0),
-        Draft("holdfast.InitializeSlice", b'{"slice_type": "state_kit:Note", "items": [3]}', 0),
-        Draft("holdfast.InitializeSlice", b'{"slice_type": "no.Such", "items": []}', 0),
-        Draft("holdfast.StateRestored", _restored(origin=77), 0),
+        Draft("treenail.InitializeSlice", b'{"slice_type": "state_kit:Note", "items": [3]}', 0),
+        Draft("treenail.InitializeSlice", b'{"slice_type": "no.Such", "items": []}', 0),
+        Draft("treenail.StateRestored", _restored(origin=77), 0),
     ]
     log.append(lease, odd, expected_seq=1)
     session.close()
@@ -465,8 +465,8 @@ def _restored(*, origin: int) -> bytes:
 WITHOUT_TYPES = """
 import json, sys
 from uuid import UUID
-from holdfast.log.sqlite import SqliteLog
-from holdfast.state import Session
+from treenail.log.sqlite import SqliteLog
+from treenail.state import Session
 
 before = set(sys.modules)
 with SqliteLog(sys.argv[1]) as log:

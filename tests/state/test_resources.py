@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.delegates import PassesOn
 
-from holdfast.errors import (
+from treenail.errors import (
     CircularDependencyError,
     DuplicateBindingError,
     ProviderError,
@@ -25,8 +25,8 @@ from holdfast.errors import (
     UnboundResourceError,
     UsageError,
 )
-from holdfast.log.event import SlicePolicy
-from holdfast.state.resources import (
+from treenail.log.event import SlicePolicy
+from treenail.state.resources import (
     Binding,
     Closeable,
     PostConstruct,
@@ -443,7 +443,7 @@ def test_a_close_that_fails_stops_no_other_and_is_reported(caplog: pytest.LogCap
         Binding(Gearbox, lambda _: Gearbox("gearbox", recorder, first), eager=True),
         Binding(Engine, lambda _: Engine("engine", recorder, second), eager=True),
     )
-    with caplog.at_level(logging.ERROR, "holdfast"), registry.open() as resources:
+    with caplog.at_level(logging.ERROR, "treenail"), registry.open() as resources:
         pass
     assert recorder.events == ["close engine", "close gearbox", "close wheel"]
     assert resources.close_errors == (second, first)

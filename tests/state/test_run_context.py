@@ -7,9 +7,9 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast.codec import codec
-from holdfast.errors import UsageError
-from holdfast.state.run_context import RunContext
+from treenail.codec import codec
+from treenail.errors import UsageError
+from treenail.state.run_context import RunContext
 
 
 def test_a_new_run_starts_a_trace() -> None:

@@ -17,8 +17,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from holdfast.clock import FixedClock, SystemClock
-from holdfast.state import (
+from treenail.clock import FixedClock, SystemClock
+from treenail.state import (
     Budget,
     BudgetTracker,
     CheckpointStore,
@@ -39,8 +39,8 @@ from holdfast.state import (
     replace_latest,
     snapshots_equivalent,
 )
-from holdfast.workspace.base import Filesystem
-from holdfast.workspace.memory import InMemoryFilesystem
+from treenail.workspace.base import Filesystem
+from treenail.workspace.memory import InMemoryFilesystem
 
 # --- what the examples take for granted -----------------------------------------------------------------
 

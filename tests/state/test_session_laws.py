@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from state_kit import SLICES, Add, Box, Last, Note, Peeked, Said, Seen, Tally, Total, equip, opened_log
 
-from holdfast.codec import type_registry
-from holdfast.errors import LogDamagedError, UsageError
-from holdfast.state import Session, SlicePolicy, Snapshot, Transaction, fold
+from treenail.codec import type_registry
+from treenail.errors import LogDamagedError, UsageError
+from treenail.state import Session, SlicePolicy, Snapshot, Transaction, fold
 
 STATE, LOG, CACHE = SlicePolicy.STATE, SlicePolicy.LOG, SlicePolicy.CACHE
 
@@ -153,7 +153,7 @@ class SessionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.closing = ExitStack()
-        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-laws-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="treenail-laws-"))
         self.closing.callback(shutil.rmtree, self.folder)
         patch = pytest.MonkeyPatch()
         self.closing.callback(patch.undo)

@@ -12,11 +12,11 @@ from uuid import UUID, uuid4
 import pytest
 from state_kit import Add, Box, CountingLog, Last, Note, Page, Peeked, Said, Seen, Tally, Total, equip
 
-from holdfast.clock import FixedClock
-from holdfast.errors import EncodeError, UsageError
-from holdfast.log.base import Log
-from holdfast.log.memory import MemoryLog
-from holdfast.state import (
+from treenail.clock import FixedClock
+from treenail.errors import EncodeError, UsageError
+from treenail.log.base import Log
+from treenail.log.memory import MemoryLog
+from treenail.state import (
     Append,
     AttentionNeeded,
     Channel,

@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from state_kit import Add, Box, CountingLog, Last, Note, Page, Peeked, Said, Seen, Tally, Total, equip
 
-from holdfast.clock import FixedClock
-from holdfast.codec import Codec, TypeRegistry, type_registry
-from holdfast.errors import HoldfastError, SnapshotMismatchError, SnapshotRestoreError
-from holdfast.log.base import Log
-from holdfast.log.memory import MemoryLog
-from holdfast.state import (
+from treenail.clock import FixedClock
+from treenail.codec import Codec, TypeRegistry, type_registry
+from treenail.errors import SnapshotMismatchError, SnapshotRestoreError, TreenailError
+from treenail.log.base import Log
+from treenail.log.memory import MemoryLog
+from treenail.state import (
     Budget,
     BudgetSnapshot,
     BudgetTracker,
@@ -474,7 +474,7 @@ NAMES = [
     "kit.Said",
     "state_kit:Note",
     "state_kit:Box",
-    "holdfast.StateRestored",
+    "treenail.StateRestored",
     "os:system",
     "builtins:eval",
 ]
@@ -528,8 +528,8 @@ def test_json_that_is_nested_too_deeply_is_refused(depth: int) -> None:
 HOSTILE = """
 import json, sys
 from dataclasses import dataclass
-from holdfast.state import Session, Snapshot, CompositeSnapshot
-from holdfast.errors import SnapshotRestoreError
+from treenail.state import Session, Snapshot, CompositeSnapshot
+from treenail.errors import SnapshotRestoreError
 
 touched = []
 
@@ -581,7 +581,7 @@ def test_equality_is_of_state_not_of_place() -> None:
 
 
 def test_the_errors_have_one_root() -> None:
-    assert issubclass(SnapshotRestoreError, HoldfastError)
+    assert issubclass(SnapshotRestoreError, TreenailError)
     assert issubclass(SnapshotMismatchError, RuntimeError)
     assert type_registry.knows("kit.Said")
 

@@ -14,9 +14,9 @@ import anyio.to_thread
 import pytest
 from state_kit import Add, Box, CountingLog, Note, Peeked, Said, Seen, Tally, Total, equip
 
-from holdfast.errors import EncodeError, StaleWriterError, UsageError
-from holdfast.log.base import Log
-from holdfast.state import InProcessDispatcher, Session, SlicePolicy, append_all
+from treenail.errors import EncodeError, StaleWriterError, UsageError
+from treenail.log.base import Log
+from treenail.state import InProcessDispatcher, Session, SlicePolicy, append_all
 
 
 def test_what_is_staged_is_seen_inside_and_by_nobody_else(log: Log) -> None:

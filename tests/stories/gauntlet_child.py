@@ -7,9 +7,9 @@ from pathlib import Path
 
 import anyio
 
-from holdfast import Agent, tool
-from holdfast.providers.base import Stopped, TextDelta, ToolCallRequested
-from holdfast.tools.tool import ToolCall
+from treenail import Agent, tool
+from treenail.providers.base import Stopped, TextDelta, ToolCallRequested
+from treenail.tools.tool import ToolCall
 
 
 @tool(effects="workspace")

@@ -25,7 +25,7 @@ _NOT_A_PERSONS = {"CI", "PYTHONDONTWRITEBYTECODE"}
 
 
 class Terminal:
-    """Runs `holdfast` in a pty of its own."""
+    """Runs `treenail` in a pty of its own."""
 
     def __init__(
         self, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, columns: int = 120
@@ -35,7 +35,7 @@ class Terminal:
         self._master = master
         self._seen = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast", *arguments],
+            [sys.executable, "-m", "treenail", *arguments],
             cwd=cwd,
             env={**clean_environment(cwd), "TERM": "xterm", **(env or {})},
             stdin=slave,
@@ -103,18 +103,18 @@ def clean_environment(cwd: Path) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("HOLDFAST_", "OPENAI_", "ANTHROPIC_", "XDG_")) and name not in _NOT_A_PERSONS
+        if not name.startswith(("TREENAIL_", "OPENAI_", "ANTHROPIC_", "XDG_")) and name not in _NOT_A_PERSONS
     }
     state = cwd.parent / f"{cwd.name}-state"
     return {**kept, "XDG_STATE_HOME": str(state), "HOME": str(cwd.parent), "NO_COLOR": "1"}
 
 
-def holdfast(
+def treenail(
     *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, stdin: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `holdfast` without a terminal."""
+    """Run `treenail` without a terminal."""
     return subprocess.run(
-        [sys.executable, "-m", "holdfast", *arguments],
+        [sys.executable, "-m", "treenail", *arguments],
         cwd=cwd,
         env={**clean_environment(cwd), **(env or {})},
         input=stdin,

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.stories.terminal import Terminal, clean_environment, holdfast
+from tests.stories.terminal import Terminal, clean_environment, treenail
 
-from holdfast import Agent, Limits
-from holdfast.log.sqlite import SqliteLog
-from holdfast.presenters.cli import places, stored
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.testing.wire import WireRequest, WireServer
-from holdfast.tools.files import read_file
+from treenail import Agent, Limits
+from treenail.log.sqlite import SqliteLog
+from treenail.presenters.cli import places, stored
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.testing.wire import WireRequest, WireServer
+from treenail.tools.files import read_file
 
 FIX = [
     {"text": "I look first.\n", "calls": [{"name": "read_file", "arguments": {"path": "calc.py"}}]},
@@ -61,7 +61,7 @@ def call(name: str, **arguments: object) -> dict[str, object]:
 
 
 def listed(project: Path) -> list[dict[str, object]]:
-    """What `holdfast list --json` would print, read in this process: it is asked for often."""
+    """What `treenail list --json` would print, read in this process: it is asked for often."""
     store = places.store_for(project, None, clean_environment(project))
     with stored.opened_log(store) as log:
         return [stored.describe(log, each).as_data() for each in log.sessions() if each.parent_id is None]
@@ -76,21 +76,21 @@ def test_a_failing_test_is_mended_and_the_exit_code_says_so(project: Path) -> No
     assert "a + b" in (project / "calc.py").read_text()
     for piece in ("I look first.", "● edit_file", "✓", "Done: add adds now", "completed run"):
         assert piece in shown, shown
-    assert "a + b" in holdfast("diff", cwd=project).stdout
-    told = holdfast("show", cwd=project)
+    assert "a + b" in treenail("diff", cwd=project).stdout
+    told = treenail("show", cwd=project)
     assert "edit_file kept" in told.stdout
-    assert json.loads(holdfast("list", "--json", cwd=project).stdout) == listed(project)
+    assert json.loads(treenail("list", "--json", cwd=project).stdout) == listed(project)
     assert listed(project)[0]["state"] == "completed"
 
 
 def test_nothing_is_kept_in_the_project_itself(project: Path) -> None:
     before = {each.name for each in project.iterdir()}
-    assert holdfast("run", "x", "--model", script(project, "hi"), cwd=project).returncode == 0
+    assert treenail("run", "x", "--model", script(project, "hi"), cwd=project).returncode == 0
     assert {each.name for each in project.iterdir()} == before
 
 
 def test_piped_output_is_the_answer_and_the_rest_goes_to_the_error_stream(project: Path) -> None:
-    ran = holdfast("run", "make it pass", "--model", script(project, *FIX), cwd=project, env=python_first())
+    ran = treenail("run", "make it pass", "--model", script(project, *FIX), cwd=project, env=python_first())
     assert ran.returncode == 0
     assert ran.stdout.splitlines()[-1] == "Done: add adds now, and its test passes."
     assert "edit_file" not in ran.stdout
@@ -99,7 +99,7 @@ def test_piped_output_is_the_answer_and_the_rest_goes_to_the_error_stream(projec
 
 
 def test_machines_get_one_json_object_a_line(project: Path) -> None:
-    ran = holdfast("run", "go", "--json", "--model", script(project, *FIX), cwd=project, env=python_first())
+    ran = treenail("run", "go", "--json", "--model", script(project, *FIX), cwd=project, env=python_first())
     events = [json.loads(line) for line in ran.stdout.splitlines()]
     names = [each["event"] for each in events]
     assert "text_delta" in names
@@ -110,7 +110,7 @@ def test_machines_get_one_json_object_a_line(project: Path) -> None:
 
 def test_output_that_nobody_reads_any_more_does_not_stop_the_run(project: Path) -> None:
     model = script(project, {**FIX[1], "text": "a long line\n" * 5000}, "done")
-    command = f"{sys.executable} -m holdfast run go --model {model} | head -n 1"
+    command = f"{sys.executable} -m treenail run go --model {model} | head -n 1"
     ran = subprocess.run(
         ["bash", "-c", command],
         cwd=project,
@@ -136,10 +136,10 @@ def test_ctrl_c_ends_the_turn_durably_and_resume_goes_on(project: Path) -> None:
         terminal.type("\x03")
         assert terminal.end() == 130, terminal.text
         assert "interrupted" in terminal.text
-        assert "holdfast resume" in terminal.text
+        assert "treenail resume" in terminal.text
     assert not (project / "begun").exists(), "what the command had done was undone"
     assert listed(project)[0]["state"] == "interrupted"
-    again = holdfast("resume", "@last", cwd=project)
+    again = treenail("resume", "@last", cwd=project)
     assert again.returncode == 0, again.stderr
     assert listed(project)[0]["state"] == "completed"
 
@@ -155,9 +155,9 @@ def test_a_killed_run_is_resumed_where_it_stopped(project: Path) -> None:
         terminal.kill()
     assert listed(project)[0]["state"] == "unfinished"
     (project.parent / "go").touch()
-    again = holdfast("resume", cwd=project)
+    again = treenail("resume", cwd=project)
     assert again.returncode == 0, again.stderr
-    shown = holdfast("show", cwd=project).stdout
+    shown = treenail("show", cwd=project).stdout
     assert shown.count("edit_file kept") == 1
     assert "run_command interrupted, rolled back" in shown
     assert "run_command kept" in shown
@@ -176,29 +176,29 @@ def test_a_person_is_asked_and_what_they_say_counts(project: Path) -> None:
 
 
 def test_without_a_terminal_a_question_waits_and_can_be_answered_later(project: Path) -> None:
-    ran = holdfast("run", "go", "--ask", "--model", script(project, FIX[1], "done"), cwd=project)
+    ran = treenail("run", "go", "--ask", "--model", script(project, FIX[1], "done"), cwd=project)
     assert ran.returncode == 4, ran.stderr
     assert "a - b" in (project / "calc.py").read_text()
-    (hold,) = json.loads(holdfast("hold", "list", "--json", cwd=project).stdout)
+    (hold,) = json.loads(treenail("hold", "list", "--json", cwd=project).stdout)
     assert hold["tool"] == "edit_file"
-    assert holdfast("hold", "answer", "@last", "--yes", cwd=project).returncode == 0
-    again = holdfast("resume", cwd=project)
+    assert treenail("hold", "answer", "@last", "--yes", cwd=project).returncode == 0
+    again = treenail("resume", cwd=project)
     assert again.returncode == 0, again.stderr
     assert "a + b" in (project / "calc.py").read_text()
 
 
 def test_read_only_refuses_every_change(project: Path) -> None:
-    ran = holdfast("run", "go", "--read-only", "--model", script(project, FIX[1], "could not"), cwd=project)
+    ran = treenail("run", "go", "--read-only", "--model", script(project, FIX[1], "could not"), cwd=project)
     assert ran.returncode == 0
     assert "a - b" in (project / "calc.py").read_text()
 
 
 def test_the_budget_stops_a_runaway_with_its_own_exit_code(project: Path) -> None:
     thought = {**call("list_directory"), "cost_usd": 0.4}
-    ran = holdfast("run", "go", "--max-cost", "1.0", "--model", script(project, *[thought] * 9), cwd=project)
+    ran = treenail("run", "go", "--max-cost", "1.0", "--model", script(project, *[thought] * 9), cwd=project)
     assert ran.returncode == 6, ran.stderr
     assert "budget_exceeded" in ran.stderr
-    steps = holdfast("run", "go", "--max-steps", "3", "--model", script(project, *[thought] * 9), cwd=project)
+    steps = treenail("run", "go", "--max-steps", "3", "--model", script(project, *[thought] * 9), cwd=project)
     assert steps.returncode == 6
     assert "step_limit_exceeded" in steps.stderr
 
@@ -206,14 +206,14 @@ def test_the_budget_stops_a_runaway_with_its_own_exit_code(project: Path) -> Non
 def test_a_check_that_fails_sends_the_agent_back(project: Path) -> None:
     model = script(project, "Done already.", FIX[1], "Done now.")
     check = ("--check", "python -B test_calc.py")
-    ran = holdfast("run", "go", *check, "--model", model, cwd=project, env=python_first())
+    ran = treenail("run", "go", *check, "--model", model, cwd=project, env=python_first())
     assert ran.returncode == 0, ran.stderr
     assert "a + b" in (project / "calc.py").read_text()
-    assert "sent back" in holdfast("show", cwd=project).stdout
+    assert "sent back" in treenail("show", cwd=project).stdout
 
 
 def test_a_check_that_never_passes_is_no_success(project: Path) -> None:
-    ran = holdfast("run", "go", "--check", "false", "--model", script(project, *["Done."] * 9), cwd=project)
+    ran = treenail("run", "go", "--check", "false", "--model", script(project, *["Done."] * 9), cwd=project)
     assert ran.returncode == 3, ran.stderr
     assert "incomplete" in ran.stderr
 
@@ -221,10 +221,10 @@ def test_a_check_that_never_passes_is_no_success(project: Path) -> None:
 def test_a_run_is_rolled_back_to_before_a_call(project: Path) -> None:
     write = call("write_file", path="new.txt", content="x")
     assert (
-        holdfast("run", "go", "--model", script(project, FIX[1], write, "done"), cwd=project).returncode == 0
+        treenail("run", "go", "--model", script(project, FIX[1], write, "done"), cwd=project).returncode == 0
     )
     assert (project / "new.txt").exists()
-    back = holdfast("rollback", "@last", "--call", "1", cwd=project)
+    back = treenail("rollback", "@last", "--call", "1", cwd=project)
     assert back.returncode == 0, back.stderr
     assert "a - b" in (project / "calc.py").read_text()
     assert not (project / "new.txt").exists()
@@ -232,14 +232,14 @@ def test_a_run_is_rolled_back_to_before_a_call(project: Path) -> None:
 
 def test_a_fork_goes_its_own_way_in_its_own_directory(project: Path) -> None:
     model = script(project, FIX[1], call("write_file", path="new.txt", content="x"), "done")
-    assert holdfast("run", "go", "--model", model, cwd=project).returncode == 0
-    forked = holdfast("fork", "../other", "--call", "2", "--json", cwd=project)
+    assert treenail("run", "go", "--model", model, cwd=project).returncode == 0
+    forked = treenail("fork", "../other", "--call", "2", "--json", cwd=project)
     assert forked.returncode == 0, forked.stderr
     other = project.parent / "other"
     assert "a + b" in (other / "calc.py").read_text()
     assert not (other / "new.txt").exists()
     run = json.loads(forked.stdout)["run"]
-    again = holdfast("resume", run, "--model", model, cwd=project)
+    again = treenail("resume", run, "--model", model, cwd=project)
     assert again.returncode == 0, again.stderr
     assert (other / "new.txt").read_text() == "x"
 
@@ -260,10 +260,10 @@ def test_several_turns_of_one_chat_are_one_run(project: Path) -> None:
 
 
 def test_no_model_is_a_clear_message_and_the_demo_is_offered(project: Path) -> None:
-    ran = holdfast("run", "go", cwd=project)
+    ran = treenail("run", "go", cwd=project)
     assert ran.returncode == 2
     assert "OPENAI_API_KEY" in ran.stderr
-    assert "holdfast demo" in ran.stderr
+    assert "treenail demo" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
@@ -283,19 +283,19 @@ def test_no_model_is_a_clear_message_and_the_demo_is_offered(project: Path) -> N
 def test_bad_commands_are_refused_in_one_sentence(
     project: Path, arguments: tuple[str, ...], told: str
 ) -> None:
-    ran = holdfast(*arguments, cwd=project, env={"OPENAI_API_KEY": "k"})
+    ran = treenail(*arguments, cwd=project, env={"OPENAI_API_KEY": "k"})
     assert ran.returncode == 2, ran.stderr
     assert told in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
 def test_bad_configuration_names_file_and_setting(project: Path) -> None:
-    (project / "holdfast.toml").write_text("max_costs = 3\n")
-    ran = holdfast("run", "go", cwd=project)
+    (project / "treenail.toml").write_text("max_costs = 3\n")
+    ran = treenail("run", "go", cwd=project)
     assert ran.returncode == 2
-    assert "holdfast.toml" in ran.stderr
+    assert "treenail.toml" in ran.stderr
     assert "did you mean max_cost" in ran.stderr
-    assert "max_costs" in holdfast("doctor", cwd=project).stdout
+    assert "max_costs" in treenail("doctor", cwd=project).stdout
 
 
 def unprivileged() -> list[str]:
@@ -309,7 +309,7 @@ def test_a_directory_that_cannot_be_written_can_still_be_read(project: Path) -> 
     model = script(project, *calls, "I could only read.")
     project.chmod(0o555)
     try:
-        python = [*unprivileged(), sys.executable, "-m", "holdfast"]
+        python = [*unprivileged(), sys.executable, "-m", "treenail"]
         ran = quietly([*python, "run", "go", "--model", model], project)
         looked = quietly([*python, "doctor"], project)
     finally:
@@ -321,12 +321,12 @@ def test_a_directory_that_cannot_be_written_can_still_be_read(project: Path) -> 
 
 def test_a_store_that_cannot_be_written_can_still_be_looked_at(project: Path) -> None:
     model = script(project, "hi")
-    assert holdfast("run", "go", "--store", "../kept/runs.db", "--model", model, cwd=project).returncode == 0
+    assert treenail("run", "go", "--store", "../kept/runs.db", "--model", model, cwd=project).returncode == 0
     kept = project.parent / "kept"
     kept.chmod(0o555)
     (kept / "runs.db").chmod(0o444)
     try:
-        python = [*unprivileged(), sys.executable, "-m", "holdfast"]
+        python = [*unprivileged(), sys.executable, "-m", "treenail"]
         shown = quietly([*python, "show", "--store", "../kept/runs.db"], project)
         refused = quietly([*python, "run", "go", "--store", "../kept/runs.db", "--model", "x"], project)
     finally:
@@ -359,37 +359,37 @@ def test_a_disk_that_is_full_in_the_middle_costs_nothing_but_time(project: Path)
     def little_room() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
 
-    command = [sys.executable, "-m", "holdfast", "run", "go", "--model", model]
+    command = [sys.executable, "-m", "treenail", "run", "go", "--model", model]
     ran = quietly(command, project, little_room)
     assert ran.returncode == 1
     assert "check the disk and its free space" in ran.stderr
-    assert "holdfast resume" in ran.stderr
+    assert "treenail resume" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert not (project / "big.txt").exists()
-    again = holdfast("resume", cwd=project)
+    again = treenail("resume", cwd=project)
     assert again.returncode == 0, again.stderr
     assert (project / "big.txt").stat().st_size == 2_000_000
-    assert holdfast("show", cwd=project).stdout.count("edit_file kept") == 1
+    assert treenail("show", cwd=project).stdout.count("edit_file kept") == 1
 
 
 def test_what_is_whole_in_a_damaged_store_is_told_and_saved(project: Path) -> None:
     model = script(project, FIX[1], "done")
-    assert holdfast("run", "go", "--store", "../runs.db", "--model", model, cwd=project).returncode == 0
+    assert treenail("run", "go", "--store", "../runs.db", "--model", model, cwd=project).returncode == 0
     store = project.parent / "runs.db"
     data = bytearray(store.read_bytes())
     data[4096 * 3 : 4096 * 6] = b"\xde" * (4096 * 3)
     store.write_bytes(data)
-    listed = holdfast("list", "--store", "../runs.db", cwd=project)
+    listed = treenail("list", "--store", "../runs.db", cwd=project)
     assert listed.returncode == 1
-    assert "holdfast salvage" in listed.stderr
+    assert "treenail salvage" in listed.stderr
     assert len(listed.stderr.splitlines()) == 1
-    found = holdfast("diagnose", "--store", "../runs.db", cwd=project)
+    found = treenail("diagnose", "--store", "../runs.db", cwd=project)
     assert found.returncode == 1
     assert "the store is damaged" in found.stdout
-    saved = holdfast("salvage", "../whole.db", "--store", "../runs.db", "--json", cwd=project)
+    saved = treenail("salvage", "../whole.db", "--store", "../runs.db", "--json", cwd=project)
     assert saved.returncode == 0, saved.stderr
     assert len(json.loads(saved.stdout)["sessions"]) == 1
-    assert "edit_file" in holdfast("show", "--store", "../whole.db", cwd=project).stdout
+    assert "edit_file" in treenail("show", "--store", "../whole.db", cwd=project).stdout
     assert store.read_bytes() == bytes(data), "the damaged file is as it was"
 
 
@@ -401,7 +401,7 @@ def test_a_run_that_somebody_writes_is_not_disturbed(project: Path) -> None:
             terminal.wait_for("s · Ctrl-C")
         assert listed(project)[0]["state"] == "running"
         for each in (("resume",), ("rollback",), ("erase", "@last", "--yes")):
-            ran = holdfast(*each, cwd=project)
+            ran = treenail(*each, cwd=project)
             assert (ran.returncode, len(ran.stderr.splitlines())) == (1, 1), ran.stderr
             assert f"is being written by process {terminal.process.pid}" in ran.stderr
         terminal.type("\x03")
@@ -422,7 +422,7 @@ def test_ctrl_c_twice_leaves_at_once(project: Path) -> None:
         assert terminal.end() != 0
         assert "Traceback" not in terminal.text
     assert listed(project)[0]["state"] in ("interrupted", "unfinished")
-    assert holdfast("rollback", cwd=project).returncode in (0, 2)
+    assert treenail("rollback", cwd=project).returncode in (0, 2)
     assert not (project / "begun").exists()
 
 
@@ -442,24 +442,24 @@ def test_the_line_below_shows_that_the_run_is_alive(project: Path) -> None:
 
 def test_a_resumed_run_keeps_its_ceilings_until_others_are_given(project: Path) -> None:
     model = script(project, FIX[0], FIX[1], "done")
-    assert holdfast("run", "go", "--max-steps", "2", "--model", model, cwd=project).returncode == 6
-    again = holdfast("resume", cwd=project)
+    assert treenail("run", "go", "--max-steps", "2", "--model", model, cwd=project).returncode == 6
+    again = treenail("resume", cwd=project)
     assert again.returncode == 6, again.stderr
     assert "--max-steps <more>" in again.stderr
-    assert holdfast("resume", "--max-steps", "20", cwd=project).returncode == 0
+    assert treenail("resume", "--max-steps", "20", cwd=project).returncode == 0
     assert "a + b" in (project / "calc.py").read_text()
 
 
 def test_a_ceiling_that_was_raised_stays_raised(project: Path) -> None:
     """The next resume need not be told again; who raised it is shown."""
     model = script(project, FIX[0], FIX[1], "done")
-    assert holdfast("run", "go", "--max-steps", "2", "--model", model, cwd=project).returncode == 6
-    assert holdfast("resume", "--max-steps", "20", "--ask", cwd=project).returncode == 4
-    assert holdfast("hold", "answer", "--yes", cwd=project).returncode == 0
-    again = holdfast("resume", cwd=project)
+    assert treenail("run", "go", "--max-steps", "2", "--model", model, cwd=project).returncode == 6
+    assert treenail("resume", "--max-steps", "20", "--ask", cwd=project).returncode == 4
+    assert treenail("hold", "answer", "--yes", cwd=project).returncode == 0
+    again = treenail("resume", cwd=project)
     assert again.returncode == 0, again.stderr
     assert "a + b" in (project / "calc.py").read_text()
-    shown = [line for line in holdfast("show", cwd=project).stdout.splitlines() if "ceilings: " in line]
+    shown = [line for line in treenail("show", cwd=project).stdout.splitlines() if "ceilings: " in line]
     assert ["2 steps" in shown[0], "20 steps" in shown[1], len(shown)] == [True, True, 2]
     assert all("set by" in each for each in shown)
 
@@ -478,7 +478,7 @@ def test_ceilings_that_a_program_has_set_hold_on_the_command_line_too(project: P
     (project.parent / "begun.toml").write_text('name = "begun"\ninstructions = "Go on."\ntools = ["files"]\n')
     model = script(project, "unheard", "done")
     told = ("--agent", "../begun.toml", "--model", model, "--store", "runs.db", "--max-steps", "9")
-    ran = holdfast("resume", *told, cwd=project)
+    ran = treenail("resume", *told, cwd=project)
     assert ran.returncode == 0, ran.stderr
     with SqliteLog(project / "runs.db") as log:
         now = stored.ceilings(log, run.id)
@@ -492,26 +492,26 @@ def test_an_agent_file_brings_its_limits_and_its_judges(project: Path) -> None:
         '[limits]\nmax_steps = 4\n[judges]\ncheck = "grep -q a.+.b calc.py"\n'
     )
     model = script(project, "Done already.", FIX[1], "Done now.", "Done now.")
-    ran = holdfast("run", "go", "--agent", "../fixer.toml", "--model", model, cwd=project)
+    ran = treenail("run", "go", "--agent", "../fixer.toml", "--model", model, cwd=project)
     assert ran.returncode == 0, ran.stderr
     assert "a + b" in (project / "calc.py").read_text()
     endless = script(project, *[FIX[0]] * 9)
-    assert holdfast("run", "go", "--agent", "../fixer.toml", "--model", endless, cwd=project).returncode == 6
+    assert treenail("run", "go", "--agent", "../fixer.toml", "--model", endless, cwd=project).returncode == 6
 
 
 def test_a_resume_with_another_agent_is_refused_and_harms_nothing(project: Path) -> None:
     file = project.parent / "one.toml"
     file.write_text('name = "one"\ninstructions = "x"\n')
     model = script(project, FIX[1], "done")
-    stopped = holdfast(
+    stopped = treenail(
         "run", "go", "--agent", "../one.toml", "--max-steps", "1", "--model", model, cwd=project
     )
     assert stopped.returncode == 6
     file.write_text('name = "two"\ninstructions = "y"\n')
-    refused = holdfast("resume", "--max-steps", "9", cwd=project)
+    refused = treenail("resume", "--max-steps", "9", cwd=project)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1), refused.stderr
     file.write_text('name = "one"\ninstructions = "x, said better"\n')
-    assert holdfast("resume", "--max-steps", "9", cwd=project).returncode == 0
+    assert treenail("resume", "--max-steps", "9", cwd=project).returncode == 0
     assert "a + b" in (project / "calc.py").read_text()
 
 
@@ -531,24 +531,24 @@ def test_a_model_judges_the_work_before_it_may_end(project: Path) -> None:
 
     with WireServer(answer) as server:
         flags = ("--model", "m", "--base-url", server.openai_url, "--unknown-price", "warn", "--judge")
-        ran = holdfast("run", "go", *flags, cwd=project, env={"OPENAI_API_KEY": "k"})
+        ran = treenail("run", "go", *flags, cwd=project, env={"OPENAI_API_KEY": "k"})
     assert ran.returncode == 0, ran.stderr
     assert "a + b" in (project / "calc.py").read_text()
-    told = json.loads(holdfast("show", "--json", cwd=project).stdout)
+    told = json.loads(treenail("show", "--json", cwd=project).stdout)
     verdicts = [each["good"] for each in told["timeline"] if each["kind"] == "judge"]
     assert verdicts == [False, True]
     assert [each["agent"] for each in told["children"]] == ["judge completion"] * 2
 
 
 def test_a_judge_that_cannot_judge_is_no_success(project: Path) -> None:
-    ran = holdfast("run", "go", "--judge", "--model", script(project, *["Fine."] * 9), cwd=project)
+    ran = treenail("run", "go", "--judge", "--model", script(project, *["Fine."] * 9), cwd=project)
     assert ran.returncode not in (0, 2), ran.stderr
     assert listed(project)[0]["state"] != "completed"
 
 
 def test_a_chat_reads_lines_and_writes_json_for_machines(project: Path) -> None:
     model = script(project, "one", "two")
-    ran = holdfast("chat", "--json", "--model", model, cwd=project, stdin="first\nsecond\n")
+    ran = treenail("chat", "--json", "--model", model, cwd=project, stdin="first\nsecond\n")
     ended = [each for each in map(json.loads, ran.stdout.splitlines()) if each["event"] == "ended"]
     assert [each["text"] for each in ended] == ["one", "two"]
     assert len({each["run"] for each in ended}) == 1
@@ -557,9 +557,9 @@ def test_a_chat_reads_lines_and_writes_json_for_machines(project: Path) -> None:
 def test_what_is_offered_can_be_pasted_where_one_is(project: Path) -> None:
     """A run in another directory has its store elsewhere; the commands name it."""
     other = project.parent
-    ran = holdfast("run", "go", "-C", str(project), "--model", script(project, FIX[1], "done"), cwd=other)
-    offered = [line.strip() for line in ran.stderr.splitlines() if line.strip().startswith("holdfast show")]
-    shown = holdfast(*offered[0].split()[1:], cwd=other)
+    ran = treenail("run", "go", "-C", str(project), "--model", script(project, FIX[1], "done"), cwd=other)
+    offered = [line.strip() for line in ran.stderr.splitlines() if line.strip().startswith("treenail show")]
+    shown = treenail(*offered[0].split()[1:], cwd=other)
     assert shown.returncode == 0, shown.stderr
     assert "edit_file kept" in shown.stdout
 
@@ -567,14 +567,14 @@ def test_what_is_offered_can_be_pasted_where_one_is(project: Path) -> None:
 def test_a_shell_completes_commands_and_runs(project: Path) -> None:
     # Which shell runs the tests is not for this test to find out, so it is named.
     named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    assert "complete" in holdfast("--show-completion", "bash", cwd=project, env=named).stdout
-    assert holdfast("run", "go", "--model", script(project, "hi"), cwd=project).returncode == 0
+    assert "complete" in treenail("--show-completion", "bash", cwd=project, env=named).stdout
+    assert treenail("run", "go", "--model", script(project, "hi"), cwd=project).returncode == 0
     short = str(listed(project)[0]["id"])[:8]
 
     def completed(typed: str) -> list[str]:
-        env = {"_HOLDFAST_COMPLETE": "complete_bash", "COMP_WORDS": typed}
+        env = {"_TREENAIL_COMPLETE": "complete_bash", "COMP_WORDS": typed}
         env["COMP_CWORD"] = str(len(typed.split(" ")) - 1)
-        command = [str(Path(sys.executable).with_name("holdfast"))]
+        command = [str(Path(sys.executable).with_name("treenail"))]
         said = subprocess.run(
             command,
             cwd=project,
@@ -586,24 +586,24 @@ def test_a_shell_completes_commands_and_runs(project: Path) -> None:
         )
         return said.stdout.split()
 
-    assert completed("holdfast res") == ["resume"]
-    assert completed("holdfast show ") == ["@last", short]
+    assert completed("treenail res") == ["resume"]
+    assert completed("treenail show ") == ["@last", short]
 
 
 def test_help_is_quick_because_it_loads_nothing_that_runs(project: Path) -> None:
     code = (
-        "import sys\nsys.argv = ['holdfast', '--help']\nfrom holdfast.presenters.cli.main import main\n"
+        "import sys\nsys.argv = ['treenail', '--help']\nfrom treenail.presenters.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit:\n    print(sorted(sys.modules))\n"
     )
     ran = quietly([sys.executable, "-c", code], project)
     assert "Commands:" in ran.stdout
-    for heavy in ("pydantic", "anyio", "rich.console", "sqlite3", "holdfast.agent", "asyncio"):
+    for heavy in ("pydantic", "anyio", "rich.console", "sqlite3", "treenail.agent", "asyncio"):
         assert f"'{heavy}'" not in ran.stdout, heavy
 
 
 def test_a_store_on_a_full_disk_is_an_error_and_nothing_is_half_done(project: Path) -> None:
     """/dev/full takes no byte: the run never begins, and says why."""
-    ran = holdfast("run", "go", "--store", "/dev/full/runs.db", "--model", script(project, "hi"), cwd=project)
+    ran = treenail("run", "go", "--store", "/dev/full/runs.db", "--model", script(project, "hi"), cwd=project)
     assert ran.returncode == 2
     assert "/dev/full" in ran.stderr
     assert "Traceback" not in ran.stderr
@@ -615,24 +615,24 @@ def test_a_workspace_of_ten_thousand_files_is_no_trouble(project: Path) -> None:
         for number in range(100):
             (project / f"d{folder}" / f"f{number}.txt").write_text("x")
     make = call("run_command", command="echo y > d7/f7.txt; rm d8/f8.txt")
-    ran = holdfast("run", "go", "--model", script(project, make, "done"), cwd=project)
+    ran = treenail("run", "go", "--model", script(project, make, "done"), cwd=project)
     assert ran.returncode == 0, ran.stderr
-    diff = json.loads(holdfast("diff", "--json", cwd=project).stdout)
+    diff = json.loads(treenail("diff", "--json", cwd=project).stdout)
     assert sorted(each["path"] for each in diff["changes"]) == ["d7/f7.txt", "d8/f8.txt"]
-    assert holdfast("rollback", cwd=project).returncode == 0
+    assert treenail("rollback", cwd=project).returncode == 0
     assert (project / "d7/f7.txt").read_text() == "x"
     assert (project / "d8/f8.txt").exists()
 
 
 def test_an_agent_of_ones_own_runs_with_all_of_it(project: Path) -> None:
     (project.parent / "mine.py").write_text(
-        "from holdfast import Agent, tool\n\n\n"
+        "from treenail import Agent, tool\n\n\n"
         "@tool(effects='workspace')\ndef stamp(*, context) -> str:\n"
         "    '''Leave a stamp.'''\n    context.filesystem.write('stamp.txt', 'x')\n    return 'stamped'\n\n\n"
         "agent = Agent('stamper', tools=(stamp,))\n"
     )
     agent = str(project.parent / "mine.py") + ":agent"
-    ran = holdfast(
+    ran = treenail(
         "run", "go", "--agent", agent, "--model", script(project, call("stamp"), "done"), cwd=project
     )
     assert ran.returncode == 0, ran.stderr
@@ -642,17 +642,17 @@ def test_an_agent_of_ones_own_runs_with_all_of_it(project: Path) -> None:
 
 def test_a_run_is_exported_pruned_and_erased(project: Path) -> None:
     assert (
-        holdfast("run", "a secret task", "--model", script(project, FIX[1], "done"), cwd=project).returncode
+        treenail("run", "a secret task", "--model", script(project, FIX[1], "done"), cwd=project).returncode
         == 0
     )
-    lines = [json.loads(line) for line in holdfast("export", cwd=project).stdout.splitlines()]
-    assert lines[0]["format"] == "holdfast-export-1"
+    lines = [json.loads(line) for line in treenail("export", cwd=project).stdout.splitlines()]
+    assert lines[0]["format"] == "treenail-export-1"
     assert [each["seq"] for each in lines[1:]] == list(range(1, len(lines)))
     assert "a secret task" in json.dumps(lines)
-    pruned = holdfast("prune", "@last", "--keep-last", "3", "--json", cwd=project)
+    pruned = treenail("prune", "@last", "--keep-last", "3", "--json", cwd=project)
     assert json.loads(pruned.stdout)["forgotten_events"] > 3
-    assert holdfast("erase", "@last", cwd=project).returncode == 2, "without a terminal it must be said twice"
-    assert holdfast("erase", "@last", "--yes", cwd=project).returncode == 0
+    assert treenail("erase", "@last", cwd=project).returncode == 2, "without a terminal it must be said twice"
+    assert treenail("erase", "@last", "--yes", cwd=project).returncode == 0
     assert listed(project) == []
     kept = b"".join(
         each.read_bytes() for each in (project.parent / "project-state").rglob("*") if each.is_file()
@@ -661,10 +661,10 @@ def test_a_run_is_exported_pruned_and_erased(project: Path) -> None:
 
 
 def test_replay_and_diagnose_say_what_the_log_says(project: Path) -> None:
-    assert holdfast("run", "go", "--model", script(project, FIX[1], "done"), cwd=project).returncode == 0
-    seen = json.loads(holdfast("replay", "--json", cwd=project).stdout)
+    assert treenail("run", "go", "--model", script(project, FIX[1], "done"), cwd=project).returncode == 0
+    seen = json.loads(treenail("replay", "--json", cwd=project).stdout)
     assert [each["role"] for each in seen["items"]] == ["system", "user", "assistant", "tool", "assistant"]
-    report = holdfast("diagnose", "--json", cwd=project)
+    report = treenail("diagnose", "--json", cwd=project)
     assert report.returncode == 0, report.stdout
     assert json.loads(report.stdout)["status"] in ("ready", "ready_with_warnings")
 
@@ -700,7 +700,7 @@ def test_the_same_task_is_solved_over_the_wire(project: Path, api: str) -> None:
             name = api.partition(".")[2]
             server_flags = ("--model", "openai/a-model", "--base-url", server.openai_url, "--api", name)
         keys = {"OPENAI_API_KEY": "sk-secret", "ANTHROPIC_API_KEY": "sk-secret", **python_first()}
-        ran = holdfast("run", "go", *server_flags, "--unknown-price", "warn", cwd=project, env=keys)
+        ran = treenail("run", "go", *server_flags, "--unknown-price", "warn", cwd=project, env=keys)
         assert [each.violations for each in server.requests if each.violations] == []
     assert ran.returncode == 0, ran.stderr
     assert "a + b" in (project / "calc.py").read_text()

@@ -10,13 +10,13 @@ from pathlib import Path
 from tests.stories.terminal import Terminal
 
 
-def holdfast(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "holdfast", *arguments]
+def treenail(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "treenail", *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
 
 
 def test_the_demo_survives_a_kill_undoes_a_failure_and_holds_the_budget() -> None:
-    shown = holdfast("demo", "--fast")
+    shown = treenail("demo", "--fast")
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert "the process ended with SIGKILL" in shown.stdout
     assert "the run is completed" in shown.stdout
@@ -25,17 +25,17 @@ def test_the_demo_survives_a_kill_undoes_a_failure_and_holds_the_budget() -> Non
     assert "judge   sent back" in shown.stdout
     assert "judge   may stop" in shown.stdout
     assert "budget_exceeded" in shown.stdout
-    command = re.search(r"holdfast (show [0-9a-f]{8} --store \S+)", shown.stdout)
+    command = re.search(r"treenail (show [0-9a-f]{8} --store \S+)", shown.stdout)
     assert command is not None
-    again = holdfast(*command.group(1).split())
+    again = treenail(*command.group(1).split())
     assert again.returncode == 0, again.stderr
     assert "completed" in again.stdout
-    listed = holdfast("list", "--store", command.group(1).split()[-1])
+    listed = treenail("list", "--store", command.group(1).split()[-1])
     assert [line.split()[3] for line in listed.stdout.splitlines()[1:]] == ["completed", "failed"]
 
 
 def test_a_missing_store_is_one_clear_sentence() -> None:
-    shown = holdfast("show", "abc", "--store", "/nowhere/runs.db")
+    shown = treenail("show", "abc", "--store", "/nowhere/runs.db")
     assert shown.returncode != 0
     assert "/nowhere/runs.db does not exist" in shown.stderr
     assert "Traceback" not in shown.stderr

@@ -11,19 +11,19 @@ from uuid import UUID
 
 import anyio
 
-from holdfast import Agent, tool
-from holdfast.containment import Limits
-from holdfast.conversation.events import SubagentEvent
-from holdfast.conversation.replay import replay
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.base import ModelRequest
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import ExecutionState, ResourceRegistry, Session
-from holdfast.subagents import LoopRunner, SubagentLimits, Subagents, subagent_tools
-from holdfast.turns import InnerLoop, TurnState, turn_state
-from holdfast.turns.ledger import contain
-from holdfast.workspace import Filesystem
-from holdfast.workspace.host import HostFilesystem
+from treenail import Agent, tool
+from treenail.containment import Limits
+from treenail.conversation.events import SubagentEvent
+from treenail.conversation.replay import replay
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.base import ModelRequest
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import ExecutionState, ResourceRegistry, Session
+from treenail.subagents import LoopRunner, SubagentLimits, Subagents, subagent_tools
+from treenail.turns import InnerLoop, TurnState, turn_state
+from treenail.turns.ledger import contain
+from treenail.workspace import Filesystem
+from treenail.workspace.host import HostFilesystem
 
 
 @tool

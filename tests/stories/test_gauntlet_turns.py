@@ -21,21 +21,21 @@ from uuid import UUID
 import anyio
 import pytest
 
-from holdfast import Agent, Limits, tool
-from holdfast.conversation import ProviderUsage, inspect_replay
-from holdfast.conversation.replay import ReplayItem
-from holdfast.errors import ModelCallError
-from holdfast.log.event import Channel
-from holdfast.log.sqlite import SqliteLog
-from holdfast.presenters.projection import RunView, project, render_text
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import Session
-from holdfast.state.events import spec_of
-from holdfast.tools.policies import PermissionMode, Permissions
-from holdfast.turns import InnerLoop, TurnState, turn_state
-from holdfast.turns.diagnostics import DiagnosticsReport, diagnose
-from holdfast.turns.live import LiveFeed
-from holdfast.turns.states import PartialText, TurnEnded, TurnStarted, close_crashed_turn, newest_turn
+from treenail import Agent, Limits, tool
+from treenail.conversation import ProviderUsage, inspect_replay
+from treenail.conversation.replay import ReplayItem
+from treenail.errors import ModelCallError
+from treenail.log.event import Channel
+from treenail.log.sqlite import SqliteLog
+from treenail.presenters.projection import RunView, project, render_text
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import Session
+from treenail.state.events import spec_of
+from treenail.tools.policies import PermissionMode, Permissions
+from treenail.turns import InnerLoop, TurnState, turn_state
+from treenail.turns.diagnostics import DiagnosticsReport, diagnose
+from treenail.turns.live import LiveFeed
+from treenail.turns.states import PartialText, TurnEnded, TurnStarted, close_crashed_turn, newest_turn
 
 WAIT_S = 60.0
 CHILD = Path(__file__).with_name("gauntlet_child.py")
@@ -194,7 +194,7 @@ def test_interrupted_by_a_signal(tmp_path: Path, signum: signal.Signals, kind: s
     assert story.state is TurnState.INTERRUPTED
     assert story.ended is not None
     assert story.ended.error_kind == kind
-    assert f"holdfast resume {story.session_id} --store {tmp_path / 'runs.db'}" in story.report.next_actions
+    assert f"treenail resume {story.session_id} --store {tmp_path / 'runs.db'}" in story.report.next_actions
     assert not (tmp_path / "work" / "half.txt").exists()
 
 
@@ -232,7 +232,7 @@ def test_timed_out(tmp_path: Path, limit: str) -> None:
 
 
 def with_deadline(store: Path, *answers: Answer) -> None:
-    from holdfast.state import Deadline, ExecutionState
+    from treenail.state import Deadline, ExecutionState
 
     log = SqliteLog(store)
     now = datetime.now(UTC)
@@ -273,7 +273,7 @@ def test_held_for_a_person(tmp_path: Path) -> None:
     the_laws_hold(story)
     assert story.state is TurnState.HELD
     assert [each.title for each in story.view.turns[0].items if each.kind == "hold"] == ["note"]
-    answer = f"holdfast hold answer {story.session_id} --call call_1_1 --yes --store {tmp_path / 'runs.db'}"
+    answer = f"treenail hold answer {story.session_id} --call call_1_1 --yes --store {tmp_path / 'runs.db'}"
     assert answer in story.report.next_actions
 
 

@@ -1,6 +1,6 @@
 """The gauntlet, workflows: all five endings on the running system, judged by the logs alone.
 
-Each workflow is a file that `holdfast workflow run` takes up, in a process of its own, on a SQLite store.
+Each workflow is a file that `treenail workflow run` takes up, in a process of its own, on a SQLite store.
 What the contract wants as evidence is then looked for in the store.
 """
 
@@ -18,15 +18,15 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.stories.terminal import Terminal, clean_environment, holdfast
+from tests.stories.terminal import Terminal, clean_environment, treenail
 
-from holdfast.conversation.events import SubagentEvent
-from holdfast.conversation.replay import replay
-from holdfast.log.sqlite import SqliteLog
-from holdfast.state import Session
-from holdfast.turns.diagnostics import diagnose
-from holdfast.turns.states import TurnState, turn_state
-from holdfast.workflows import WorkflowEvent, WorkflowRecord, record_of
+from treenail.conversation.events import SubagentEvent
+from treenail.conversation.replay import replay
+from treenail.log.sqlite import SqliteLog
+from treenail.state import Session
+from treenail.turns.diagnostics import diagnose
+from treenail.turns.states import TurnState, turn_state
+from treenail.workflows import WorkflowEvent, WorkflowRecord, record_of
 
 DIAMOND = """\
 id: release
@@ -98,7 +98,7 @@ class Project:
         return self._said("workflow", "resume", "@last", *more)
 
     def _said(self, *arguments: str) -> tuple[int, dict[str, Any]]:
-        done = holdfast(*arguments, *self.options, cwd=self.work)
+        done = treenail(*arguments, *self.options, cwd=self.work)
         assert "Traceback" not in done.stderr, done.stderr
         lines = [json.loads(each) for each in done.stdout.splitlines()]
         assert lines, done.stderr
@@ -154,7 +154,7 @@ def test_full_completion(project: Project) -> None:
     assert code_step is not None
     (artifact,) = code_step.artifacts
     assert artifact.sha256 == hashlib.sha256((project.work / "src/main.py").read_bytes()).hexdigest()
-    assert holdfast("workflow", "status", "--store", str(project.store), cwd=project.work).returncode == 0
+    assert treenail("workflow", "status", "--store", str(project.store), cwd=project.work).returncode == 0
 
 
 def test_a_partial_outcome_says_what_is_usable_and_what_to_do(project: Project) -> None:
@@ -171,10 +171,10 @@ def test_a_partial_outcome_says_what_is_usable_and_what_to_do(project: Project) 
     assert len({each.subagent_id for each in children}) == 3, "the dependent was never begun"
     assert not (project.work / "docs").exists(), "a partial copy is not applied"
     assert (project.work / "src/main.py").exists()
-    assert holdfast("workflow", "status", "--store", str(project.store), cwd=project.work).returncode == 3
+    assert treenail("workflow", "status", "--store", str(project.store), cwd=project.work).returncode == 3
     # The advice is a command that works.
     advice = next(each for each in said["safe_next_actions"] if "--rerun docs" in each)
-    again = holdfast(*shlex.split(advice)[1:], cwd=project.work)
+    again = treenail(*shlex.split(advice)[1:], cwd=project.work)
     assert again.returncode == 3, "the script says the same again"
     code, said = project.resume("--rerun", "failed")
     assert (code, said["status"]) == (0, "completed")
@@ -190,7 +190,7 @@ def test_held_until_a_person_decides(project: Project) -> None:
     assert record.state.value == "held"
     assert set(turns.values()) == {TurnState.COMPLETED}, "the turn was well; the step was not"
     assert not (project.work / "elsewhere.txt").exists()
-    shown = holdfast("workflow", "status", "--store", str(project.store), cwd=project.work)
+    shown = treenail("workflow", "status", "--store", str(project.store), cwd=project.work)
     assert "it wrote outside its write set: elsewhere.txt" in shown.stdout
     assert "--ready code" in shown.stdout
     code, said = project.resume("--ready", "code", "--note", "that is fine")
@@ -213,9 +213,9 @@ def test_held_by_a_call_that_waits_for_a_person(project: Project) -> None:
     assert record.state.value == "held"
     assert sorted(each.value for each in turns.values()) == ["completed", "held", "held"]
     for each in sorted({each.child_session_id for each in children if each.agent == "writer"}):
-        listed = holdfast("hold", "list", each, *project.options, cwd=project.work)
+        listed = treenail("hold", "list", each, *project.options, cwd=project.work)
         if "write_file" in listed.stdout:
-            answered = holdfast("hold", "answer", each, "--yes", *project.options, cwd=project.work)
+            answered = treenail("hold", "answer", each, "--yes", *project.options, cwd=project.work)
             assert answered.returncode == 0, answered.stderr
     code, said = project.resume()
     assert (code, said["status"]) == (0, "completed"), said
@@ -278,7 +278,7 @@ def test_killed_and_gone_on_with(project: Project) -> None:
     """After SIGKILL in the middle of a step the workflow is neither done nor lost."""
     (project.work.parent / "flow.yaml").write_text(SLOW.replace("timeout_s: 1", "timeout_s: 600"))
     script = project.script(sleep=WAIT)
-    command = [sys.executable, "-m", "holdfast", "workflow", "run", "../flow.yaml", "--model", script]
+    command = [sys.executable, "-m", "treenail", "workflow", "run", "../flow.yaml", "--model", script]
     with subprocess.Popen(
         [*command, *project.options],
         cwd=project.work,
@@ -292,7 +292,7 @@ def test_killed_and_gone_on_with(project: Project) -> None:
             if json.loads(line).get("step_id") == "slow":
                 break
         os.killpg(process.pid, signal.SIGKILL)
-    shown = holdfast("workflow", "status", *project.options, cwd=project.work)
+    shown = treenail("workflow", "status", *project.options, cwd=project.work)
     assert shown.returncode == 130
     assert json.loads(shown.stdout)["status"] == "running"
     (project.work / "go").touch()
@@ -330,7 +330,7 @@ def test_a_dry_run_shows_waves_and_runs_nothing(project: Project) -> None:
     """It needs no model, makes no store and touches nothing."""
     spec = DIAMOND.replace('["docs/**"]', '["src/*.md", "docs/**"]').replace('["src/**"]', '["src/**"]')
     (project.work.parent / "flow.yaml").write_text(spec)
-    shown = holdfast("workflow", "run", "../flow.yaml", "--dry-run", cwd=project.work)
+    shown = treenail("workflow", "run", "../flow.yaml", "--dry-run", cwd=project.work)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.splitlines() == [
         "wave 1: plan (writer, read)",
@@ -342,7 +342,7 @@ def test_a_dry_run_shows_waves_and_runs_nothing(project: Project) -> None:
     assert not project.store.exists()
     assert list(project.work.iterdir()) == []
     data = json.loads(
-        holdfast("workflow", "run", "../flow.yaml", "--dry-run", "--json", cwd=project.work).stdout
+        treenail("workflow", "run", "../flow.yaml", "--dry-run", "--json", cwd=project.work).stdout
     )
     assert data["waves"] == [["plan"], ["code"], ["docs"], ["check"]]
 
@@ -355,7 +355,7 @@ def test_what_is_wrong_in_a_file_is_told_with_its_place(project: Project) -> Non
         "id: [": "is no YAML",
     }.items():
         (project.work.parent / "flow.yaml").write_text(wrong)
-        done = holdfast("workflow", "run", "../flow.yaml", "--model", project.script(), cwd=project.work)
+        done = treenail("workflow", "run", "../flow.yaml", "--model", project.script(), cwd=project.work)
         assert done.returncode == 2, done.stdout
         assert told in done.stderr
         assert "Traceback" not in done.stderr
@@ -364,18 +364,18 @@ def test_what_is_wrong_in_a_file_is_told_with_its_place(project: Project) -> Non
 def test_the_other_commands_know_a_workflow_when_they_see_one(project: Project) -> None:
     project.run(docs=[says("failed", "no")])
     store = ("--store", str(project.store))
-    listed = holdfast("list", *store, cwd=project.work).stdout
+    listed = treenail("list", *store, cwd=project.work).stdout
     assert "partial" in listed
     assert "The release" in listed
-    shown = holdfast("show", *store, cwd=project.work).stdout
+    shown = treenail("show", *store, cwd=project.work).stdout
     assert "checkpoint_decided" in shown
-    found = json.loads(holdfast("diagnose", *project.options, cwd=project.work).stdout)
+    found = json.loads(treenail("diagnose", *project.options, cwd=project.work).stdout)
     checks = {each["id"]: each["status"] for each in found["checks"]}
     assert checks["log"] == "passed", "every event can be read"
     assert (checks["workflow_events"], checks["workflow_checkpoints"]) == ("passed", "warning")
-    resumed = holdfast("resume", *store, cwd=project.work)
+    resumed = treenail("resume", *store, cwd=project.work)
     assert resumed.returncode == 2
-    assert "holdfast workflow resume" in resumed.stderr
-    no_workflow = holdfast("workflow", "resume", "--ready", "nobody", *store, cwd=project.work)
+    assert "treenail workflow resume" in resumed.stderr
+    no_workflow = treenail("workflow", "resume", "--ready", "nobody", *store, cwd=project.work)
     assert no_workflow.returncode == 2
     assert "has no step 'nobody'" in no_workflow.stderr

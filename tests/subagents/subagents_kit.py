@@ -7,16 +7,16 @@ from typing import Any
 
 import anyio
 
-from holdfast import Agent, tool
-from holdfast.clock import Clock
-from holdfast.conversation.events import SubagentEvent
-from holdfast.log.base import Log
-from holdfast.log.memory import MemoryLog
-from holdfast.providers.base import ModelRequest
-from holdfast.providers.scripted import Scripted, ScriptedProvider
-from holdfast.state import ExecutionState, ResourceRegistry, Session
-from holdfast.subagents import LoopRunner, Subagents
-from holdfast.workspace import Filesystem, InMemoryFilesystem
+from treenail import Agent, tool
+from treenail.clock import Clock
+from treenail.conversation.events import SubagentEvent
+from treenail.log.base import Log
+from treenail.log.memory import MemoryLog
+from treenail.providers.base import ModelRequest
+from treenail.providers.scripted import Scripted, ScriptedProvider
+from treenail.state import ExecutionState, ResourceRegistry, Session
+from treenail.subagents import LoopRunner, Subagents
+from treenail.workspace import Filesystem, InMemoryFilesystem
 
 
 @tool

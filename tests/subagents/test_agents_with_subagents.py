@@ -9,15 +9,15 @@ from typing import Any
 import anyio
 import pytest
 
-from holdfast import Agent, TurnState, tool
-from holdfast.agent import erase_run
-from holdfast.conversation.events import SubagentEvent
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.base import ModelRequest
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import Session
-from holdfast.subagents import with_subagents
-from holdfast.turns import turn_state
+from treenail import Agent, TurnState, tool
+from treenail.agent import erase_run
+from treenail.conversation.events import SubagentEvent
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.base import ModelRequest
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import Session
+from treenail.subagents import with_subagents
+from treenail.turns import turn_state
 
 
 @tool(effects="workspace")

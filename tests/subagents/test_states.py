@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.conversation.events import TOLD_SUBAGENT_EVENTS, SubagentEvent
-from holdfast.errors import IllegalMoveError, UsageError
-from holdfast.subagents import TRANSITIONS, SubagentStatus
-from holdfast.subagents import states as table
+from treenail.conversation.events import TOLD_SUBAGENT_EVENTS, SubagentEvent
+from treenail.errors import IllegalMoveError, UsageError
+from treenail.subagents import TRANSITIONS, SubagentStatus
+from treenail.subagents import states as table
 
 S = SubagentStatus
 MOVES = [(here, to) for here, goals in TRANSITIONS.items() for to in sorted(goals, key=str)]

@@ -19,20 +19,20 @@ from subagents_kit import (
 )
 from tests.delegates import PassesOn
 
-from holdfast import Agent, tool
-from holdfast.containment import ExecutionContext, Limits
-from holdfast.conversation.messages import get_inner_messages
-from holdfast.conversation.replay import replay
-from holdfast.errors import IllegalMoveError, ModelCallError, SessionNotFoundError, UsageError
-from holdfast.providers.scripted import Answer
-from holdfast.state import ExecutionState, Session
-from holdfast.subagents import Allowance, ChildRun, SubagentLimits, Subagents, SubagentStatus
-from holdfast.subagents.limits import narrow
-from holdfast.testing.clock import FakeClock
-from holdfast.tools import PermissionMode, Permissions, ToolCall, ToolContext, ToolRunner, answer_hold
-from holdfast.turns.ledger import contain
-from holdfast.turns.states import TurnState
-from holdfast.turns.turn import TurnResult
+from treenail import Agent, tool
+from treenail.containment import ExecutionContext, Limits
+from treenail.conversation.messages import get_inner_messages
+from treenail.conversation.replay import replay
+from treenail.errors import IllegalMoveError, ModelCallError, SessionNotFoundError, UsageError
+from treenail.providers.scripted import Answer
+from treenail.state import ExecutionState, Session
+from treenail.subagents import Allowance, ChildRun, SubagentLimits, Subagents, SubagentStatus
+from treenail.subagents.limits import narrow
+from treenail.testing.clock import FakeClock
+from treenail.tools import PermissionMode, Permissions, ToolCall, ToolContext, ToolRunner, answer_hold
+from treenail.turns.ledger import contain
+from treenail.turns.states import TurnState
+from treenail.turns.turn import TurnResult
 
 pytestmark = pytest.mark.anyio
 S = SubagentStatus

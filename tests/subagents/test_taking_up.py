@@ -7,10 +7,10 @@ from uuid import UUID
 import pytest
 from subagents_kit import evidence, parent, saying, subagents, told
 
-from holdfast.clock import new_id
-from holdfast.conversation.events import SubagentEvent
-from holdfast.state import ExecutionState, Session
-from holdfast.subagents import SubagentCharter, SubagentStatus
+from treenail.clock import new_id
+from treenail.conversation.events import SubagentEvent
+from treenail.state import ExecutionState, Session
+from treenail.subagents import SubagentCharter, SubagentStatus
 
 pytestmark = pytest.mark.anyio
 S = SubagentStatus

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from subagents_kit import ASSISTANT, WORKER, Doors, WaitingProvider, parent, saying, subagents, told
 
-from holdfast import Agent, tool
-from holdfast.conversation.messages import get_inner_messages
-from holdfast.conversation.replay import replay
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.scripted import Answer
-from holdfast.state import ExecutionState
-from holdfast.subagents import SubagentLimits, subagent_tools, with_subagents
-from holdfast.tools import ToolCall, ToolContext, ToolResult, ToolRunner
-from holdfast.turns import InnerLoop, TurnState
+from treenail import Agent, tool
+from treenail.conversation.messages import get_inner_messages
+from treenail.conversation.replay import replay
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.scripted import Answer
+from treenail.state import ExecutionState
+from treenail.subagents import SubagentLimits, subagent_tools, with_subagents
+from treenail.tools import ToolCall, ToolContext, ToolResult, ToolRunner
+from treenail.turns import InnerLoop, TurnState
 
 pytestmark = pytest.mark.anyio
 

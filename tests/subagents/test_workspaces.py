@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from subagents_kit import WORKER, evidence, parent, read_note, saying, subagents, write_note
 
-from holdfast import Agent
-from holdfast.conversation.messages import get_inner_messages
-from holdfast.errors import UsageError
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.scripted import Answer
-from holdfast.state import ExecutionState, Session
-from holdfast.subagents import Subagent, SubagentChangesApplied, SubagentCharter, SubagentStatus
-from holdfast.tools import FILE_TOOLS, ToolContext, run_command
-from holdfast.tools.boundaries import boundaries, rollback_to_call
-from holdfast.workspace import Filesystem, InMemoryFilesystem
-from holdfast.workspace.host import HostFilesystem
+from treenail import Agent
+from treenail.conversation.messages import get_inner_messages
+from treenail.errors import UsageError
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.scripted import Answer
+from treenail.state import ExecutionState, Session
+from treenail.subagents import Subagent, SubagentChangesApplied, SubagentCharter, SubagentStatus
+from treenail.tools import FILE_TOOLS, ToolContext, run_command
+from treenail.tools.boundaries import boundaries, rollback_to_call
+from treenail.workspace import Filesystem, InMemoryFilesystem
+from treenail.workspace.host import HostFilesystem
 
 pytestmark = pytest.mark.anyio
 

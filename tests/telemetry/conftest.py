@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from telemetry_kit import Seen  # the path above comes first
 
-from holdfast import telemetry
+from treenail import telemetry
 
 
 @pytest.fixture

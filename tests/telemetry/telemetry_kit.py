@@ -8,8 +8,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from holdfast import telemetry
-from holdfast.telemetry.otel import OpenTelemetry
+from treenail import telemetry
+from treenail.telemetry.otel import OpenTelemetry
 
 
 class Seen:

@@ -8,15 +8,15 @@ from typing import Any
 import anyio
 from telemetry_kit import Seen
 
-from holdfast import Agent, Session, TurnState, telemetry, tool
-from holdfast.judges import LLMCompletionVerifier
-from holdfast.log.memory import MemoryLog
-from holdfast.providers.base import ModelRequest
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import ExecutionState
-from holdfast.subagents import LoopRunner, Subagents, SubagentStatus, with_subagents
-from holdfast.turns import ModelAdapter
-from holdfast.workflows import StepSpec, WorkflowSpec, run_workflow, with_workflows
+from treenail import Agent, Session, TurnState, telemetry, tool
+from treenail.judges import LLMCompletionVerifier
+from treenail.log.memory import MemoryLog
+from treenail.providers.base import ModelRequest
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import ExecutionState
+from treenail.subagents import LoopRunner, Subagents, SubagentStatus, with_subagents
+from treenail.turns import ModelAdapter
+from treenail.workflows import StepSpec, WorkflowSpec, run_workflow, with_workflows
 
 VERDICT = '{"complete": true, "explanation": "all there"}'
 
@@ -74,10 +74,10 @@ def test_a_subagent_hangs_below_the_call_that_asked_for_it(seen: Seen) -> None:
     (span,) = seen.named("subagent helper")
     said = span.attributes or {}
     assert span.status.is_ok
-    assert (said["holdfast.subagent.id"], said["holdfast.subagent.status"]) == ("helper-1", "completed")
+    assert (said["treenail.subagent.id"], said["treenail.subagent.status"]) == ("helper-1", "completed")
     (turn_of,) = seen.named("invoke_agent helper")
     assert said["gen_ai.conversation.id"] == (turn_of.attributes or {})["gen_ai.conversation.id"]
-    assert seen.total("holdfast.subagents", **{"holdfast.subagent.status": "completed"}) == 1
+    assert seen.total("treenail.subagents", **{"treenail.subagent.status": "completed"}) == 1
 
 
 def test_a_subagent_that_fails_is_a_failed_span(seen: Seen) -> None:
@@ -95,7 +95,7 @@ def test_a_subagent_that_fails_is_a_failed_span(seen: Seen) -> None:
     (span,) = seen.named("subagent helper")
     assert not span.status.is_ok
     assert dict(seen.tree())["subagent helper"] == "whoever asks"
-    assert seen.total("holdfast.subagents", **{"holdfast.subagent.status": "failed"}) == 1
+    assert seen.total("treenail.subagents", **{"treenail.subagent.status": "failed"}) == 1
 
 
 class Steps(ScriptedProvider):
@@ -144,7 +144,7 @@ def test_a_workflow_is_a_span_with_a_span_for_each_attempt_at_a_step(seen: Seen)
     )
     first, second = seen.named("step test")
     assert (first.status.is_ok, second.status.is_ok) == (False, True)
-    assert [(each.attributes or {})["holdfast.workflow.attempt"] for each in (first, second)] == [1, 2]
+    assert [(each.attributes or {})["treenail.workflow.attempt"] for each in (first, second)] == [1, 2]
     (span,) = seen.named(whole)
     assert (span.attributes or {})["gen_ai.operation.name"] == "invoke_workflow"
     assert (span.attributes or {})["gen_ai.workflow.name"] == "Build it"
@@ -168,4 +168,4 @@ def test_a_workflow_that_does_not_complete_is_a_failed_span_and_leaves_none_open
     (step,) = seen.named("step write")
     assert not whole.status.is_ok
     assert not step.status.is_ok
-    assert (step.attributes or {})["holdfast.workflow.checkpoint_status"] == "failed"
+    assert (step.attributes or {})["treenail.workflow.checkpoint_status"] == "failed"

@@ -17,9 +17,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from holdfast import telemetry
-from holdfast.telemetry import JsonFormatter, base, bind
-from holdfast.telemetry.otel import OpenTelemetry
+from treenail import telemetry
+from treenail.telemetry import JsonFormatter, base, bind
+from treenail.telemetry.otel import OpenTelemetry
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_nobody_listens_unless_asked_and_then_nothing_is_made() -> None:
 
 
 def test_without_a_listener_no_package_is_imported_for_it() -> None:
-    code = "import holdfast.turns, sys; print('opentelemetry' in sys.modules)"
+    code = "import treenail.turns, sys; print('opentelemetry' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert said.stdout.strip() == "False"
 
@@ -177,7 +177,7 @@ def test_a_listener_that_fails_changes_nothing_for_the_work(at: str) -> None:
             step.set("a", 1)
             step.end()
             done = True
-        telemetry.record("holdfast.cost", 1.0)
+        telemetry.record("treenail.cost", 1.0)
     finally:
         telemetry.use(None)
     assert done
@@ -197,8 +197,8 @@ def test_measurements_carry_their_names_units_and_attributes() -> None:
     telemetry.use(OpenTelemetry(TracerProvider(), MeterProvider([reader])))
     try:
         telemetry.record("gen_ai.client.token.usage", 120, gen_ai__token__type="input")
-        telemetry.record("holdfast.cost", 0.25, gen_ai__request__model="m")
-        telemetry.record("holdfast.cost", 0.25, gen_ai__request__model="m")
+        telemetry.record("treenail.cost", 0.25, gen_ai__request__model="m")
+        telemetry.record("treenail.cost", 0.25, gen_ai__request__model="m")
         telemetry.record("no.such.measurement", 1)
     finally:
         telemetry.use(None)
@@ -209,14 +209,14 @@ def test_measurements_carry_their_names_units_and_attributes() -> None:
         for scope in resource.scope_metrics
         for metric in scope.metrics
     }
-    assert found.keys() == {"gen_ai.client.token.usage", "holdfast.cost"}
-    assert found["holdfast.cost"].unit == "USD"
-    (cost,) = found["holdfast.cost"].data.data_points
+    assert found.keys() == {"gen_ai.client.token.usage", "treenail.cost"}
+    assert found["treenail.cost"].unit == "USD"
+    (cost,) = found["treenail.cost"].data.data_points
     assert cost.value == pytest.approx(0.5)
 
 
 def test_a_log_line_is_json_with_what_is_bound_and_what_is_extra() -> None:
-    record = logging.LogRecord("holdfast.turns", logging.WARNING, "f", 1, "slow: %s", ("x",), None)
+    record = logging.LogRecord("treenail.turns", logging.WARNING, "f", 1, "slow: %s", ("x",), None)
     record.attempt = 2
     with bind(session_id="s1", turn_id=None), bind(turn_id="t1"):
         line = json.loads(JsonFormatter().format(record))

@@ -15,9 +15,9 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProces
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from telemetry_kit import Seen
 
-from holdfast import Agent, TurnState, telemetry, tool
-from holdfast.errors import ThrottleError
-from holdfast.judges import (
+from treenail import Agent, TurnState, telemetry, tool
+from treenail.errors import ThrottleError
+from treenail.judges import (
     FeedbackProviderConfig,
     FeedbackTrigger,
     LLMCompletionVerifier,
@@ -25,13 +25,13 @@ from holdfast.judges import (
     NestedEvaluator,
     trajectory_prompt,
 )
-from holdfast.prompt import PromptExecuted
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import TokenUsage
-from holdfast.telemetry import JsonFormatter
-from holdfast.telemetry.otel import OpenTelemetry
-from holdfast.tools.events import ToolInvoked
-from holdfast.turns import ModelAdapter
+from treenail.prompt import PromptExecuted
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import TokenUsage
+from treenail.telemetry import JsonFormatter
+from treenail.telemetry.otel import OpenTelemetry
+from treenail.tools.events import ToolInvoked
+from treenail.turns import ModelAdapter
 
 
 @tool(effects="none")
@@ -86,9 +86,9 @@ def test_tokens_money_rollbacks_and_endings_are_counted(seen: Seen) -> None:
         pass
     assert seen.total("gen_ai.client.token.usage", **{"gen_ai.token.type": "input"}) == 300
     assert seen.total("gen_ai.client.token.usage", **{"gen_ai.token.type": "output"}) == 30
-    assert seen.total("holdfast.cost") == pytest.approx(0.03)
-    assert seen.total("holdfast.tool.rollbacks") == 1
-    assert seen.total("holdfast.turns", **{"holdfast.turn.state": "completed"}) == 1
+    assert seen.total("treenail.cost") == pytest.approx(0.03)
+    assert seen.total("treenail.tool.rollbacks") == 1
+    assert seen.total("treenail.turns", **{"treenail.turn.state": "completed"}) == 1
 
 
 def test_a_turn_that_fails_is_a_failed_span_with_its_kind(seen: Seen) -> None:
@@ -202,18 +202,18 @@ def test_what_judges_use_find_and_fail_at_is_measured(seen: Seen) -> None:
     agent = Agent("worker", tools=(look,), feedback=[watch], completion=LLMCompletionVerifier(adapter=down))
     agent.run("go", provider=ScriptedProvider([Answer("", [("look", {})]), "done"])).close()
     by_judge = {"gen_ai.evaluation.name": "LLMTrajectoryFeedback"}
-    own = {**by_judge, "holdfast.nested.budget": "own"}
-    assert seen.total("holdfast.nested.token.usage", **own, **{"gen_ai.token.type": "input"}) == 50
-    assert seen.total("holdfast.nested.token.usage", **own, **{"gen_ai.token.type": "output"}) == 5
-    assert seen.total("holdfast.nested.cost", **own) == pytest.approx(0.25)
-    assert seen.total("holdfast.judgements", **by_judge, **{"gen_ai.evaluation.score.label": "caution"}) == 1
+    own = {**by_judge, "treenail.nested.budget": "own"}
+    assert seen.total("treenail.nested.token.usage", **own, **{"gen_ai.token.type": "input"}) == 50
+    assert seen.total("treenail.nested.token.usage", **own, **{"gen_ai.token.type": "output"}) == 5
+    assert seen.total("treenail.nested.cost", **own) == pytest.approx(0.25)
+    assert seen.total("treenail.judgements", **by_judge, **{"gen_ai.evaluation.score.label": "caution"}) == 1
     failed = {"gen_ai.evaluation.name": "LLMCompletionVerifier", "error.type": "NestedEvaluationError"}
-    assert seen.total("holdfast.judgements", **failed) == 1
+    assert seen.total("treenail.judgements", **failed) == 1
     (nested,) = [
-        each for each in seen.points("holdfast.nested.duration") if each.attributes.get("error.type")
+        each for each in seen.points("treenail.nested.duration") if each.attributes.get("error.type")
     ]
     assert nested.attributes["error.type"] == "throttled"
-    assert {each.attributes["gen_ai.evaluation.name"] for each in seen.points("holdfast.judge.duration")} == {
+    assert {each.attributes["gen_ai.evaluation.name"] for each in seen.points("treenail.judge.duration")} == {
         "LLMTrajectoryFeedback",
         "LLMCompletionVerifier",
     }
@@ -234,9 +234,9 @@ def test_every_name_of_the_conventions_is_one_that_they_know(seen: Seen) -> None
     agent.run("go", provider=ScriptedProvider(SCRIPT)).close()
     known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
     said = {name for each in seen.spans for name in each.attributes or {}}
-    for metric in ("gen_ai.client.token.usage", "gen_ai.client.operation.duration", "holdfast.judgements"):
+    for metric in ("gen_ai.client.token.usage", "gen_ai.client.operation.duration", "treenail.judgements"):
         said |= {name for point in seen.points(metric) for name in point.attributes}
-    assert {name for name in said if not name.startswith("holdfast.")} - known <= {"error.type"}
+    assert {name for name in said if not name.startswith("treenail.")} - known <= {"error.type"}
     operations = {each.value for each in gen_ai_attributes.GenAiOperationNameValues}
     assert {(each.attributes or {}).get("gen_ai.operation.name", "chat") for each in seen.spans} <= operations
 
@@ -257,7 +257,7 @@ def test_a_nested_call_is_a_line_of_the_log_with_fields_for_machines() -> None:
     out = io.StringIO()
     handler = logging.StreamHandler(out)
     handler.setFormatter(JsonFormatter())
-    logger = logging.getLogger("holdfast.judges")
+    logger = logging.getLogger("treenail.judges")
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -288,7 +288,7 @@ def test_a_judge_that_fails_is_a_warning_with_its_reason() -> None:
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]  # a handler that keeps what it hears
-    logger = logging.getLogger("holdfast.judges")
+    logger = logging.getLogger("treenail.judges")
     logger.addHandler(handler)
     try:
         run = Agent(
@@ -314,7 +314,7 @@ def test_without_a_listener_a_run_makes_no_span_and_takes_no_measurement() -> No
     seen: set[str] = set()
 
     def watch(frame: Any, event: str, arg: object) -> None:
-        if event == "call" and "/holdfast/telemetry/" in frame.f_code.co_filename:
+        if event == "call" and "/treenail/telemetry/" in frame.f_code.co_filename:
             seen.add(frame.f_code.co_name)
 
     judge = ModelAdapter(ScriptedProvider([VERDICT], repeat=True))

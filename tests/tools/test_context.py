@@ -14,12 +14,12 @@ import anyio.lowlevel
 import pytest
 from tools_kit import Note, World, looks, mutate, succeeds
 
-from holdfast.containment.cancel import CancellationToken
-from holdfast.errors import CancelledByToken, PromptEvaluationError, UsageError
-from holdfast.state import Binding, Deadline, ExecutionState, ResourceRegistry, RunContext, Scope, Session
-from holdfast.state.budget import Budget, BudgetTracker
-from holdfast.tools import OutboxPut, ToolCall, ToolContext, ToolRunner, tool
-from holdfast.workspace import Filesystem, InMemoryFilesystem
+from treenail.containment.cancel import CancellationToken
+from treenail.errors import CancelledByToken, PromptEvaluationError, UsageError
+from treenail.state import Binding, Deadline, ExecutionState, ResourceRegistry, RunContext, Scope, Session
+from treenail.state.budget import Budget, BudgetTracker
+from treenail.tools import OutboxPut, ToolCall, ToolContext, ToolRunner, tool
+from treenail.workspace import Filesystem, InMemoryFilesystem
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -488,7 +488,7 @@ def test_a_calls_own_resources_are_made_for_it_and_closed_before_the_commit(
         assert not filesystem.exists("flushed.txt")
         assert run("c2", False)
         assert filesystem.read("flushed.txt").content == "flushed"
-    one = ["holdfast.ToolStarted", "opened", "same", "closed", "holdfast.ToolInvoked"]
+    one = ["treenail.ToolStarted", "opened", "same", "closed", "treenail.ToolInvoked"]
     assert trace == one + one
 
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.state.execution import ExecutionState
-from holdfast.state.resources import ResourceRegistry
-from holdfast.state.session import Session
-from holdfast.testing.filesystem import tree
-from holdfast.tools import files
-from holdfast.tools.context import ToolContext
-from holdfast.tools.files import FILE_TOOLS, MAX_RESULT_CHARS, READING_TOOLS, WRITING_TOOLS
-from holdfast.workspace import Filesystem, InMemoryFilesystem
+from treenail.state.execution import ExecutionState
+from treenail.state.resources import ResourceRegistry
+from treenail.state.session import Session
+from treenail.testing.filesystem import tree
+from treenail.tools import files
+from treenail.tools.context import ToolContext
+from treenail.tools.files import FILE_TOOLS, MAX_RESULT_CHARS, READING_TOOLS, WRITING_TOOLS
+from treenail.workspace import Filesystem, InMemoryFilesystem
 
 LONGEST_ANSWER = MAX_RESULT_CHARS + 3_000
 """The limit, plus the last line and the notes."""

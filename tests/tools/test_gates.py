@@ -11,13 +11,13 @@ import anyio.to_thread
 import pytest
 from tools_kit import Note, World, looks, make_world, succeeds
 
-from holdfast.containment.cancel import CancellationToken
-from holdfast.errors import CancelledByToken, PromptEvaluationError, UsageError, VisibilityExpansionRequired
-from holdfast.state import Deadline, ExecutionState, ResourceRegistry, Session
-from holdfast.testing import FakeClock
-from holdfast.tools import Tool, ToolCall, ToolContext, ToolResult, ToolRunner, tool
-from holdfast.tools.gate import Gate, Turn
-from holdfast.workspace import Filesystem
+from treenail.containment.cancel import CancellationToken
+from treenail.errors import CancelledByToken, PromptEvaluationError, UsageError, VisibilityExpansionRequired
+from treenail.state import Deadline, ExecutionState, ResourceRegistry, Session
+from treenail.testing import FakeClock
+from treenail.tools import Tool, ToolCall, ToolContext, ToolResult, ToolRunner, tool
+from treenail.tools.gate import Gate, Turn
+from treenail.workspace import Filesystem
 
 pytestmark = pytest.mark.timeout(120)
 NOW = datetime(2026, 5, 1, tzinfo=UTC)

@@ -15,13 +15,13 @@ import anyio
 import pytest
 from tools_kit import World, failing_tool, make_world, succeeds, succeeds_async
 
-import holdfast
-from holdfast.state import Deadline
-from holdfast.tools import ToolCall, ToolContext, ToolStarted, recover, tool
+import treenail
+from treenail.state import Deadline
+from treenail.tools import ToolCall, ToolContext, ToolStarted, recover, tool
 
 pytestmark = pytest.mark.timeout(240)
 
-ROOT = str(Path(holdfast.__file__).parent)
+ROOT = str(Path(treenail.__file__).parent)
 TOOLS = f"{ROOT}/tools/"
 
 

@@ -9,8 +9,8 @@ import anyio
 import pytest
 from tools_kit import World, once, succeeds
 
-from holdfast.errors import LogError
-from holdfast.tools import (
+from treenail.errors import LogError
+from treenail.tools import (
     Outbox,
     OutboxDelivered,
     OutboxFailed,
@@ -66,12 +66,12 @@ def test_messages_leave_after_the_commit_and_not_before(world: World, mailbox: M
     world.log.before = lambda drafts: mailbox.got.append(("append", drafts[-1].type))
     assert run(world, mailbox, "c1", face, texts=["a", "b"])
     assert mailbox.texts == [
-        "holdfast.ToolStarted",
-        "holdfast.ToolInvoked",
+        "treenail.ToolStarted",
+        "treenail.ToolInvoked",
         "a",
-        "holdfast.OutboxDelivered",
+        "treenail.OutboxDelivered",
         "b",
-        "holdfast.OutboxDelivered",
+        "treenail.OutboxDelivered",
     ]
     world.log.before = None
     mailbox.got.clear()
@@ -107,7 +107,7 @@ def test_what_a_crash_left_is_delivered_by_the_next_process(world: World, mailbo
     """At least once: a delivery whose record was lost is made again, under the same key."""
 
     def lose(drafts: Any) -> None:
-        if drafts[0].type == "holdfast.OutboxDelivered":
+        if drafts[0].type == "treenail.OutboxDelivered":
             raise LogError("the power went out")
 
     world.log.before = lose
@@ -214,11 +214,11 @@ def test_a_log_that_fails_while_delivering_is_only_logged(
     """The call is committed; what was not recorded as delivered waits."""
 
     def lose(drafts: Any) -> None:
-        if drafts[0].type == "holdfast.OutboxDelivered":
+        if drafts[0].type == "treenail.OutboxDelivered":
             raise LogError("the disk is full")
 
     world.log.before = lose
-    with caplog.at_level(logging.WARNING, "holdfast.tools"):
+    with caplog.at_level(logging.WARNING, "treenail.tools"):
         assert run(world, mailbox, "c1", texts=["a"])
     assert "the disk is full" in caplog.text
     world.log.before = None

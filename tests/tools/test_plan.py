@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tools_kit import World
 
-from holdfast.log.event import SlicePolicy
-from holdfast.state import ExecutionState, Session
-from holdfast.tools import (
+from treenail.log.event import SlicePolicy
+from treenail.state import ExecutionState, Session
+from treenail.tools import (
     PLAN_TOOLS,
     AddStep,
     Plan,

@@ -10,8 +10,8 @@ import anyio
 import pytest
 from tools_kit import Note, World, looks, succeeds
 
-from holdfast.errors import HoldRequired, UsageError
-from holdfast.tools import (
+from treenail.errors import HoldRequired, UsageError
+from treenail.tools import (
     PermissionMode,
     PermissionRequest,
     Permissions,
@@ -29,7 +29,7 @@ from holdfast.tools import (
     pending_holds,
     tool,
 )
-from holdfast.tools.files import read_file, write_file
+from treenail.tools.files import read_file, write_file
 
 ran: list[str] = []
 

@@ -14,12 +14,12 @@ from typing import Any, Literal
 import pytest
 from tools_kit import Note, World, looks, mutate, succeeds
 
-from holdfast.codec import FrozenDict
-from holdfast.errors import HoldRequired, UsageError
-from holdfast.log.event import SlicePolicy
-from holdfast.state import ExecutionState, ResourceRegistry, Session, event
-from holdfast.state.budget import Budget, BudgetTracker
-from holdfast.tools import (
+from treenail.codec import FrozenDict
+from treenail.errors import HoldRequired, UsageError
+from treenail.log.event import SlicePolicy
+from treenail.state import ExecutionState, ResourceRegistry, Session, event
+from treenail.state.budget import Budget, BudgetTracker
+from treenail.tools import (
     OutboxPut,
     PermissionMode,
     Permissions,
@@ -39,8 +39,8 @@ from holdfast.tools import (
     rollback_to_call,
     tool,
 )
-from holdfast.workspace import Filesystem
-from holdfast.workspace.host import HostFilesystem
+from treenail.workspace import Filesystem
+from treenail.workspace.host import HostFilesystem
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -9,17 +9,17 @@ from datetime import timedelta
 import anyio
 import pytest
 
-from holdfast.containment.cancel import CancellationToken
-from holdfast.errors import CancelledByToken, DeadlineExceededError, UsageError
-from holdfast.state.budget import Deadline
-from holdfast.state.execution import ExecutionState
-from holdfast.state.resources import ResourceRegistry
-from holdfast.state.session import Session
-from holdfast.testing.clock import FakeClock
-from holdfast.tools.context import ToolContext
-from holdfast.tools.shell import MAX_OUTPUT_BYTES, RunCommand, run_command, shell_tool
-from holdfast.workspace import Filesystem, InMemoryFilesystem
-from holdfast.workspace.host import HostFilesystem
+from treenail.containment.cancel import CancellationToken
+from treenail.errors import CancelledByToken, DeadlineExceededError, UsageError
+from treenail.state.budget import Deadline
+from treenail.state.execution import ExecutionState
+from treenail.state.resources import ResourceRegistry
+from treenail.state.session import Session
+from treenail.testing.clock import FakeClock
+from treenail.tools.context import ToolContext
+from treenail.tools.shell import MAX_OUTPUT_BYTES, RunCommand, run_command, shell_tool
+from treenail.workspace import Filesystem, InMemoryFilesystem
+from treenail.workspace.host import HostFilesystem
 
 
 @pytest.fixture

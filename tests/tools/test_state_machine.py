@@ -27,25 +27,25 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.errors import VisibilityExpansionRequired
-from holdfast.log.event import SlicePolicy
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
-from holdfast.state.checkpoints import CheckpointStore
-from holdfast.state.events import event
-from holdfast.state.execution import ExecutionState, rollback_to_tool
-from holdfast.state.resources import ResourceRegistry
-from holdfast.state.session import Session
-from holdfast.state.slices import Replace, Slice, replace_latest
-from holdfast.state.snapshot import CompositeSnapshot
-from holdfast.tools.boundaries import diff_calls, fork_at, recover, rollback_to_call
-from holdfast.tools.context import ToolContext, filesystem_of
-from holdfast.tools.events import OutboxPut, ToolInvoked
-from holdfast.tools.runner import ToolRunner
-from holdfast.tools.tool import Tool, ToolCall, ToolResult
-from holdfast.workspace.base import Filesystem
-from holdfast.workspace.host import HostFilesystem
-from holdfast.workspace.memory import InMemoryFilesystem
+from treenail.errors import VisibilityExpansionRequired
+from treenail.log.event import SlicePolicy
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
+from treenail.state.checkpoints import CheckpointStore
+from treenail.state.events import event
+from treenail.state.execution import ExecutionState, rollback_to_tool
+from treenail.state.resources import ResourceRegistry
+from treenail.state.session import Session
+from treenail.state.slices import Replace, Slice, replace_latest
+from treenail.state.snapshot import CompositeSnapshot
+from treenail.tools.boundaries import diff_calls, fork_at, recover, rollback_to_call
+from treenail.tools.context import ToolContext, filesystem_of
+from treenail.tools.events import OutboxPut, ToolInvoked
+from treenail.tools.runner import ToolRunner
+from treenail.tools.tool import Tool, ToolCall, ToolResult
+from treenail.workspace.base import Filesystem
+from treenail.workspace.host import HostFilesystem
+from treenail.workspace.memory import InMemoryFilesystem
 
 # --- what sessions are told ------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.top = Path(tempfile.mkdtemp(prefix="holdfast-machine-"))
+        self.top = Path(tempfile.mkdtemp(prefix="treenail-machine-"))
         (self.top / "workspace").mkdir()
         self.session_id = uuid4()
         self.memory_log = MemoryLog(heartbeat=False)
@@ -414,7 +414,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.on_disk)
     @rule(name=st.sampled_from(("one", "two", "three")), text=texts)
     def somebody_else_writes(self, name: str, text: str) -> None:
-        """Nobody told Holdfast."""
+        """Nobody told Treenail."""
         path = self.top / "workspace" / "theirs" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, newline="")
@@ -442,8 +442,8 @@ class Machine(RuleBasedStateMachine):
     def _bring_back(self, theirs: dict[str, str] | None) -> None:
         """Somebody else's files went back as well, if the boundary knew them.
 
-        That was a change by Holdfast, so going to an older boundary that did not look at the whole tree would
-        give them back what they had: it undoes what Holdfast did, and nothing else. That is left to the tests
+        That was a change by Treenail, so going to an older boundary that did not look at the whole tree would
+        give them back what they had: it undoes what Treenail did, and nothing else. That is left to the tests
         of the workspace, and such boundaries are forgotten here.
         """
         if theirs is None or theirs == self.theirs:

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from holdfast.errors import ToolDefinitionError, ToolValidationError
-from holdfast.tools import (
+from treenail.errors import ToolDefinitionError, ToolValidationError
+from treenail.tools import (
     FILE_TOOLS,
     PLAN_TOOLS,
     Tool,
@@ -28,7 +28,7 @@ from holdfast.tools import (
     run_command,
     tool,
 )
-from holdfast.tools.tool import ReadyTool
+from treenail.tools.tool import ReadyTool
 
 
 @dataclass(frozen=True)

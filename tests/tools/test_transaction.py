@@ -11,8 +11,8 @@ import anyio
 import pytest
 from tools_kit import Found, Note, World, looks, make_world, mutate, once, succeeds, succeeds_async
 
-from holdfast.containment.cancel import CancellationToken
-from holdfast.errors import (
+from treenail.containment.cancel import CancellationToken
+from treenail.errors import (
     CancelledByToken,
     LogError,
     PromptEvaluationError,
@@ -23,7 +23,7 @@ from holdfast.errors import (
     UsageError,
     VisibilityExpansionRequired,
 )
-from holdfast.state import (
+from treenail.state import (
     AttentionNeeded,
     Deadline,
     ExecutionState,
@@ -31,9 +31,9 @@ from holdfast.state import (
     rollback_to_tool,
     snapshots_equivalent,
 )
-from holdfast.state.budget import Budget, BudgetTracker, TokenUsage
-from holdfast.testing import FakeClock
-from holdfast.tools import (
+from treenail.state.budget import Budget, BudgetTracker, TokenUsage
+from treenail.testing import FakeClock
+from treenail.tools import (
     OutboxPut,
     PendingToolTracker,
     Plan,
@@ -47,7 +47,7 @@ from holdfast.tools import (
     tool,
     tool_execution,
 )
-from holdfast.workspace import Filesystem
+from treenail.workspace import Filesystem
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -397,7 +397,7 @@ def test_a_log_that_refuses_everything_is_an_error_and_the_call_is_undone(world:
     before = world.facts()
 
     def refuse(drafts: Any) -> None:
-        if any(each.type == "holdfast.ToolInvoked" for each in drafts):
+        if any(each.type == "treenail.ToolInvoked" for each in drafts):
             raise StaleWriterError("another process writes this session now")
 
     world.log.before = refuse
@@ -419,7 +419,7 @@ def test_a_call_that_cannot_be_started_in_the_log_is_undone(world: World) -> Non
         return "done"
 
     def refuse(drafts: Any) -> None:
-        if drafts[0].type == "holdfast.ToolStarted":
+        if drafts[0].type == "treenail.ToolStarted":
             raise LogError("the disk is full")
 
     world.log.before = refuse

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
-from holdfast.state import CheckpointStore, ExecutionState, InProcessDispatcher, ResourceRegistry, Session
-from holdfast.tools import Plan, Tool, ToolCall, ToolContext, ToolInvoked, ToolResult, ToolRunner, tool
-from holdfast.workspace import Filesystem, InMemoryFilesystem
-from holdfast.workspace.host import HostFilesystem
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
+from treenail.state import CheckpointStore, ExecutionState, InProcessDispatcher, ResourceRegistry, Session
+from treenail.tools import Plan, Tool, ToolCall, ToolContext, ToolInvoked, ToolResult, ToolRunner, tool
+from treenail.workspace import Filesystem, InMemoryFilesystem
+from treenail.workspace.host import HostFilesystem
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class TroubledLog:
         if self.before is not None:
             self.before(drafts)
         stored = self.behind.append(lease, drafts, expected_seq=expected_seq, synced=synced)
-        self.appends.append([each.type.removeprefix("holdfast.") for each in drafts])
+        self.appends.append([each.type.removeprefix("treenail.") for each in drafts])
         self.synced.append(synced)
         if self.after is not None:
             self.after(drafts)
@@ -60,7 +60,7 @@ def once(error: BaseException) -> Callable[[Sequence[Any]], None]:
     left = [error]
 
     def fail(drafts: Sequence[Any]) -> None:
-        if left and any(each.type == "holdfast.ToolInvoked" for each in drafts):
+        if left and any(each.type == "treenail.ToolInvoked" for each in drafts):
             raise left.pop()
 
     return fail

@@ -14,13 +14,13 @@ from uuid import UUID
 
 import anyio
 
-from holdfast import Agent, Limits, tool
-from holdfast.containment import ChainMetadata, ExecutionContext
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import ExecutionState, Session
-from holdfast.turns import InnerLoop, TurnStarted
-from holdfast.turns.ledger import contain, ledger_of
+from treenail import Agent, Limits, tool
+from treenail.containment import ChainMetadata, ExecutionContext
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import ExecutionState, Session
+from treenail.turns import InnerLoop, TurnStarted
+from treenail.turns.ledger import contain, ledger_of
 
 PRICE = 0.03
 CHILDREN = 8

@@ -6,8 +6,8 @@ import sys
 import threading
 from pathlib import Path
 
-from holdfast import Agent, tool
-from holdfast.providers.scripted import Answer, ScriptedProvider
+from treenail import Agent, tool
+from treenail.providers.scripted import Answer, ScriptedProvider
 
 
 @tool

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import anyio
 
-from holdfast import Agent, Limits, tool
-from holdfast.providers.base import Stopped, TextDelta, ToolCallRequested
-from holdfast.tools.tool import ToolCall
+from treenail import Agent, Limits, tool
+from treenail.providers.base import Stopped, TextDelta, ToolCallRequested
+from treenail.tools.tool import ToolCall
 
 AT_WORK, DIRECTORY, PORT = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 

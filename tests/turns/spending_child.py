@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from uuid import UUID
 
-from holdfast import Agent, Limits, tool
-from holdfast.providers.scripted import Answer, ScriptedProvider
+from treenail import Agent, Limits, tool
+from treenail.providers.scripted import Answer, ScriptedProvider
 
 PRICE = 0.07
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from holdfast import Agent, tool
-from holdfast.judges import (
+from treenail import Agent, tool
+from treenail.judges import (
     Feedback,
     FeedbackContext,
     FeedbackProviderConfig,
@@ -14,8 +14,8 @@ from holdfast.judges import (
     TaskCompletionContext,
     TaskCompletionResult,
 )
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.tools import ToolContext
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.tools import ToolContext
 
 WHO = ""
 

@@ -10,10 +10,10 @@ from uuid import uuid4
 import anyio
 import pytest
 
-from holdfast import Agent, Budget, Deadline, ExecutionState, Limits, ResourceRegistry, Session, tool
-from holdfast.containment import CancellationToken
-from holdfast.conversation import InnerMessage, enable_inner_message_recording, get_inner_messages
-from holdfast.errors import (
+from treenail import Agent, Budget, Deadline, ExecutionState, Limits, ResourceRegistry, Session, tool
+from treenail.containment import CancellationToken
+from treenail.conversation import InnerMessage, enable_inner_message_recording, get_inner_messages
+from treenail.errors import (
     BudgetExceededError,
     CallRefused,
     CancelledByToken,
@@ -25,18 +25,18 @@ from holdfast.errors import (
     PromptMismatch,
     UsageError,
 )
-from holdfast.prompt import MarkdownSection, Prompt, PromptExecuted, PromptRendered, SectionVisibility
-from holdfast.providers import RetryPolicy
-from holdfast.providers.adapter import ProviderAdapter
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import BudgetTracker, Snapshot, TokenUsage
-from holdfast.testing import FakeClock
-from holdfast.testing.provider import StepProvider
-from holdfast.testing.wire import Broken
-from holdfast.tools import ToolContext
-from holdfast.tools.events import ToolInvoked
-from holdfast.turns import ModelAdapter, TurnEnded, TurnState, turn_state
-from holdfast.workspace import Filesystem, InMemoryFilesystem
+from treenail.prompt import MarkdownSection, Prompt, PromptExecuted, PromptRendered, SectionVisibility
+from treenail.providers import RetryPolicy
+from treenail.providers.adapter import ProviderAdapter
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import BudgetTracker, Snapshot, TokenUsage
+from treenail.testing import FakeClock
+from treenail.testing.provider import StepProvider
+from treenail.testing.wire import Broken
+from treenail.tools import ToolContext
+from treenail.tools.events import ToolInvoked
+from treenail.turns import ModelAdapter, TurnEnded, TurnState, turn_state
+from treenail.workspace import Filesystem, InMemoryFilesystem
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ def test_the_prompts_resources_live_as_long_as_the_evaluation() -> None:
 
     made: list[Probe] = []
 
-    from holdfast.state.resources import Binding
+    from treenail.state.resources import Binding
 
     @tool(effects="none")
     def ask(*, context) -> str:

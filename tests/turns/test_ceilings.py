@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Agent, Limits, Run, TurnState, tool
-from holdfast.containment import ExecutionConfig
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import Session
-from holdfast.turns.ledger import CeilingsSet, ceilings_of, contain, newly_set
+from treenail import Agent, Limits, Run, TurnState, tool
+from treenail.containment import ExecutionConfig
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import Session
+from treenail.turns.ledger import CeilingsSet, ceilings_of, contain, newly_set
 
 
 @tool(effects="none")

@@ -11,22 +11,22 @@ from pathlib import Path
 import anyio
 import pytest
 
-from holdfast import Agent, Limits, TurnState, tool
-from holdfast.containment import (
+from treenail import Agent, Limits, TurnState, tool
+from treenail.containment import (
     BudgetWindowHook,
     CircuitBreaker,
     ExecutionContext,
     SafetyEvent,
     ShieldPipeline,
 )
-from holdfast.errors import PromptEvaluationError
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import ExecutionState, Session
-from holdfast.testing import FakeClock
-from holdfast.turns import InnerLoop, TurnResult
-from holdfast.turns.ledger import contain, ledger_of
+from treenail.errors import PromptEvaluationError
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import ExecutionState, Session
+from treenail.testing import FakeClock
+from treenail.turns import InnerLoop, TurnResult
+from treenail.turns.ledger import contain, ledger_of
 
 CHILD = Path(__file__).with_name("spending_child.py")
 

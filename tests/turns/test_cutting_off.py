@@ -15,20 +15,20 @@ from typing import Any
 import anyio
 import pytest
 
-from holdfast import Agent, TurnState, tool
-from holdfast.containment import CancellationToken
-from holdfast.containment.threads import threadsafe
-from holdfast.judges.completion import TaskCompletionContext, TaskCompletionResult
-from holdfast.log.memory import MemoryLog
-from holdfast.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.providers.vendor_loop import VendorSeat
-from holdfast.state import ExecutionState, ResourceRegistry, Session
-from holdfast.tools import ToolContext, ToolInvoked
-from holdfast.tools.tool import Tool, ToolCall, ToolResult
-from holdfast.turns import InnerLoop, TurnEnded, turn_state
-from holdfast.turns.live import LiveEvent
-from holdfast.workspace import Filesystem, InMemoryFilesystem
+from treenail import Agent, TurnState, tool
+from treenail.containment import CancellationToken
+from treenail.containment.threads import threadsafe
+from treenail.judges.completion import TaskCompletionContext, TaskCompletionResult
+from treenail.log.memory import MemoryLog
+from treenail.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.providers.vendor_loop import VendorSeat
+from treenail.state import ExecutionState, ResourceRegistry, Session
+from treenail.tools import ToolContext, ToolInvoked
+from treenail.tools.tool import Tool, ToolCall, ToolResult
+from treenail.turns import InnerLoop, TurnEnded, turn_state
+from treenail.turns.live import LiveEvent
+from treenail.workspace import Filesystem, InMemoryFilesystem
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.parametrize("backend", ["asyncio", "trio"])]
 

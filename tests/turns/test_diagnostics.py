@@ -14,22 +14,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast import Agent, tool
-from holdfast.clock import FixedClock
-from holdfast.codec import FrozenDict
-from holdfast.conversation.events import ProviderUsage, SubagentEvent
-from holdfast.conversation.messages import InnerMessage, ToolCallRecord
-from holdfast.errors import ModelCallError, UsageError
-from holdfast.log.sqlite import SqliteLog
-from holdfast.presenters.projection import project
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import Session, TokenUsage
-from holdfast.state.events import AttentionNeeded
-from holdfast.testing.clock import FakeClock
-from holdfast.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
-from holdfast.tools.policies import PermissionMode, Permissions
-from holdfast.tools.tool import ToolResult
-from holdfast.turns.diagnostics import (
+from treenail import Agent, tool
+from treenail.clock import FixedClock
+from treenail.codec import FrozenDict
+from treenail.conversation.events import ProviderUsage, SubagentEvent
+from treenail.conversation.messages import InnerMessage, ToolCallRecord
+from treenail.errors import ModelCallError, UsageError
+from treenail.log.sqlite import SqliteLog
+from treenail.presenters.projection import project
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import Session, TokenUsage
+from treenail.state.events import AttentionNeeded
+from treenail.testing.clock import FakeClock
+from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
+from treenail.tools.policies import PermissionMode, Permissions
+from treenail.tools.tool import ToolResult
+from treenail.turns.diagnostics import (
     CHECKS,
     NOTHING,
     DiagnosticsReport,
@@ -37,7 +37,7 @@ from holdfast.turns.diagnostics import (
     diagnose_store,
     resolve_attention,
 )
-from holdfast.turns.states import PartialText, TurnEnded, TurnStarted, TurnState
+from treenail.turns.states import PartialText, TurnEnded, TurnStarted, TurnState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -128,7 +128,7 @@ def verdict(report: DiagnosticsReport, check_id: str) -> tuple[str, str]:
 
 CLEAN = (started(), said("user"), said("assistant", "c"), said("tool", result_of="c"), said("assistant"))
 DONE = (*CLEAN, TurnEnded("t", TurnState.COMPLETED))
-FAILED = TurnEnded("t", TurnState.FAILED, "transient", "no", ("holdfast resume S",))
+FAILED = TurnEnded("t", TurnState.FAILED, "transient", "no", ("treenail resume S",))
 
 
 # --- every check --------------------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ def test_a_session_that_nobody_holds_is_crashed_and_its_children_are_unsupervise
     assert verdict(died, "turn_completion") == ("warning", "crashed")
     assert verdict(died, "subagent_manager_runtime") == ("warning", "unsupervised")
     assert verdict(died, "workspace") == ("warning", "cut_off")
-    assert f"holdfast resume {session.session_id} --store {tmp_path / 'runs.db'}" in died.next_actions
+    assert f"treenail resume {session.session_id} --store {tmp_path / 'runs.db'}" in died.next_actions
     log.close()
 
 
@@ -391,7 +391,7 @@ def test_a_failed_run_says_how_to_go_on(tmp_path: Path) -> None:
     assert report.status == "ready_with_warnings"
     assert verdict(report, "turn_failure_evidence") == ("warning", "connection")
     assert verdict(report, "assistant_canonicalization") == ("warning", "partial_preserved")
-    resume = f"holdfast resume {run.id} --store {tmp_path / 'runs.db'}"
+    resume = f"treenail resume {run.id} --store {tmp_path / 'runs.db'}"
     assert resume in report.next_actions
     assert resume in run.next_actions
     assert resume in view.turns[-1].next_actions
@@ -407,7 +407,7 @@ def test_the_commands_of_a_report_run_as_they_stand_from_anywhere(tmp_path: Path
     looking = [each for each in report.next_actions if each.split()[1] in ("show", "replay", "diagnose")]
     assert len(looking) >= 2
     for each in looking:
-        shell = each.replace("holdfast", f"{sys.executable} -m holdfast", 1)
+        shell = each.replace("treenail", f"{sys.executable} -m treenail", 1)
         ran = subprocess.run(
             shell, check=False, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60
         )
@@ -442,7 +442,7 @@ def test_a_held_run_says_which_call_to_answer(tmp_path: Path) -> None:
         report = diagnose(run.execution_state.session)
     assert report.ok
     assert verdict(report, "tool_pairing") == ("passed", "held")
-    assert f"holdfast hold answer {run.id} --call call_1_1 --yes" in report.next_actions
+    assert f"treenail hold answer {run.id} --call call_1_1 --yes" in report.next_actions
 
 
 @pytest.fixture(scope="module")
@@ -533,7 +533,7 @@ def test_an_event_of_an_unknown_type_is_a_warning(tmp_path: Path) -> None:
     log = SqliteLog(tmp_path / "runs.db")
     session = Session(log=log)
     session.dispatch_all(DONE)
-    from holdfast.log import Draft
+    from treenail.log import Draft
 
     lease = session._core.lease
     assert lease is not None

@@ -11,11 +11,11 @@ from uuid import UUID
 import pytest
 from tests.turns.family_child import CHILDREN, PRICE, ROOT
 
-from holdfast import Limits
-from holdfast.containment import Reserved, Settled
-from holdfast.log.sqlite import SqliteLog
-from holdfast.state import Session
-from holdfast.turns.ledger import contain, ledger_of
+from treenail import Limits
+from treenail.containment import Reserved, Settled
+from treenail.log.sqlite import SqliteLog
+from treenail.state import Session
+from treenail.turns.ledger import contain, ledger_of
 
 PROCESS = Path(__file__).with_name("family_child.py")
 

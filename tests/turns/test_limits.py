@@ -7,8 +7,8 @@ import threading
 import anyio
 import pytest
 
-from holdfast import Agent, Limits, TurnState, tool
-from holdfast.containment import (
+from treenail import Agent, Limits, TurnState, tool
+from treenail.containment import (
     CircuitBreaker,
     DegradePlan,
     EgressBoundaryHook,
@@ -21,19 +21,19 @@ from holdfast.containment import (
     StaticPrices,
     ToolCallContext,
 )
-from holdfast.conversation import ProviderUsage
-from holdfast.errors import ModelCallError
-from holdfast.providers.anthropic import Anthropic
-from holdfast.providers.base import ModelRequest, Provider
-from holdfast.providers.openai import OpenAI
-from holdfast.providers.retrying import RetryPolicy
-from holdfast.providers.scripted import Answer, Scripted, ScriptedProvider
-from holdfast.state import ExecutionState, Session
-from holdfast.state.budget import TokenUsage
-from holdfast.testing.wire import WireServer
-from holdfast.tools.context import ToolContext
-from holdfast.turns import InnerLoop, TurnResult, turn_state
-from holdfast.turns.ledger import contain, ledger_of
+from treenail.conversation import ProviderUsage
+from treenail.errors import ModelCallError
+from treenail.providers.anthropic import Anthropic
+from treenail.providers.base import ModelRequest, Provider
+from treenail.providers.openai import OpenAI
+from treenail.providers.retrying import RetryPolicy
+from treenail.providers.scripted import Answer, Scripted, ScriptedProvider
+from treenail.state import ExecutionState, Session
+from treenail.state.budget import TokenUsage
+from treenail.testing.wire import WireServer
+from treenail.tools.context import ToolContext
+from treenail.turns import InnerLoop, TurnResult, turn_state
+from treenail.turns.ledger import contain, ledger_of
 
 AT_ONCE = RetryPolicy(attempts=50, base_s=0.0, cap_s=0.0)
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Agent, tool
-from holdfast.errors import ModelCallError, UsageError
-from holdfast.judges.events import Feedback
-from holdfast.judges.feedback import FeedbackContext, FeedbackProviderConfig, FeedbackTrigger
-from holdfast.log.event import Channel
-from holdfast.log.memory import MemoryLog
-from holdfast.providers.base import (
+from treenail import Agent, tool
+from treenail.errors import ModelCallError, UsageError
+from treenail.judges.events import Feedback
+from treenail.judges.feedback import FeedbackContext, FeedbackProviderConfig, FeedbackTrigger
+from treenail.log.event import Channel
+from treenail.log.memory import MemoryLog
+from treenail.providers.base import (
     ModelEvent,
     ModelRequest,
     ReasoningDelta,
@@ -28,12 +28,12 @@ from holdfast.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
-from holdfast.providers.retrying import RetryPolicy
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import InProcessDispatcher, Session
-from holdfast.state.events import spec_of
-from holdfast.tools.plan import PLAN_TOOLS
-from holdfast.turns.live import (
+from treenail.providers.retrying import RetryPolicy
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import InProcessDispatcher, Session
+from treenail.state.events import spec_of
+from treenail.tools.plan import PLAN_TOOLS
+from treenail.turns.live import (
     LIVE_EVENTS,
     FeedbackGiven,
     Lagged,
@@ -46,7 +46,7 @@ from holdfast.turns.live import (
     UsageChanged,
     status_of,
 )
-from holdfast.turns.states import TurnEnded, TurnState
+from treenail.turns.states import TurnEnded, TurnState
 
 WAIT_S = 20
 THINKING = StatusChanged("thinking", "t", 1)

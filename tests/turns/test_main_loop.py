@@ -8,14 +8,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from holdfast import Session
-from holdfast.conversation import InnerMessage
-from holdfast.errors import ModelCallError
-from holdfast.log.sqlite import SqliteLog
-from holdfast.loop import MainLoop
-from holdfast.prompt import MarkdownSection, Prompt, PromptResponse
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.turns import ModelAdapter, TurnState, turn_state
+from treenail import Session
+from treenail.conversation import InnerMessage
+from treenail.errors import ModelCallError
+from treenail.log.sqlite import SqliteLog
+from treenail.loop import MainLoop
+from treenail.prompt import MarkdownSection, Prompt, PromptResponse
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.turns import ModelAdapter, TurnState, turn_state
 
 
 @dataclass(frozen=True)

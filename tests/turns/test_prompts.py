@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, Session, tool
-from holdfast.conversation import InnerMessage
-from holdfast.errors import OutputParseError, PromptMismatch
-from holdfast.prompt import MarkdownSection, Prompt, PromptTemplate, SectionVisibility
-from holdfast.providers.base import ModelRequest
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state.resources import Binding, ResourceRegistry
-from holdfast.tools.policies import SequentialDependencyPolicy
-from holdfast.turns import ModelAdapter
+from treenail import Agent, Session, tool
+from treenail.conversation import InnerMessage
+from treenail.errors import OutputParseError, PromptMismatch
+from treenail.prompt import MarkdownSection, Prompt, PromptTemplate, SectionVisibility
+from treenail.providers.base import ModelRequest
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state.resources import Binding, ResourceRegistry
+from treenail.tools.policies import SequentialDependencyPolicy
+from treenail.turns import ModelAdapter
 
 
 @dataclass(frozen=True)

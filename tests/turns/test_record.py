@@ -8,14 +8,14 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis.strategies import builds, integers, lists, none, one_of
 
-from holdfast import Agent, tool
-from holdfast.conversation import ProviderUsage, replay
-from holdfast.conversation.replay import SHOWN_HASH
-from holdfast.providers.collect import CollectedAnswer
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import Session
-from holdfast.state.budget import TokenUsage
-from holdfast.turns.record import TurnRecord
+from treenail import Agent, tool
+from treenail.conversation import ProviderUsage, replay
+from treenail.conversation.replay import SHOWN_HASH
+from treenail.providers.collect import CollectedAnswer
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import Session
+from treenail.state.budget import TokenUsage
+from treenail.turns.record import TurnRecord
 
 
 def record_of(session: Session) -> TurnRecord:

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from holdfast import tool
-from holdfast.conversation import InnerMessage, get_inner_messages, get_pending_tool_calls
-from holdfast.prompt import MarkdownSection, Prompt
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import InProcessEventBus, Session
-from holdfast.turns import ModelAdapter, TurnState, turn_state
+from treenail import tool
+from treenail.conversation import InnerMessage, get_inner_messages, get_pending_tool_calls
+from treenail.prompt import MarkdownSection, Prompt
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import InProcessEventBus, Session
+from treenail.turns import ModelAdapter, TurnState, turn_state
 
 BASIC_RESUME = """
-from holdfast.state import Session, Snapshot
-from holdfast.conversation import (
+from treenail.state import Session, Snapshot
+from treenail.conversation import (
     InnerMessage,
     inner_message_append,
     get_inner_messages,
@@ -61,7 +61,7 @@ INSPECTING_CONVERSATION = """
 messages = session.select_all(InnerMessage)
 
 # Get messages for specific evaluation
-from holdfast.conversation import get_inner_messages, get_latest_evaluation_id
+from treenail.conversation import get_inner_messages, get_latest_evaluation_id
 
 eval_id = get_latest_evaluation_id(session)
 conversation = get_inner_messages(session, eval_id)
@@ -71,7 +71,7 @@ for msg in conversation:
 """
 
 MANUAL_REGISTRATION = """
-from holdfast.conversation import (
+from treenail.conversation import (
     InnerMessage,
     inner_message_append,
     enable_inner_message_recording,
@@ -85,7 +85,7 @@ session.mutate(InnerMessage).register(
 """
 
 CONVENIENCE_FUNCTION = """
-from holdfast.conversation import (
+from treenail.conversation import (
     InnerMessage,
     inner_message_append,
     enable_inner_message_recording,

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from holdfast.turns.signals import noted_signals
+from treenail.turns.signals import noted_signals
 
 
 def test_ctrl_c_is_noted_and_goes_on_to_whoever_handled_it_before() -> None:
@@ -68,7 +68,7 @@ def outcome_of(program: str) -> tuple[list[str], str]:
 
 TWICE = """
 import asyncio, collections, functools, itertools, operator, signal
-from holdfast.turns.signals import noted_signals
+from treenail.turns.signals import noted_signals
 
 interrupt = functools.partial(signal.raise_signal, signal.SIGINT)
 
@@ -106,7 +106,7 @@ def test_a_second_ctrl_c_that_meets_the_event_loop_itself_does_not_lose_what_the
 
 BUSY = """
 import asyncio, signal
-from holdfast.turns.signals import noted_signals
+from treenail.turns.signals import noted_signals
 
 async def main():
     with noted_signals():
@@ -131,7 +131,7 @@ def test_a_second_ctrl_c_that_meets_a_programs_code_is_raised_there() -> None:
 
 AGAIN = """
 import asyncio, signal
-from holdfast.turns.signals import noted_signals
+from treenail.turns.signals import noted_signals
 
 async def stubborn():
     loop = asyncio.get_running_loop()

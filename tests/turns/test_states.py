@@ -15,16 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Agent, tool
-from holdfast.codec import FrozenDict
-from holdfast.containment import StopReason
-from holdfast.conversation.messages import (
+from treenail import Agent, tool
+from treenail.codec import FrozenDict
+from treenail.containment import StopReason
+from treenail.conversation.messages import (
     InnerMessage,
     ToolCallRecord,
     enable_inner_message_recording,
     inner_message_append,
 )
-from holdfast.errors import (
+from treenail.errors import (
     BudgetExceededError,
     CallRefused,
     CancelledByToken,
@@ -40,18 +40,18 @@ from holdfast.errors import (
     ThrottleError,
     UsageError,
 )
-from holdfast.log.event import Envelope
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
-from holdfast.presenters.projection import project
-from holdfast.providers.errors import FailureKind
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import ExecutionState, Session, Snapshot
-from holdfast.state.session import stamped
-from holdfast.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
-from holdfast.tools.tool import ToolResult
-from holdfast.turns.diagnostics import diagnose
-from holdfast.turns.states import (
+from treenail.log.event import Envelope
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
+from treenail.presenters.projection import project
+from treenail.providers.errors import FailureKind
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import ExecutionState, Session, Snapshot
+from treenail.state.session import stamped
+from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
+from treenail.tools.tool import ToolResult
+from treenail.turns.diagnostics import diagnose
+from treenail.turns.states import (
     CAUSES,
     ENDINGS,
     EVIDENCE,
@@ -69,7 +69,7 @@ from holdfast.turns.states import (
     newest_turn,
     turn_state,
 )
-from holdfast.turns.turn import InnerLoop
+from treenail.turns.turn import InnerLoop
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PAGE = Path(__file__).parents[2] / "docs" / "endings.md"
@@ -173,7 +173,7 @@ def test_each_failure_of_a_provider_keeps_its_kind(kind: str, text: str) -> None
     assert ending.error_kind == kind
     assert ending.state is (TurnState.PARTIAL_FAILED if text else TurnState.FAILED)
     assert (ending.partial_text, ending.details) == (text, "no")
-    assert "holdfast resume S" in ending.next_actions
+    assert "treenail resume S" in ending.next_actions
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_bug_is_named_and_a_hold_says_which_call_to_answer() -> None:
     """What a person needs to find it stands in the ending."""
     assert ending_for(ZeroDivisionError("oops")).details == "ZeroDivisionError: oops"
     held = ending_for(HoldRequired("call-7", "look", reason="may it?"), session_id="S")
-    assert held.next_actions[0] == "holdfast hold answer S --call call-7 --yes"
+    assert held.next_actions[0] == "treenail hold answer S --call call-7 --yes"
     assert "may it?" in held.details
 
 
@@ -603,7 +603,7 @@ def test_an_ending_and_its_text_are_one_append_and_derive_to_what_was_asked() ->
     """The partial text stands right before the ending that needs it."""
     session = session_of(started(), said("user"))
     ended = end_turn(session, "t", ending_for(ModelCallError("cut", kind="connection"), said="half"))
-    assert events_of(session)[-2:] == ["holdfast.PartialText", "holdfast.TurnEnded"]
+    assert events_of(session)[-2:] == ["treenail.PartialText", "treenail.TurnEnded"]
     assert turn_state(session) is ended.state is TurnState.PARTIAL_FAILED
 
 
@@ -642,7 +642,7 @@ def test_whoever_opens_the_session_next_closes_what_a_crash_left(tmp_path: Path)
         assert ended is not None
         assert (ended.state, ended.error_kind) == (TurnState.INTERRUPTED, "crash")
         assert "rolled back by a resume: c" in ended.details
-        assert f"holdfast resume {session.session_id}" in ended.next_actions
+        assert f"treenail resume {session.session_id}" in ended.next_actions
         assert turn_state(session) is TurnState.INTERRUPTED
         assert close_crashed_turn(session) is None
         session.dispatch(TurnResumed("t"))
@@ -700,4 +700,4 @@ def test_a_crashed_turn_cannot_be_closed_by_a_reader_or_while_its_writer_lives()
     reader = Session.open(log, session.session_id, read_only=True)
     with pytest.raises(ReadOnlyError):
         close_crashed_turn(reader)
-    assert events_of(session) == ["holdfast.TurnStarted"]
+    assert events_of(session) == ["treenail.TurnStarted"]

@@ -14,9 +14,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from holdfast import Agent, Limits, TurnState, tool
-from holdfast.clock import Clock
-from holdfast.containment import (
+from treenail import Agent, Limits, TurnState, tool
+from treenail.clock import Clock
+from treenail.containment import (
     CancellationToken,
     CircuitBreaker,
     CircuitBreakers,
@@ -30,19 +30,19 @@ from holdfast.containment import (
     StaticPrices,
     threads,
 )
-from holdfast.conversation import InnerMessage
-from holdfast.conversation.events import ProviderUsage
-from holdfast.errors import ModelCallError
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta, UsageReported
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import ExecutionState, Session
-from holdfast.state.budget import Deadline, TokenUsage
-from holdfast.testing import FakeClock
-from holdfast.turns import InnerLoop, TurnEnded, TurnResult, turn_state
-from holdfast.turns.ledger import contain, ledger_of
-from holdfast.turns.live import LiveEvent, StatusChanged
+from treenail.conversation import InnerMessage
+from treenail.conversation.events import ProviderUsage
+from treenail.errors import ModelCallError
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta, UsageReported
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import ExecutionState, Session
+from treenail.state.budget import Deadline, TokenUsage
+from treenail.testing import FakeClock
+from treenail.turns import InnerLoop, TurnEnded, TurnResult, turn_state
+from treenail.turns.ledger import contain, ledger_of
+from treenail.turns.live import LiveEvent, StatusChanged
 
 CHILD = Path(__file__).with_name("signalled_child.py")
 TOKENS = TokenUsage(input_tokens=1000, output_tokens=100)

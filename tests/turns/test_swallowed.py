@@ -13,12 +13,12 @@ import anyio
 import pytest
 from tests.turns import stubborn_child
 
-from holdfast import Agent, TurnState, tool
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import Session
-from holdfast.tools import ToolInvoked
-from holdfast.turns import TurnEnded, turn_state
+from treenail import Agent, TurnState, tool
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import Session
+from treenail.tools import ToolInvoked
+from treenail.turns import TurnEnded, turn_state
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from tests.turns.holding_child import HOLDER, SCRIPT
 
-from holdfast import TurnState
-from holdfast.errors import LeaseHeldError
-from holdfast.log.sqlite import SqliteLog
-from holdfast.presenters.projection import project
-from holdfast.providers.anthropic import Anthropic
-from holdfast.state import Session
-from holdfast.testing.wire import WireServer
-from holdfast.turns.diagnostics import diagnose
-from holdfast.turns.states import TurnResumed, TurnStarted
+from treenail import TurnState
+from treenail.errors import LeaseHeldError
+from treenail.log.sqlite import SqliteLog
+from treenail.presenters.projection import project
+from treenail.providers.anthropic import Anthropic
+from treenail.state import Session
+from treenail.testing.wire import WireServer
+from treenail.turns.diagnostics import diagnose
+from treenail.turns.states import TurnResumed, TurnStarted
 
 CHILD = Path(__file__).with_name("holding_child.py")
 

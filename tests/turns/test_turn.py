@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 from tests.turns.turn_child import CHILD_AGENT, CHILD_SCRIPT
 
-from holdfast import Agent, Limits, TurnState, tool
-from holdfast.conversation import InnerMessage
-from holdfast.conversation.replay import WITHDRAWN_TEXT
-from holdfast.errors import ConversationNotFound, PromptEvaluationError, PromptMismatch, UsageError
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
-from holdfast.presenters.projection import project
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.state import Session
-from holdfast.tools.events import ToolInvoked
-from holdfast.tools.policies import PermissionMode, Permissions, answer_hold, pending_holds
-from holdfast.turns import PartialText, TurnEnded, TurnStarted, turn_state
-from holdfast.turns.diagnostics import diagnose
+from treenail import Agent, Limits, TurnState, tool
+from treenail.conversation import InnerMessage
+from treenail.conversation.replay import WITHDRAWN_TEXT
+from treenail.errors import ConversationNotFound, PromptEvaluationError, PromptMismatch, UsageError
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
+from treenail.presenters.projection import project
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import Session
+from treenail.tools.events import ToolInvoked
+from treenail.tools.policies import PermissionMode, Permissions, answer_hold, pending_holds
+from treenail.turns import PartialText, TurnEnded, TurnStarted, turn_state
+from treenail.turns.diagnostics import diagnose
 
 
 @tool
@@ -247,9 +247,9 @@ def test_a_second_turn_on_a_session_closes_what_the_first_left_open_and_sees_the
     """A new request after a crash: the orphan is answered for good, and the model sees both turns."""
     import anyio
 
-    from holdfast.state import ExecutionState, ResourceRegistry
-    from holdfast.turns import InnerLoop
-    from holdfast.workspace import Filesystem, InMemoryFilesystem
+    from treenail.state import ExecutionState, ResourceRegistry
+    from treenail.turns import InnerLoop
+    from treenail.workspace import Filesystem, InMemoryFilesystem
 
     seen: list[list[str]] = []
 
@@ -272,7 +272,7 @@ def test_a_second_turn_on_a_session_closes_what_the_first_left_open_and_sees_the
 
 
 def test_erasing_a_run_leaves_no_byte_of_it_in_the_log_or_among_the_kept_files(tmp_path: Path) -> None:
-    from holdfast.agent import erase_run
+    from treenail.agent import erase_run
 
     secret, other = "the-secret-of-this-run", "the-other-runs-text"
     store, work = tmp_path / "runs.db", tmp_path / "work"
@@ -323,8 +323,8 @@ def test_another_request_withdraws_a_question_that_nobody_answered() -> None:
 
 def test_a_runs_limits_may_be_a_containment_with_guards_of_its_own() -> None:
     """A shield, breakers, a loop policy: whatever `contain` takes reaches a run."""
-    from holdfast.containment import SafeModeHook, ShieldPipeline
-    from holdfast.turns.ledger import contain
+    from treenail.containment import SafeModeHook, ShieldPipeline
+    from treenail.turns.ledger import contain
 
     def guarded(session: Session):
         return contain(session, Limits(max_steps=9), pipeline=ShieldPipeline(hooks=[SafeModeHook()]))

@@ -7,9 +7,9 @@ import signal
 import sys
 from pathlib import Path
 
-from holdfast import Agent, tool
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.scripted import Answer, ScriptedProvider
+from treenail import Agent, tool
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.scripted import Answer, ScriptedProvider
 
 
 @tool
@@ -46,10 +46,10 @@ def main(directory: Path, kill_at: int) -> None:
     DyingLog.kill_at = kill_at
     import anyio
 
-    from holdfast.state import ExecutionState, ResourceRegistry, Session
-    from holdfast.turns import InnerLoop
-    from holdfast.workspace import Filesystem
-    from holdfast.workspace.host import HostFilesystem
+    from treenail.state import ExecutionState, ResourceRegistry, Session
+    from treenail.turns import InnerLoop
+    from treenail.workspace import Filesystem
+    from treenail.workspace.host import HostFilesystem
 
     session = Session(log=DyingLog(directory / "runs.db"), tags={"agent": "child"})
     filesystem = HostFilesystem(

@@ -11,16 +11,16 @@ import anyio.lowlevel
 import pytest
 from workflows_kit import WORKER, Model, run, says, states, step, steps, writes
 
-from holdfast.conversation.events import SubagentEvent
-from holdfast.errors import UsageError
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.base import ModelRequest
-from holdfast.providers.scripted import Answer
-from holdfast.state import ExecutionState, ResourceRegistry, Session
-from holdfast.subagents import LoopRunner
-from holdfast.testing.clock import FakeClock
-from holdfast.tools.policies import PermissionMode, Permissions, answer_hold, pending_holds
-from holdfast.workflows import (
+from treenail.conversation.events import SubagentEvent
+from treenail.errors import UsageError
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.base import ModelRequest
+from treenail.providers.scripted import Answer
+from treenail.state import ExecutionState, ResourceRegistry, Session
+from treenail.subagents import LoopRunner
+from treenail.testing.clock import FakeClock
+from treenail.tools.policies import PermissionMode, Permissions, answer_hold, pending_holds
+from treenail.workflows import (
     StepSpec,
     StepState,
     Workflow,
@@ -34,7 +34,7 @@ from holdfast.workflows import (
     resume_workflow,
     run_workflow,
 )
-from holdfast.workspace import Filesystem, InMemoryFilesystem
+from treenail.workspace import Filesystem, InMemoryFilesystem
 
 
 def run_on(clock: FakeClock, spec: WorkflowSpec, model: Model) -> WorkflowResult:

@@ -14,22 +14,22 @@ import anyio
 import pytest
 from workflows_kit import WORKER, Model, run, says, states, step, steps, writes
 
-from holdfast import Agent, TurnState
-from holdfast.agent import close_state, open_state
-from holdfast.containment import Limits
-from holdfast.conversation.events import SubagentEvent
-from holdfast.errors import IllegalMoveError, UsageError
-from holdfast.log.memory import MemoryLog
-from holdfast.log.sqlite import SqliteLog
-from holdfast.providers.base import ModelRequest
-from holdfast.providers.scripted import Answer
-from holdfast.state import ExecutionState, ResourceRegistry, Session
-from holdfast.subagents import LoopRunner, SubagentLimits
-from holdfast.testing.clock import FakeClock
-from holdfast.turns.diagnostics import diagnose
-from holdfast.turns.ledger import ceilings_of, contain
-from holdfast.turns.states import TurnStarted
-from holdfast.workflows import (
+from treenail import Agent, TurnState
+from treenail.agent import close_state, open_state
+from treenail.containment import Limits
+from treenail.conversation.events import SubagentEvent
+from treenail.errors import IllegalMoveError, UsageError
+from treenail.log.memory import MemoryLog
+from treenail.log.sqlite import SqliteLog
+from treenail.providers.base import ModelRequest
+from treenail.providers.scripted import Answer
+from treenail.state import ExecutionState, ResourceRegistry, Session
+from treenail.subagents import LoopRunner, SubagentLimits
+from treenail.testing.clock import FakeClock
+from treenail.turns.diagnostics import diagnose
+from treenail.turns.ledger import ceilings_of, contain
+from treenail.turns.states import TurnStarted
+from treenail.workflows import (
     StepSpec,
     Workflow,
     WorkflowEvent,
@@ -44,8 +44,8 @@ from holdfast.workflows import (
     spec_from_data,
     with_workflows,
 )
-from holdfast.workflows.engine import _answer
-from holdfast.workspace import Filesystem, InMemoryFilesystem
+from treenail.workflows.engine import _answer
+from treenail.workspace import Filesystem, InMemoryFilesystem
 
 
 class Durable:

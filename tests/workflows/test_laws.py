@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from workflows_kit import Model, run, says, step, steps
 
-from holdfast.errors import UsageError
-from holdfast.providers.base import ModelRequest
-from holdfast.workflows import (
+from treenail.errors import UsageError
+from treenail.providers.base import ModelRequest
+from treenail.workflows import (
     Checkpoint,
     StepSpec,
     StepState,
@@ -31,10 +31,10 @@ from holdfast.workflows import (
     spec_schema,
     waves,
 )
-from holdfast.workflows.events import check_event, fold_workflow
-from holdfast.workflows.globs import check_glob, matches
-from holdfast.workflows.spec import conflict
-from holdfast.workflows.states import STEP_TRANSITIONS
+from treenail.workflows.events import check_event, fold_workflow
+from treenail.workflows.globs import check_glob, matches
+from treenail.workflows.spec import conflict
+from treenail.workflows.states import STEP_TRANSITIONS
 
 STATUSES = ("checkpoint_ready", "partial", "failed", "held", "needs_orchestrator")
 GLOBS = ("**", "a/**", "b/**", "*.txt", "a/*.py", "[ab]/x")

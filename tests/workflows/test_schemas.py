@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from holdfast.errors import UsageError
-from holdfast.workflows.schemas import payload_problem, schema_of, schema_problem
+from treenail.errors import UsageError
+from treenail.workflows.schemas import payload_problem, schema_of, schema_problem
 
 VALUES = st.recursive(
     st.none()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from holdfast import Agent, tool
-from holdfast.providers.base import ModelRequest
-from holdfast.providers.scripted import Answer, ScriptedProvider
-from holdfast.workflows import StepSpec, WorkflowResult, WorkflowSpec, run_workflow
-from holdfast.workspace import InMemoryFilesystem
+from treenail import Agent, tool
+from treenail.providers.base import ModelRequest
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.workflows import StepSpec, WorkflowResult, WorkflowSpec, run_workflow
+from treenail.workspace import InMemoryFilesystem
 
 
 @tool(effects="workspace")

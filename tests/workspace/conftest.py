@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture
 def public_path() -> Iterator[Path]:
     """A directory in which any user may work; pytest's own are closed to others whenever pytest starts."""
-    with TemporaryDirectory(prefix="holdfast-public-") as name:
+    with TemporaryDirectory(prefix="treenail-public-") as name:
         place = Path(name)
         place.chmod(0o777)
         for parent in place.parents:

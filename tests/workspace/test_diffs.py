@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.workspace.diffs import (
+from treenail.workspace.diffs import (
     MAX_DIFF_CHARS,
     MAX_SHOWN_BYTES,
     MAX_SHOWN_LINES,
@@ -17,7 +17,7 @@ from holdfast.workspace.diffs import (
     is_binary,
     unified_text,
 )
-from holdfast.workspace.lines import split_lines
+from treenail.workspace.lines import split_lines
 
 
 def file(content: bytes, permissions: int = 0o644) -> Version:

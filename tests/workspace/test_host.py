@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from host_kit import as_nobody, git, look_at
 
-from holdfast.errors import (
+from treenail.errors import (
     PathEscapeError,
     ReadOnlyError,
     SnapshotMismatchError,
@@ -22,10 +22,10 @@ from holdfast.errors import (
     WorkspaceConflictError,
     WorkspaceError,
 )
-from holdfast.workspace.host import HostFilesystem, SnapshotLimits
-from holdfast.workspace.manifest import Exclusions, Scan
-from holdfast.workspace.objects import MAX_SPOOLED_RECORDS, PackWriter
-from holdfast.workspace.rooted import Place
+from treenail.workspace.host import HostFilesystem, SnapshotLimits
+from treenail.workspace.manifest import Exclusions, Scan
+from treenail.workspace.objects import MAX_SPOOLED_RECORDS, PackWriter
+from treenail.workspace.rooted import Place
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ def test_unchanged_files_are_not_read_again(
     for number in range(20):
         (root / f"{number}.txt").write_text(str(number))
     # As if the files were older than the clock's ticks.
-    monkeypatch.setattr("holdfast.workspace.manifest.RACY_NS", -(10**12))
+    monkeypatch.setattr("treenail.workspace.manifest.RACY_NS", -(10**12))
     fs.snapshot(scan=True)
     files_read.clear()
     (root / "7.txt").write_text("seven")
@@ -678,13 +678,13 @@ def test_a_link_with_an_absolute_target_inside_is_followed(fs: HostFilesystem, r
 
 def test_the_store_is_not_part_of_the_workspace(root: Path) -> None:
     """A store inside the root is invisible, unreachable, and neither captured nor removed."""
-    with HostFilesystem(root, store=root / ".holdfast") as fs:
+    with HostFilesystem(root, store=root / ".treenail") as fs:
         fs.write("a.txt", "a")
         snapshot = fs.snapshot(scan=True)
         assert snapshot.uncovered == ()
         assert [entry.name for entry in fs.list()] == ["a.txt"]
         assert [match.path for match in fs.glob("**")] == ["a.txt"]
-        for path in (".holdfast", ".holdfast/HEAD", ".holdfast/holdfast/main/line"):
+        for path in (".treenail", ".treenail/HEAD", ".treenail/treenail/main/line"):
             with pytest.raises(PathEscapeError):
                 fs.exists(path)
             with pytest.raises(PathEscapeError):
@@ -693,8 +693,8 @@ def test_the_store_is_not_part_of_the_workspace(root: Path) -> None:
         (root / "b.txt").write_text("b")
         call.rollback()
         fs.restore(snapshot)
-        assert "holdfast" not in git(fs.pack(), "ls-tree", "-r", "--name-only", "main")
-    assert sorted(os.listdir(root)) == [".holdfast", "a.txt"]
+        assert "treenail" not in git(fs.pack(), "ls-tree", "-r", "--name-only", "main")
+    assert sorted(os.listdir(root)) == [".treenail", "a.txt"]
 
 
 def test_a_store_cannot_hold_its_workspace(tmp_path: Path) -> None:
@@ -710,7 +710,7 @@ def test_temporary_names_are_reserved_and_invisible(fs: HostFilesystem, root: Pa
     stream = fs.open_write("a.txt")
     stream.write(b"half")
     (name,) = os.listdir(root)
-    assert name.startswith(".holdfast-")
+    assert name.startswith(".treenail-")
     assert list(fs.list()) == []
     assert list(fs.glob("**")) == []
     fs.snapshot(scan=True)
@@ -950,7 +950,7 @@ def test_damage_at_the_end_of_the_line_is_not_fatal(fs: HostFilesystem, root: Pa
     first = fs.snapshot()
     fs.write("a.txt", "one")
     second = fs.snapshot()
-    line = fs.store_path / "holdfast/main/line"  # type: ignore[operator]  # this one has a store
+    line = fs.store_path / "treenail/main/line"  # type: ignore[operator]  # this one has a store
     with open(line, "ab") as file:
         file.write(b"\0\0\0\x50torn")
     with reopened(fs) as later:
@@ -982,7 +982,7 @@ def test_a_full_disk_loses_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(PackWriter, "_finish", full)
-        patch.setattr("holdfast.workspace.spool.write_all", half)
+        patch.setattr("treenail.workspace.spool.write_all", half)
         with pytest.raises(OSError, match="No space"):
             call.prepare() if call is not None else fs.snapshot(scan=True)
     if call is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.testing.filesystem import FilesystemConformance, LinkConformance
-from holdfast.workspace.base import Filesystem
-from holdfast.workspace.host import HostFilesystem
+from treenail.testing.filesystem import FilesystemConformance, LinkConformance
+from treenail.workspace.base import Filesystem
+from treenail.workspace.host import HostFilesystem
 
 
 def _make(directory: Path) -> HostFilesystem:

@@ -12,8 +12,8 @@ from host_kit import Tree, look_at
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.workspace.base import FilesystemSnapshot
-from holdfast.workspace.host import HostFilesystem
+from treenail.workspace.base import FilesystemSnapshot
+from treenail.workspace.host import HostFilesystem
 
 Operation = tuple[str, str, str, int]
 """A verb, a path, another path, and a number that stands for content or bits."""

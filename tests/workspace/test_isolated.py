@@ -10,20 +10,20 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import UsageError, WorkspaceConflictError
-from holdfast.testing.filesystem import FilesystemConformance, LinkConformance, tree
-from holdfast.workspace.base import Filesystem
-from holdfast.workspace.host import HostFilesystem
-from holdfast.workspace.isolated import (
+from treenail.errors import UsageError, WorkspaceConflictError
+from treenail.testing.filesystem import FilesystemConformance, LinkConformance, tree
+from treenail.workspace.base import Filesystem
+from treenail.workspace.host import HostFilesystem
+from treenail.workspace.isolated import (
     IsolatedFilesystem,
     apply_changes,
     conflicts_with,
     fingerprint,
     isolate,
 )
-from holdfast.workspace.isolated.changes import mirror
-from holdfast.workspace.memory import InMemoryFilesystem
-from holdfast.workspace.paths import MAX_DEPTH
+from treenail.workspace.isolated.changes import mirror
+from treenail.workspace.memory import InMemoryFilesystem
+from treenail.workspace.paths import MAX_DEPTH
 
 
 def copy_of(directory: Path, files: dict[str, str] | None = None) -> IsolatedFilesystem:

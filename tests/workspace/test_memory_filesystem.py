@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.clock import FixedClock
-from holdfast.errors import SnapshotMismatchError, UsageError, WorkspaceError
-from holdfast.testing.filesystem import FilesystemConformance, LinkConformance, tree
-from holdfast.workspace import Filesystem, InMemoryFilesystem
+from treenail.clock import FixedClock
+from treenail.errors import SnapshotMismatchError, UsageError, WorkspaceError
+from treenail.testing.filesystem import FilesystemConformance, LinkConformance, tree
+from treenail.workspace import Filesystem, InMemoryFilesystem
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 

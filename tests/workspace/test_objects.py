@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import ObjectStoreError
-from holdfast.workspace import objects
-from holdfast.workspace.manifest import patch_tree
-from holdfast.workspace.objects import (
+from treenail.errors import ObjectStoreError
+from treenail.workspace import objects
+from treenail.workspace.manifest import patch_tree
+from treenail.workspace.objects import (
     EMPTY_TREE,
     LARGE_BYTES,
     MODE_EXECUTABLE,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from host_kit import as_nobody, look_at
 
-from holdfast.workspace.history import sweep
-from holdfast.workspace.host import HostFilesystem
-from holdfast.workspace.originals import MAX_ORIGINALS
+from treenail.workspace.history import sweep
+from treenail.workspace.host import HostFilesystem
+from treenail.workspace.originals import MAX_ORIGINALS
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def fs(root: Path, tmp_path: Path) -> Iterator[HostFilesystem]:
 
 def kept(tmp_path: Path) -> list[Path]:
     """Return the replaced files that have a name in the store."""
-    directory = tmp_path / "store/holdfast/main/originals"
+    directory = tmp_path / "store/treenail/main/originals"
     return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
@@ -193,8 +193,8 @@ def test_a_sweep_takes_them_along(fs: HostFilesystem, root: Path, tmp_path: Path
 def test_whatever_fails_a_new_file_is_made(root: Path, tmp_path: Path) -> None:
     """Where no second name can be given, a rollback does without."""
     make(root / "a.txt")
-    (tmp_path / "store/holdfast/main").mkdir(parents=True)
-    (tmp_path / "store/holdfast/main/originals").write_text("in the way")
+    (tmp_path / "store/treenail/main").mkdir(parents=True)
+    (tmp_path / "store/treenail/main/originals").write_text("in the way")
     before = look_at(root, times=True)
     with HostFilesystem(root, store=tmp_path / "store") as fs:
         call = fs.begin("call")
@@ -219,7 +219,7 @@ def test_a_write_that_fails_leaves_no_second_name(public_path: Path) -> None:
                 refused = True
             else:
                 refused = False
-            names = len(os.listdir(base / "store/holdfast/main/originals"))
+            names = len(os.listdir(base / "store/treenail/main/originals"))
             return refused, names, (base / "workspace/closed/a.txt").stat().st_nlink
 
     assert as_nobody(work) == (True, 0, 1)

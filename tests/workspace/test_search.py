@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import PathEscapeError
-from holdfast.workspace import FileEntry, InMemoryFilesystem
-from holdfast.workspace.matching import (
+from treenail.errors import PathEscapeError
+from treenail.workspace import FileEntry, InMemoryFilesystem
+from treenail.workspace.matching import (
     MAX_LINE_CHARS,
     MAX_PATTERN_CHARS,
     LineMatcher,
@@ -20,7 +20,7 @@ from holdfast.workspace.matching import (
     may_run_away,
     open_matcher,
 )
-from holdfast.workspace.search import MAX_ALTERNATIVES, compile_glob, glob_tree, grep_tree
+from treenail.workspace.search import MAX_ALTERNATIVES, compile_glob, glob_tree, grep_tree
 
 
 def grep(content: bytes, pattern: str, **how):

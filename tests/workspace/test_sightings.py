@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from host_kit import look_at
 
-from holdfast.workspace.host import HostFilesystem
+from treenail.workspace.host import HostFilesystem
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_directory_that_was_seen_twice_is_still_looked_at(
 ) -> None:
     """However often everything was as known: what a process changes is found, and rolled back."""
     # Files that are seconds old are no longer read again.
-    monkeypatch.setattr("holdfast.workspace.manifest.RACY_NS", -(10**12))
+    monkeypatch.setattr("treenail.workspace.manifest.RACY_NS", -(10**12))
     (root / "d/deep").mkdir(parents=True)
     for name in "ab":
         (root / "d" / name).write_text(name.upper())

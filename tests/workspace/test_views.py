@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import HoldfastError, ReadOnlyError
-from holdfast.workspace import Filesystem, InMemoryFilesystem, ReadOnlyFilesystem
+from treenail.errors import ReadOnlyError, TreenailError
+from treenail.workspace import Filesystem, InMemoryFilesystem, ReadOnlyFilesystem
 
 READING = {
     "root", "read_only", "host_root", "read", "read_bytes", "exists", "stat", "list", "glob", "grep",
@@ -109,7 +109,7 @@ def test_streams_from_a_view_do_not_write():
 
 def test_the_error_belongs_to_the_tree_of_errors():
     """It is ours, and says what was asked for and what to do."""
-    with pytest.raises(HoldfastError, match=r"cannot write 'notes/x\.txt'.*use the workspace itself"):
+    with pytest.raises(TreenailError, match=r"cannot write 'notes/x\.txt'.*use the workspace itself"):
         InMemoryFilesystem().read_only_view().write("notes/x.txt", "y")
 
 

@@ -1,7 +1,0 @@
-"""Presenters: they show what the log says and pass on what a person wants. They decide nothing.
-
-What they show is imported by its path, `holdfast.presenters.projection`: a command line that only prints its
-help must not load it.
-"""
-
-__all__: list[str] = []

@@ -1,0 +1,135 @@
+"""Time and identity, injected.
+
+Nothing in Treenail reads the wall clock or makes an id on its own: a `Clock` is
+passed in, so that tests never sleep and a run can be repeated. The clock that
+tests advance by hand is `treenail.testing.FakeClock`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Protocol, runtime_checkable
+from uuid import UUID, SafeUUID
+
+import anyio
+
+from treenail.records import dataclass
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """A source of time. Wall time is always UTC and aware; monotonic time never goes back."""
+
+    def now(self) -> datetime:
+        """Return the current UTC time."""
+        ...
+
+    def utcnow(self) -> datetime:
+        """Return the current UTC time; the same as `now()`."""
+        ...
+
+    def monotonic(self) -> float:
+        """Return seconds on a clock that never goes back."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Block this thread for that long."""
+        ...
+
+    async def async_sleep(self, seconds: float) -> None:
+        """Wait for that long, letting other tasks run."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class SystemClock:
+    """The machine's own clock."""
+
+    def now(self) -> datetime:
+        """Return the current UTC time."""
+        return datetime.now(UTC)
+
+    def utcnow(self) -> datetime:
+        """Return the current UTC time; the same as `now()`."""
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        """Return seconds on a clock that never goes back."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Block this thread for that long."""
+        time.sleep(seconds)
+
+    async def async_sleep(self, seconds: float) -> None:
+        """Wait for that long, letting other tasks run."""
+        await anyio.sleep(seconds)
+
+
+@dataclass(slots=True, frozen=True)
+class FixedClock:
+    """A clock that stands still; sleeping on it returns at once."""
+
+    time: datetime
+
+    def now(self) -> datetime:
+        """Return the fixed time."""
+        return self.time
+
+    def utcnow(self) -> datetime:
+        """Return the fixed time."""
+        return self.time
+
+    def monotonic(self) -> float:
+        """Return the fixed time in seconds."""
+        return self.time.timestamp()
+
+    def sleep(self, seconds: float) -> None:
+        """Return at once: time stands still."""
+
+    async def async_sleep(self, seconds: float) -> None:
+        """Return at once, after letting other tasks run."""
+        await anyio.lowlevel.checkpoint()
+
+
+# The slots of a UUID, which cannot be assigned to.
+_set_int = UUID.__dict__["int"].__set__
+_set_safety = UUID.__dict__["is_safe"].__set__
+_UNKNOWN = SafeUUID.unknown  # Looking a member up in its enum calls a function of Python's.
+
+_FIXED_BITS = UUID(int=0, version=4).int
+"""What a random UUID has in the bits that are not random: its version and variant."""
+_RANDOM_BITS = UUID(int=(1 << 128) - 1, version=4).int ^ _FIXED_BITS
+
+
+def new_id() -> UUID:
+    """Make a random id (a UUID of version 4) for a session, a run or a snapshot."""
+    return _as_id(int.from_bytes(os.urandom(16)) & _RANDOM_BITS | _FIXED_BITS)
+
+
+def new_ids() -> Iterator[UUID]:
+    """Yield ids without end: the first is random but for its last 32 bits, which count the others."""
+    return map(_as_id, itertools.count(new_id().int & ~0xFFFFFFFF))
+
+
+def _as_id(number: int) -> UUID:
+    # Past the constructor, which takes longer than all the rest.
+    made = object.__new__(UUID)
+    _set_int(made, number)
+    _set_safety(made, _UNKNOWN)
+    return made
+
+
+def new_span_id() -> str:
+    """Make a span id: 16 hexadecimal digits, as traces use them."""
+    return secrets.token_hex(8)
+
+
+def new_trace_id() -> str:
+    """Make a trace id: 32 hexadecimal digits."""
+    return secrets.token_hex(16)

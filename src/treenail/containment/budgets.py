@@ -1,0 +1,190 @@
+"""Money shared between chains, and ways to divide a parent's money among children."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+from uuid import uuid4
+
+from treenail.containment.limits import number, to_pico, to_usd
+from treenail.errors import UsageError
+
+
+class BudgetBackend(Protocol):
+    """A pot of money that several chains draw from, in this process or beyond it.
+
+    `reserve` checks and takes in one step. A reservation never expires by itself: a call that was
+    dispatched and of which nothing more was heard counts in full.
+    """
+
+    def reserve(self, amount: float, ceiling: float) -> str | None:
+        """Set `amount` USD aside if spent and reserved money stays within `ceiling`.
+
+        Return an id, or None.
+        """
+        ...
+
+    def commit(self, reservation_id: str, amount: float) -> None:
+        """Replace a reservation by what was really spent, also if that is more."""
+        ...
+
+    def rollback(self, reservation_id: str) -> None:
+        """Drop the reservation of a call that was never dispatched."""
+        ...
+
+    def add(self, amount: float) -> float:
+        """Record money spent without a reservation; return the total."""
+        ...
+
+    def get(self) -> float:
+        """Return what is spent."""
+        ...
+
+    def get_reserved(self) -> float:
+        """Return what is set aside."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections, if there are any."""
+        ...
+
+
+class LocalBudgetBackend:
+    """A pot for the chains of one process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spent = 0
+        self._reserved: dict[str, int] = {}
+
+    def reserve(self, amount: float, ceiling: float) -> str | None:
+        """Set `amount` USD aside if spent and reserved money stays within `ceiling`.
+
+        Return an id, or None.
+        """
+        wanted, most = to_pico(number("LocalBudgetBackend", "amount", amount, zero_ok=True)), to_pico(ceiling)
+        with self._lock:
+            committed = self._spent + sum(self._reserved.values())
+            if committed >= most or committed + wanted > most:
+                return None
+            reservation_id = uuid4().hex
+            self._reserved[reservation_id] = wanted
+            return reservation_id
+
+    def commit(self, reservation_id: str, amount: float) -> None:
+        """Replace a reservation by what was really spent, also if that is more."""
+        spent = to_pico(number("LocalBudgetBackend", "amount", amount, zero_ok=True))
+        with self._lock:
+            self._take(reservation_id)
+            self._spent += spent
+
+    def rollback(self, reservation_id: str) -> None:
+        """Drop the reservation of a call that was never dispatched."""
+        with self._lock:
+            self._take(reservation_id)
+
+    def add(self, amount: float) -> float:
+        """Record money spent without a reservation; return the total."""
+        spent = to_pico(number("LocalBudgetBackend", "amount", amount, zero_ok=True))
+        with self._lock:
+            self._spent += spent
+            return to_usd(self._spent)
+
+    def get(self) -> float:
+        """Return what is spent."""
+        with self._lock:
+            return to_usd(self._spent)
+
+    def get_reserved(self) -> float:
+        """Return what is set aside."""
+        with self._lock:
+            return to_usd(sum(self._reserved.values()))
+
+    def reset(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._spent = 0
+            self._reserved.clear()
+
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
+
+    def _take(self, reservation_id: str) -> None:
+        if self._reserved.pop(reservation_id, None) is None:
+            raise UsageError(f"there is no open reservation {reservation_id!r}; it was settled before")
+
+
+class Allocator(Protocol):
+    """A way to divide what is left among children."""
+
+    def allocate(self, remaining_usd: float, children: Sequence[str]) -> Mapping[str, float]:
+        """Return each child's share; together they are at most `remaining_usd`."""
+        ...
+
+
+class FairShareAllocator:
+    """The same for each child."""
+
+    def allocate(self, remaining_usd: float, children: Sequence[str]) -> Mapping[str, float]:
+        """Return each child's share."""
+        return _divide(remaining_usd, dict.fromkeys(children, 1.0))
+
+
+class WeightedAllocator:
+    """Shares in proportion to weights; a child without a weight counts as 1."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = {
+            child: number("WeightedAllocator", child, weight) for child, weight in weights.items()
+        }
+
+    def allocate(self, remaining_usd: float, children: Sequence[str]) -> Mapping[str, float]:
+        """Return each child's share."""
+        return _divide(remaining_usd, {child: self._weights.get(child, 1.0) for child in children})
+
+
+class DynamicAllocator:
+    """Shares in proportion to what each child was seen to spend.
+
+    `least_share` of an equal part is certain.
+    """
+
+    def __init__(self, least_share: float = 0.25) -> None:
+        self._least = number("DynamicAllocator", "least_share", least_share, zero_ok=True)
+        if self._least > 1:
+            raise UsageError(f"DynamicAllocator.least_share must be at most 1, not {least_share!r}")
+        self._lock = threading.Lock()
+        self._seen: dict[str, float] = {}
+
+    def observe(self, child: str, cost_usd: float) -> None:
+        """Take note of what a child spent."""
+        number("DynamicAllocator", "cost_usd", cost_usd, zero_ok=True)
+        with self._lock:
+            self._seen[child] = self._seen.get(child, 0.0) + cost_usd
+
+    def allocate(self, remaining_usd: float, children: Sequence[str]) -> Mapping[str, float]:
+        """Return each child's share."""
+        if not children:
+            return {}
+        with self._lock:
+            seen = {child: self._seen.get(child, 0.0) for child in children}
+        total = sum(seen.values())
+        if total <= 0:
+            return _divide(remaining_usd, dict.fromkeys(children, 1.0))
+        even = 1.0 / len(children)
+        weights = {
+            child: self._least * even + (1 - self._least) * spent / total for child, spent in seen.items()
+        }
+        return _divide(remaining_usd, weights)
+
+
+def _divide(remaining_usd: float, weights: Mapping[str, float]) -> dict[str, float]:
+    total = sum(weights.values())
+    whole = max(0, to_pico(remaining_usd))
+    # Rounded down, so that the shares never add up to more than there is.
+    return {child: to_usd(int(whole * weight / total)) for child, weight in weights.items()}

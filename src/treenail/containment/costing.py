@@ -1,0 +1,152 @@
+"""What to reserve for a call, and what it really cost.
+
+Before a call: the caller's hint, or the price table's answer for the request's size and all the output that
+it may ask for. After it: what the called function reported, what `cost_of` says, the price of the usage that
+the response carries; and if nobody knows, the reservation. A model without a price is treated as configured,
+and never silently.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from treenail.containment.call import Call
+from treenail.containment.limits import OnUnknownPrice, number, to_pico
+from treenail.containment.pricing import (
+    CallUsage,
+    GenaiPrices,
+    Price,
+    PriceTable,
+    estimate_usage,
+    usage_of,
+)
+from treenail.containment.shield import Decision
+from treenail.containment.threads import describe
+from treenail.errors import UsageError
+
+Tell = Callable[[str, Decision, str], None]
+
+
+class Costing:
+    """Costs for one chain. `tell` records an event: type, decision, reason."""
+
+    def __init__(
+        self,
+        prices: PriceTable | None,
+        on_unknown_price: OnUnknownPrice | None,
+        fallback_price: Price,
+        tell: Tell,
+    ) -> None:
+        self.prices = prices
+        self.fallback_price = fallback_price
+        # None: no ceiling in USD applies, so nobody has to know prices.
+        self._on_unknown = on_unknown_price
+        self._tell = tell
+        self._told: set[str] = set()
+
+    def estimate(self, call: Call) -> int | None:
+        """Return what to reserve; None if that is not known and a ceiling in USD cannot be kept without."""
+        if call.options.cost_estimate_hint:
+            return to_pico(call.options.cost_estimate_hint)
+        if call.is_free:
+            return 0
+        return self._estimate_by_table(call)
+
+    def estimate_degraded(self, call: Call) -> int | None:
+        """Return what to reserve for a call that is made with less; None as above.
+
+        Whoever makes the call knows best. What they do not know of another model, the price table may.
+        """
+        options, plan = call.options, call.plan
+        if options.estimate_degraded is None or plan is None:
+            return self.estimate(call)
+        less = options.estimate_degraded(plan)
+        if less is not None:
+            return to_pico(number("WrapOptions", "estimate_degraded", less, zero_ok=True))
+        if plan.model in (None, options.model):
+            return self.estimate(call)
+        return self._estimate_by_table(call)
+
+    def _estimate_by_table(self, call: Call) -> int | None:
+        options, plan, model = call.options, call.plan, call.model()
+        if model is None:
+            return 0
+        most = options.max_output_tokens
+        if plan is not None and plan.max_output_tokens is not None:
+            most = plan.max_output_tokens if most is None else min(most, plan.max_output_tokens)
+        usage = estimate_usage(
+            input_tokens=options.input_tokens, request=options.request, max_output_tokens=most
+        )
+        cost = self._price(model, usage)
+        if cost is None:
+            if self._on_unknown == "halt":
+                return None
+            cost = self._fallback(model, usage)
+        return to_pico(cost)
+
+    def real(self, call: Call, value: object) -> int:
+        """Return what an attempt cost, given what it returned; the reservation if nobody can say."""
+        if call.reported is not None:
+            return call.reported
+        options = call.options
+        try:
+            if options.cost_of is not None and value is not None:
+                return to_pico(number("WrapOptions", "cost_of", options.cost_of(value), zero_ok=True))
+            usage = call.usage = call.usage or usage_of(value) or usage_of(options.response_hint)
+            model = call.model()
+            if usage is not None and model is not None and not call.is_free:
+                return self._priced(call, model, usage)
+        except Exception as error:  # noqa: BLE001 - the call is over; its reservation stands in for its cost
+            reason = f"the cost of {call.name} could not be read ({describe(error)})"
+            self._tell("cost_unknown", Decision.ALLOW, f"{reason}; the reservation was charged")
+        return call.reserved
+
+    def _priced(self, call: Call, model: str, usage: CallUsage) -> int:
+        if self.prices is None and self._on_unknown is None:
+            return call.reserved
+        cost = self._price(model, usage)
+        if cost is None:
+            # A table that knew a price before the call and knows none after it makes nothing free.
+            if call.options.cost_estimate_hint or self._on_unknown != "estimate":
+                return call.reserved
+            cost = self._fallback(model, usage)
+        return to_pico(cost)
+
+    def _price(self, model: str, usage: CallUsage) -> float | None:
+        table = self.prices
+        if table is None:
+            if self._on_unknown is None:
+                return 0.0
+            table = default_prices()
+        if table is None:
+            return None
+        try:
+            cost = table.cost_usd(model, usage)
+            return None if cost is None else number("PriceTable", "cost_usd", cost, zero_ok=True)
+        except Exception as error:  # noqa: BLE001 - a table that fails, or says nonsense, does not know the price
+            self._tell("price_unknown", Decision.ALLOW, f"the price table failed: {describe(error)}")
+            return None
+
+    def _fallback(self, model: str, usage: CallUsage) -> float:
+        estimates = self._on_unknown == "estimate"
+        if self._on_unknown is not None and model not in self._told:
+            self._told.add(model)
+            taken = "it is estimated" if estimates else "its cost is not counted"
+            self._tell("price_unknown", Decision.ALLOW, f"no price is known for {model!r}; {taken}")
+        return self.fallback_price.cost_usd(usage) if estimates else 0.0
+
+
+_default_lock = threading.Lock()
+_default: list[PriceTable | None] = []
+
+
+def default_prices() -> PriceTable | None:
+    """Return the maintained price table if its package is installed, else None. Imported on first use."""
+    with _default_lock:
+        if not _default:
+            try:
+                _default.append(GenaiPrices())
+            except UsageError:
+                _default.append(None)
+        return _default[0]

@@ -1,0 +1,270 @@
+"""Ceilings, the totals they apply to, and the one function that compares them.
+
+Money is counted in whole pico-dollars (1e-12 USD), so that adding a price a hundred times gives a hundred
+times the price, and "exactly N calls fit" does not depend on how binary fractions round. Dollars appear only
+at the edge, as floats.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal
+
+from treenail.errors import UsageError
+from treenail.records import dataclass
+
+if TYPE_CHECKING:
+    from treenail.containment.budgets import BudgetBackend
+
+PICO = 1_000_000_000_000
+
+OnUnknownPrice = Literal["halt", "warn", "estimate"]
+
+_POT_METHODS = ("reserve", "commit", "rollback", "add")
+
+
+class StopReason(StrEnum):
+    """Why containment stopped a call or a chain; the `event_type` of the `SafetyEvent` that tells of it."""
+
+    BUDGET_EXCEEDED = "budget_exceeded"
+    RETRY_BUDGET_EXCEEDED = "retry_budget_exceeded"
+    CIRCUIT_OPEN = "circuit_open"
+    STEP_LIMIT_EXCEEDED = "step_limit_exceeded"
+    TIMEOUT = "timeout"
+    ABORTED = "aborted"
+    PROVIDER_RATE_LIMIT = "provider_rate_limit"
+    PROVIDER_ERROR = "provider_error"
+
+
+def to_pico(usd: float) -> int:
+    """Return that many dollars in whole pico-dollars."""
+    pico = usd * PICO
+    # Beyond what a float holds in pico-dollars nobody misses the cents.
+    return round(pico) if math.isfinite(pico) else int(usd) * PICO
+
+
+def to_ms(seconds: float) -> int:
+    """Return that many seconds in whole milliseconds."""
+    ms = seconds * 1000
+    return round(ms) if math.isfinite(ms) else int(sys.float_info.max)
+
+
+def to_usd(pico: int) -> float:
+    """Return that many pico-dollars in dollars."""
+    return pico / PICO
+
+
+def number(owner: str, field: str, value: object, *, zero_ok: bool = False) -> float:
+    """Return `value` if it is a positive finite number; else refuse it, naming the field."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{owner}.{field} must be a number, not {value!r} ({type(value).__name__})")
+    try:
+        is_finite = math.isfinite(value)
+    except OverflowError:
+        raise UsageError(
+            f"{owner}.{field} must be at most {sys.float_info.max:g}, not a number of more than 308 digits"
+        ) from None
+    if not is_finite or value < 0 or (value == 0 and not zero_ok):
+        least = "zero or more" if zero_ok else "greater than zero"
+        raise UsageError(f"{owner}.{field} must be finite and {least}, not {value!r}")
+    return value
+
+
+def integer(owner: str, field: str, value: object, *, zero_ok: bool = False) -> int:
+    """Return `value` if it is a positive whole number; else refuse it, naming the field."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{owner}.{field} must be a whole number, not {value!r} ({type(value).__name__})")
+    number(owner, field, value, zero_ok=zero_ok)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionConfig:
+    """Hard ceilings for one chain. `None` says on purpose that there is no such ceiling.
+
+    Zero, negative, infinite and NaN values are refused, and so are booleans and strings; only
+    `timeout_ms` may be 0, which means that there is no timeout.
+    """
+
+    max_cost_usd: float | None
+    """USD that the whole chain may spend, its children included."""
+    max_steps: int | None
+    """Calls that the chain may dispatch; a failed attempt is a step."""
+    max_retries_total: int | None
+    """Failures that the chain may answer with another attempt."""
+    timeout_ms: int
+    """Wall-clock time for the whole chain in milliseconds; 0 means none."""
+    on_unknown_price: OnUnknownPrice = "halt"
+    """What becomes of a call to a model without a known price while `max_cost_usd` is set."""
+    budget_backend: BudgetBackend | None = None
+    """A pot of money shared with other chains; `max_cost_usd` is then its ceiling too."""
+    max_depth: int | None = None
+    """How many levels of children may be below the chain; 0 for none at all."""
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        if self.max_cost_usd is not None:
+            number(owner, "max_cost_usd", self.max_cost_usd)
+        if self.max_steps is not None:
+            integer(owner, "max_steps", self.max_steps)
+        if self.max_retries_total is not None:
+            integer(owner, "max_retries_total", self.max_retries_total)
+        integer(owner, "timeout_ms", self.timeout_ms, zero_ok=True)
+        if self.max_depth is not None:
+            integer(owner, "max_depth", self.max_depth, zero_ok=True)
+        if self.on_unknown_price not in ("halt", "warn", "estimate"):
+            raise UsageError(
+                f'{owner}.on_unknown_price must be "halt", "warn" or "estimate", '
+                f"not {self.on_unknown_price!r}"
+            )
+        if self.budget_backend is not None:
+            lacks = [name for name in _POT_METHODS if not callable(getattr(self.budget_backend, name, None))]
+            if lacks:
+                raise UsageError(
+                    f"{owner}.budget_backend must be a BudgetBackend, not {self.budget_backend!r}: it has no "
+                    f"{', '.join(lacks)}"
+                )
+        if self.budget_backend is not None and self.max_cost_usd is None:
+            raise UsageError(f"{owner}.budget_backend needs {owner}.max_cost_usd, which is its ceiling")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The short form of `ExecutionConfig`: say only what you want limited.
+
+    `timeout` is in seconds. What is left out has no ceiling.
+    """
+
+    max_cost_usd: float | None = None
+    max_steps: int | None = None
+    max_retries: int | None = None
+    timeout: float | None = None
+    on_unknown_price: OnUnknownPrice = "halt"
+    max_depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_depth is not None:
+            integer("Limits", "max_depth", self.max_depth, zero_ok=True)
+        if self.max_retries is not None:
+            integer("Limits", "max_retries", self.max_retries)
+        if self.timeout is not None:
+            number("Limits", "timeout", self.timeout)
+        if self.max_cost_usd is not None:
+            number("Limits", "max_cost_usd", self.max_cost_usd)
+        if self.max_steps is not None:
+            integer("Limits", "max_steps", self.max_steps)
+        self.to_config()
+
+    def to_config(self) -> ExecutionConfig:
+        """Return the same ceilings as an `ExecutionConfig`."""
+        # A timeout below a millisecond is still a timeout: rounding it to 0 would lift it.
+        timeout_ms = 0 if self.timeout is None else max(1, to_ms(self.timeout))
+        return ExecutionConfig(
+            max_cost_usd=self.max_cost_usd,
+            max_steps=self.max_steps,
+            max_retries_total=self.max_retries,
+            timeout_ms=timeout_ms,
+            on_unknown_price=self.on_unknown_price,
+            max_depth=self.max_depth,
+        )
+
+
+UNLIMITED = ExecutionConfig(max_cost_usd=None, max_steps=None, max_retries_total=None, timeout_ms=0)
+
+
+def as_config(limits: ExecutionConfig | Limits) -> ExecutionConfig:
+    """Return the ceilings in their long form, whichever form they were given in."""
+    if isinstance(limits, Limits):
+        return limits.to_config()
+    if not isinstance(limits, ExecutionConfig):
+        raise UsageError(
+            f"ExecutionContext.config must be an ExecutionConfig or Limits, not {limits!r} "
+            f"({type(limits).__name__})"
+        )
+    return limits
+
+
+class Account:
+    """What one chain has spent and reserved, next to its ceilings. The ledger's lock guards it."""
+
+    __slots__ = ("max_cost", "max_retries", "max_steps", "reserved", "retries", "spent", "steps")
+
+    def __init__(self, config: ExecutionConfig) -> None:
+        self.max_cost = None if config.max_cost_usd is None else to_pico(config.max_cost_usd)
+        self.max_steps = config.max_steps
+        self.max_retries = config.max_retries_total
+        self.spent = 0
+        self.reserved = 0
+        self.steps = 0
+        self.retries = 0
+
+    def refusal(self, cost: int, *, is_retry: bool = False) -> StopReason | None:
+        """Say which ceiling forbids one more call that reserves `cost`; None if it fits under all of them.
+
+        A retry whose unit was already taken is not held against the retry ceiling a second time.
+        """
+        if self.max_cost is not None:
+            committed = self.spent + self.reserved
+            if committed >= self.max_cost or committed + cost > self.max_cost:
+                return StopReason.BUDGET_EXCEEDED
+        if self.max_steps is not None and self.steps >= self.max_steps:
+            return StopReason.STEP_LIMIT_EXCEEDED
+        if not is_retry and self.max_retries is not None and self.retries >= self.max_retries:
+            return StopReason.RETRY_BUDGET_EXCEEDED
+        return None
+
+    def is_spent_out(self, reason: StopReason) -> bool:
+        """Say whether that ceiling is reached for good, rather than too low for one dear call."""
+        if reason is StopReason.BUDGET_EXCEEDED:
+            return self.max_cost is not None and self.spent >= self.max_cost
+        return reason in (StopReason.STEP_LIMIT_EXCEEDED, StopReason.RETRY_BUDGET_EXCEEDED)
+
+
+class WithoutRetries(Account):
+    """An account as a chain sees it that has retries of its own: money and steps are the account's."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, account: Account) -> None:
+        self._of = account
+        self.max_retries = None
+        self.retries = 0
+
+    @property
+    def max_cost(self) -> int | None:  # type: ignore[override]  # read where it is kept
+        """What may be spent."""
+        return self._of.max_cost
+
+    @property
+    def max_steps(self) -> int | None:  # type: ignore[override]  # read where it is kept
+        """How many calls may be made."""
+        return self._of.max_steps
+
+    @property
+    def spent(self) -> int:
+        """What was spent."""
+        return self._of.spent
+
+    @spent.setter
+    def spent(self, value: int) -> None:
+        self._of.spent = value
+
+    @property
+    def reserved(self) -> int:
+        """What is reserved."""
+        return self._of.reserved
+
+    @reserved.setter
+    def reserved(self, value: int) -> None:
+        self._of.reserved = value
+
+    @property
+    def steps(self) -> int:
+        """How many calls were made."""
+        return self._of.steps
+
+    @steps.setter
+    def steps(self, value: int) -> None:
+        self._of.steps = value

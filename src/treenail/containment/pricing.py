@@ -1,0 +1,255 @@
+"""What a model call costs: from its usage afterwards, from the request's size before.
+
+A `PriceTable` answers in USD, or None for "not known"; it never guesses. Usage is normalised to one meaning,
+because vendors differ: `input_tokens` counts all input, cached and newly cached tokens included, and
+`output_tokens` counts all output, reasoning included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from treenail.containment.limits import integer, number
+from treenail.errors import UsageError
+from treenail.records import dataclass
+
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class CallUsage:
+    """Tokens of one model call."""
+
+    input_tokens: int = 0
+    """All input, cached and newly cached tokens included."""
+    output_tokens: int = 0
+    """All output, reasoning included."""
+    cached_input_tokens: int = 0
+    """Input that was read from the provider's cache."""
+    cache_write_tokens: int = 0
+    """Input that was written to the provider's cache."""
+    reasoning_tokens: int = 0
+    """Output that was reasoning."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            integer("CallUsage", name, getattr(self, name), zero_ok=True)
+        if self.cached_input_tokens + self.cache_write_tokens > self.input_tokens:
+            raise UsageError(
+                f"CallUsage.input_tokens ({self.input_tokens}) counts all input, so it cannot be less than "
+                f"cached_input_tokens ({self.cached_input_tokens}) and cache_write_tokens "
+                f"({self.cache_write_tokens}) together"
+            )
+        if self.reasoning_tokens > self.output_tokens:
+            raise UsageError(
+                f"CallUsage.output_tokens ({self.output_tokens}) counts all output, so it is not less than "
+                f"reasoning_tokens ({self.reasoning_tokens})"
+            )
+
+
+def usage_of(value: object) -> CallUsage | None:
+    """Read the usage off a vendor's response, or off its `usage`; None if there is none.
+
+    Understands the OpenAI Chat and Responses shapes, the Anthropic shape and our own, as objects or as
+    mappings.
+    """
+    if isinstance(value, CallUsage):
+        return value
+    usage = _get(value, "usage")
+    if isinstance(usage, CallUsage):
+        return usage
+    source = value if usage is None else usage
+    into = _count(source, "input_tokens", "prompt_tokens")
+    out = _count(source, "output_tokens", "completion_tokens")
+    if into is None and out is None:
+        return None
+    details_in = _get(source, "input_tokens_details") or _get(source, "prompt_tokens_details")
+    details_out = _get(source, "output_tokens_details") or _get(source, "completion_tokens_details")
+    cached = (
+        _count(source, "cached_input_tokens", "cached_tokens") or _count(details_in, "cached_tokens") or 0
+    )
+    written = _count(source, "cache_write_tokens") or 0
+    reasoning = (
+        _count(source, "reasoning_tokens") or _count(details_out, "reasoning_tokens", "thinking_tokens") or 0
+    )
+    into, out = into or 0, out or 0
+    # Anthropic reports cached input next to the rest of the input, not within it. LiteLLM keeps these names,
+    # beside a `prompt_tokens` to which it has added them.
+    apart_read = _count(source, "cache_read_input_tokens")
+    apart_written = _count(source, "cache_creation_input_tokens")
+    if apart_read is not None or apart_written is not None:
+        cached, written = apart_read or 0, apart_written or 0
+        if _count(source, "prompt_tokens") is None:
+            into += cached + written
+    cached = min(cached, into)
+    return CallUsage(
+        input_tokens=into,
+        output_tokens=out,
+        cached_input_tokens=cached,
+        cache_write_tokens=min(written, into - cached),
+        reasoning_tokens=min(reasoning, out),
+    )
+
+
+def _get(source: object, name: str) -> object:
+    if isinstance(source, Mapping):
+        return source.get(name)
+    return getattr(source, name, None)
+
+
+def _count(source: object, *names: str) -> int | None:
+    for name in names:
+        value = _get(source, name)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    return None
+
+
+class PriceTable(Protocol):
+    """Knows what models cost."""
+
+    def cost_usd(self, model: str, usage: CallUsage) -> float | None:
+        """Return the cost of a call with that usage, or None if the model's price is not known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """USD per million tokens.
+
+    Cached input, cache writes and reasoning cost what input and output do unless set.
+    """
+
+    input_per_mtok: float
+    output_per_mtok: float
+    cached_input_per_mtok: float | None = None
+    cache_write_per_mtok: float | None = None
+    reasoning_per_mtok: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if value is not None or name in ("input_per_mtok", "output_per_mtok"):
+                number("Price", name, value, zero_ok=True)
+
+    def cost_usd(self, usage: CallUsage) -> float:
+        """Return the cost of a call with that usage."""
+        plain = usage.input_tokens - usage.cached_input_tokens - usage.cache_write_tokens
+        said = usage.output_tokens - usage.reasoning_tokens
+        parts = (
+            (plain, self.input_per_mtok),
+            (usage.cached_input_tokens, _or(self.cached_input_per_mtok, self.input_per_mtok)),
+            (usage.cache_write_tokens, _or(self.cache_write_per_mtok, self.input_per_mtok)),
+            (said, self.output_per_mtok),
+            (usage.reasoning_tokens, _or(self.reasoning_per_mtok, self.output_per_mtok)),
+        )
+        return sum(tokens * price for tokens, price in parts) / MILLION
+
+
+def _or(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
+
+
+class StaticPrices:
+    """Prices that you write down yourself, by exact model name."""
+
+    def __init__(self, prices: Mapping[str, Price]) -> None:
+        self._prices = dict(prices)
+
+    def cost_usd(self, model: str, usage: CallUsage) -> float | None:
+        """Return the cost, or None if the model is not listed."""
+        price = self._prices.get(model)
+        return None if price is None else price.cost_usd(usage)
+
+
+class GenaiPrices:
+    """Prices from the maintained table of the optional `genai-prices` package (`treenail[prices]`).
+
+    `provider_id` settles which vendor's price applies to a model that several sell.
+    """
+
+    def __init__(self, provider_id: str | None = None) -> None:
+        try:
+            import genai_prices
+        except ImportError as error:
+            raise UsageError(
+                "GenaiPrices needs the package genai-prices; run `pip install genai-prices`, or list the "
+                "prices yourself with StaticPrices"
+            ) from error
+        self._prices = genai_prices
+        self._provider_id = provider_id
+
+    def cost_usd(self, model: str, usage: CallUsage) -> float | None:
+        """Return the cost, or None if the table does not know the model."""
+        counted = self._prices.Usage(
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            cache_read_tokens=usage.cached_input_tokens or None,
+            cache_write_tokens=usage.cache_write_tokens or None,
+        )
+        try:
+            price = self._prices.calc_price(counted, model, provider_id=self._provider_id)
+        except LookupError:
+            return None
+        return float(price.total_price)
+
+    def context_window(self, model: str) -> int | None:
+        """Return how many tokens fit into a model's context, or None if the table does not know."""
+        snapshot = self._prices.data_snapshot.get_snapshot()
+        try:
+            _, found = snapshot.find_provider_model(model, None, self._provider_id, None)
+        except LookupError:
+            return None
+        return found.context_window or None
+
+
+class FirstKnown:
+    """Several tables as one: the first that knows the model answers."""
+
+    def __init__(self, *tables: PriceTable) -> None:
+        self._tables = tables
+
+    def cost_usd(self, model: str, usage: CallUsage) -> float | None:
+        """Return the first table's answer that is not None."""
+        for table in self._tables:
+            cost = table.cost_usd(model, usage)
+            if cost is not None:
+                return cost
+        return None
+
+
+def estimate_tokens(request: object) -> int:
+    """Estimate the input tokens of a text, of bytes or of a list of messages, rather too high than too low.
+
+    Three bytes a token is dense for prose and about right for code and JSON; each message costs a little
+    more.
+    """
+    if request is None:
+        return 0
+    if isinstance(request, str):
+        return math.ceil(len(request.encode("utf-8", "surrogatepass")) / 3)
+    if isinstance(request, bytes):
+        return math.ceil(len(request) / 3)
+    if isinstance(request, Mapping):
+        return 4 + sum(estimate_tokens(key) + estimate_tokens(item) for key, item in request.items())
+    if isinstance(request, Sequence):
+        return 4 + sum(estimate_tokens(item) for item in request)
+    return estimate_tokens(str(request))
+
+
+DEFAULT_MAX_OUTPUT_TOKENS = 4096
+
+# Dearer than any common model: what an unknown one is taken for when the caller asked for an estimate.
+FALLBACK_PRICE = Price(input_per_mtok=15.0, output_per_mtok=75.0)
+
+
+def estimate_usage(
+    *, input_tokens: int | None = None, request: object = None, max_output_tokens: int | None = None
+) -> CallUsage:
+    """Return the most that a call is expected to use: its input, and all the output that it may produce."""
+    return CallUsage(
+        input_tokens=estimate_tokens(request) if input_tokens is None else input_tokens,
+        output_tokens=DEFAULT_MAX_OUTPUT_TOKENS if max_output_tokens is None else max_output_tokens,
+    )

@@ -1,0 +1,266 @@
+"""The values that a chain is described by: who it is, what each call was, and what it all looks like now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
+from datetime import datetime
+from types import MappingProxyType
+from typing import Generic, Literal, TypeVar, overload
+
+from treenail.containment.cancel import PartialResultBuffer
+from treenail.containment.limits import StopReason, integer, number
+from treenail.containment.shield import Decision, DegradePlan, SafetyEvent
+from treenail.errors import BudgetExceededError, CallRefused, CancelledByToken, DeadlineExceededError
+from treenail.records import dataclass
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+Kind = Literal["llm", "tool"]
+Status = Literal["running", "ok", "halted", "aborted", "timeout", "error"]
+
+_NO_TAGS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class ChainMetadata:
+    """Who a chain is and on whose behalf it runs."""
+
+    request_id: str
+    """This request, unlike any other."""
+    chain_id: str
+    """The agent run, job or user action that it belongs to; a resumed run keeps it."""
+    org_id: str = ""
+    team: str = ""
+    service: str = ""
+    user_id: str | None = None
+    model: str | None = None
+    """The model that calls use unless they name another."""
+    tags: Mapping[str, str] = field(default_factory=lambda: _NO_TAGS)
+
+
+@dataclass(frozen=True, slots=True)
+class WrapOptions:
+    """What is known about one call before it is made."""
+
+    operation_name: str = ""
+    """A label for people, for loop detection and, for tools, for the circuit breaker."""
+    cost_estimate_hint: float = 0.0
+    """The cost in USD to reserve; without it, the price table and the request's size say."""
+    timeout_ms: int | None = None
+    """The time that one attempt may take; never longer than the chain has left."""
+    retry_policy_override: int | None = None
+    """How many failed attempts the containment itself retries; without it, a failure returns RETRY."""
+    model: str | None = None
+    """The model that is called; prices go by it."""
+    response_hint: object = None
+    """An object to read the usage from if the returned value carries none."""
+    partial_buffer: PartialResultBuffer | None = None
+    """Where the call puts what it has so far.
+
+    Without it, one is made when `current_call().partial` is used.
+    """
+    reconciliation_callback: Callable[[float, float], object] | None = None
+    """Called with (reserved USD, real USD) when the call is settled."""
+    request: object = None
+    """The text or the messages that are sent; only their size is looked at."""
+    input_tokens: int | None = None
+    """The size of the input, if known better than from `request`."""
+    max_output_tokens: int | None = None
+    """The most output that the call asks for."""
+    cost_of: Callable[[object], float] | None = None
+    """Says what the returned value cost in USD; it goes before usage and prices."""
+    fingerprint: str = ""
+    """Stands for the arguments: to loop detection, the same name and fingerprint are the same call."""
+    is_free: bool = False
+    """Whether the call is known to cost nothing: no price is looked up. A cost that it reports counts."""
+    entity_id: str = ""
+    """The provider or tool whose circuit breaker applies; by default the model, or the operation's name."""
+    stoppable: bool | None = None
+    """Whether a synchronous function runs on a worker thread, so that its caller can be released.
+
+    By default it does if a timeout applies to the call; without one it runs on the caller's own thread.
+    """
+    estimate_degraded: Callable[[DegradePlan], float | None] | None = None
+    """Says what to reserve in USD if the call is degraded; without it, the hint stays.
+
+    If it says None of another model, the price table is asked, and a price that nobody knows is treated as
+    configured.
+    """
+
+    def __post_init__(self) -> None:
+        number("WrapOptions", "cost_estimate_hint", self.cost_estimate_hint, zero_ok=True)
+        if self.timeout_ms is not None:
+            integer("WrapOptions", "timeout_ms", self.timeout_ms)
+        if self.retry_policy_override is not None:
+            integer("WrapOptions", "retry_policy_override", self.retry_policy_override, zero_ok=True)
+        if self.input_tokens is not None:
+            integer("WrapOptions", "input_tokens", self.input_tokens, zero_ok=True)
+        if self.max_output_tokens is not None:
+            integer("WrapOptions", "max_output_tokens", self.max_output_tokens)
+
+
+NO_OPTIONS = WrapOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """One model or tool call of a chain."""
+
+    node_id: str
+    parent_id: str | None
+    """The call during which this one was made; None for a call made by nobody else's."""
+    kind: Kind
+    operation_name: str
+    start_ts: datetime
+    end_ts: datetime | None
+    """None while the call is under way."""
+    status: Status
+    """"running" until `end_ts`; then how it ended."""
+    cost_usd: float
+    """What was charged: the real cost if it is known, else what was reserved."""
+    retries_used: int
+    chain_id: str = ""
+    attempts: int = 0
+    """How often it was dispatched; 0 if it was blocked."""
+    decision: Decision | None = None
+    stop_reason: str | None = None
+
+
+class Frozen(Sequence[Item], Generic[Item]):
+    """The first so many items of a list that only ever grows: a snapshot of it that costs nothing to take.
+
+    `pinned` holds the items that were still going to change, as they were.
+    """
+
+    __slots__ = ("_length", "_pinned", "_read", "_source")
+
+    def __init__(
+        self,
+        source: Sequence[object],
+        length: int,
+        read: Callable[[object], Item],
+        pinned: Mapping[int, Item] | None = None,
+    ) -> None:
+        self._source = source
+        self._length = length
+        self._read = read
+        self._pinned = pinned or {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Item, ...]: ...
+    def __getitem__(self, index: int | slice) -> Item | tuple[Item, ...]:
+        if isinstance(index, slice):
+            return tuple(self._at(at) for at in range(*index.indices(self._length)))
+        at = index + self._length if index < 0 else index
+        if not 0 <= at < self._length:
+            raise IndexError(f"index {index} is outside of {self._length} items")
+        return self._at(at)
+
+    def __iter__(self) -> Iterator[Item]:
+        return (self._at(at) for at in range(self._length))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Frozen | list | tuple):
+            return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def _at(self, at: int) -> Item:
+        pinned = self._pinned.get(at)
+        return self._read(self._source[at]) if pinned is None else pinned
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSummary:
+    """A chain's calls in numbers."""
+
+    node_count: int = 0
+    llm_calls: int = 0
+    tool_calls: int = 0
+    running: int = 0
+    blocked: int = 0
+    """Calls that were refused before they were made, those no longer kept as nodes included."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSnapshot:
+    """The state of a chain at one moment. It never changes, whatever the chain does next."""
+
+    chain_id: str
+    request_id: str
+    step_count: int
+    cost_usd_accumulated: float
+    retries_used: int
+    aborted: bool
+    abort_reason: str | None
+    """The reason given to `abort()`, or else the stop reason if a limit ended the chain."""
+    elapsed_ms: float
+    nodes: Sequence[NodeRecord]
+    events: Sequence[SafetyEvent]
+    cost_usd_reserved: float = 0.0
+    """Set aside for calls that are under way."""
+    stop_reason: str | None = None
+    graph_summary: GraphSummary = field(default_factory=GraphSummary)
+    parent_chain_id: str | None = None
+    agent_identity: str | None = None
+    """The service that the chain runs as."""
+    policy_metadata: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    """The ceilings that apply."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutcome(Generic[T]):
+    """How one call ended: what was decided, what came back, and the node that records it."""
+
+    decision: Decision
+    value: T | None
+    error: BaseException | None
+    node: NodeRecord
+    plan: DegradePlan | None = None
+    """How the call was degraded, if it was."""
+    partial: str | None = None
+    """What a call that did not end well had produced, if it said so."""
+    detail: str = ""
+    """Why it was blocked or stopped, in words."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the call was made and went well, degraded or not."""
+        return self.node.status == "ok"
+
+    @property
+    def was_dispatched(self) -> bool:
+        """Whether the call was made at all."""
+        return self.node.attempts > 0
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why it was blocked or stopped, as a stop reason, if it was."""
+        return self.node.stop_reason
+
+    def unwrap(self) -> T:
+        """Return the value, or raise what went wrong: the call's own error, or why it was stopped."""
+        if self.ok:
+            return self.value  # type: ignore[return-value] # a call that is ok has returned a T
+        if self.error is not None:
+            raise self.error
+        name = self.node.operation_name or f"the {self.node.kind} call"
+        message = f"{name} was stopped ({self.stop_reason or self.decision}): {self.detail}"
+        if self.stop_reason == StopReason.BUDGET_EXCEEDED:
+            raise BudgetExceededError(message, exceeded_dimension="cost_usd")
+        if self.stop_reason == StopReason.TIMEOUT:
+            raise DeadlineExceededError(message)
+        if self.stop_reason == StopReason.ABORTED:
+            raise CancelledByToken(message)
+        raise CallRefused(message, decision=str(self.decision), stop_reason=self.stop_reason)

@@ -1,0 +1,477 @@
+"""The shield: hooks that are asked at each boundary of a call.
+
+A boundary (before a model call, before a tool call, before a request leaves, before a charge, after an error)
+has any number of hooks, asked in order. The first that blocks ends the question; those that degrade add to
+one plan and the call goes on with it. A hook that raises is treated as configured, closed or open, and the
+fact is recorded. Hooks answer with a `Decision`, with a `DegradePlan`, or with None for "no opinion".
+
+A hook is asked on the caller's thread, which is quick, and waits for it as long as it takes. With
+`hook_timeout_ms` it is asked on a worker, and one that has not answered in time has failed like one that
+raised; its caller goes on, and what it answers later is not heard.
+
+A hook that counted a call which a later boundary then blocked is told so through its optional `release(ctx)`,
+so that blocked attempts never fill a window.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, replace
+from datetime import datetime
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+from treenail.clock import Clock, SystemClock
+from treenail.containment.limits import integer
+from treenail.containment.threads import Gate, Handover, call_later, describe, logger
+from treenail.errors import UsageError
+from treenail.records import dataclass
+
+_NO_METADATA: Mapping[str, object] = MappingProxyType({})
+
+
+class Decision(StrEnum):
+    """What may become of a call."""
+
+    ALLOW = "ALLOW"
+    """It may go on; as an answer of `wrap_*`: it went well."""
+    RETRY = "RETRY"
+    """It failed, and another attempt is within the retry budget."""
+    HALT = "HALT"
+    """It must not happen, or nothing more must follow it."""
+    DEGRADE = "DEGRADE"
+    """It may go on with less: a smaller model, a shorter context, after a delay."""
+    QUARANTINE = "QUARANTINE"
+    """It must not happen, and what asked for it should be looked at."""
+    QUEUE = "QUEUE"
+    """It must not happen now; put it in a queue."""
+
+
+BLOCKING = frozenset({Decision.HALT, Decision.RETRY, Decision.QUARANTINE, Decision.QUEUE})
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallContext:
+    """What a hook is told about the call that it judges."""
+
+    request_id: str
+    user_id: str | None = None
+    session_id: str | None = None
+    """The node id of the call."""
+    tool_name: str | None = None
+    """The operation's name."""
+    model: str | None = None
+    endpoint: str | None = None
+    tokens_in: int | None = None
+    """Input tokens: the estimate before the call, the real number after it."""
+    tokens_out: int | None = None
+    """Output tokens: the most that was asked for before the call, the real number after it."""
+    cost_usd: float | None = None
+    """The cost: reserved before the call, real after it."""
+    metadata: Mapping[str, object] = field(default_factory=lambda: _NO_METADATA)
+    """chain_id, org_id, team, service, tags, and what the chain has spent of what it may spend."""
+
+
+@dataclass(frozen=True, slots=True)
+class SafetyEvent:
+    """One incident: what was decided, by whom, and why."""
+
+    event_type: str
+    decision: Decision
+    reason: str
+    hook: str
+    request_id: str | None = None
+    ts: datetime = field(default_factory=lambda: SystemClock().now())
+    metadata: Mapping[str, object] = field(default_factory=lambda: _NO_METADATA)
+    envelope: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class DegradePlan:
+    """How to make a call with less. A hook returns it to say DEGRADE.
+
+    The callee reads it from `current_call()`.
+    """
+
+    model: str | None = None
+    """Call this model instead."""
+    trim_to_tokens: int | None = None
+    """Send at most this many tokens of context."""
+    max_output_tokens: int | None = None
+    """Ask for at most this many tokens."""
+    delay_ms: int = 0
+    """Wait this long first; the containment itself does the waiting."""
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        for name, zero_ok in (("trim_to_tokens", True), ("max_output_tokens", False), ("delay_ms", True)):
+            value = getattr(self, name)
+            if value is not None:
+                integer("DegradePlan", name, value, zero_ok=zero_ok)
+        named: object = self.model
+        if named is not None and (not isinstance(named, str) or not named):
+            raise UsageError(f"DegradePlan.model must be a model's name, not {named!r}")
+
+    def merged(self, other: DegradePlan) -> DegradePlan:
+        """Return the narrower of both plans, point by point; `other` names the model if both do."""
+        return DegradePlan(
+            model=other.model or self.model,
+            trim_to_tokens=_least(self.trim_to_tokens, other.trim_to_tokens),
+            max_output_tokens=_least(self.max_output_tokens, other.max_output_tokens),
+            delay_ms=max(self.delay_ms, other.delay_ms),
+            # Said once, however often the same hook has said it.
+            reason="; ".join(dict.fromkeys(reason for reason in (self.reason, other.reason) if reason)),
+        )
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    known = [value for value in (one, other) if value is not None]
+    return min(known) if known else None
+
+
+Answer: TypeAlias = Decision | DegradePlan | None
+
+
+@runtime_checkable
+class PreDispatchHook(Protocol):
+    """Asked before every model call."""
+
+    def before_llm_call(self, ctx: ToolCallContext) -> Answer:
+        """Judge a model call that is about to be made."""
+        ...
+
+
+@runtime_checkable
+class ToolDispatchHook(Protocol):
+    """Asked before every tool call."""
+
+    def before_tool_call(self, ctx: ToolCallContext) -> Answer:
+        """Judge a tool call that is about to be made."""
+        ...
+
+
+@runtime_checkable
+class EgressHook(Protocol):
+    """Asked before a request leaves the machine."""
+
+    def before_egress(self, ctx: ToolCallContext, url: str, method: str) -> Answer:
+        """Judge a request that is about to be sent."""
+        ...
+
+
+@runtime_checkable
+class RetryBoundaryHook(Protocol):
+    """Asked after a call has failed."""
+
+    def on_error(self, ctx: ToolCallContext, err: BaseException) -> Answer:
+        """Say what should follow this error; None leaves it to the retry budget."""
+        ...
+
+
+@runtime_checkable
+class BudgetBoundaryHook(Protocol):
+    """Asked before money is spent."""
+
+    def before_charge(self, ctx: ToolCallContext, cost_usd: float) -> Answer:
+        """Judge a charge: the reservation before the call, and after it what the real cost exceeds it by."""
+        ...
+
+
+@runtime_checkable
+class PostDispatchHook(Protocol):
+    """Told about every model call that succeeded, with the real usage in `ctx`."""
+
+    def after_llm_call(self, ctx: ToolCallContext, response: object) -> None:
+        """Take note of a model call that was made."""
+        ...
+
+
+Hook: TypeAlias = (
+    PreDispatchHook
+    | ToolDispatchHook
+    | EgressHook
+    | RetryBoundaryHook
+    | BudgetBoundaryHook
+    | PostDispatchHook
+)
+Boundary = Literal["before_llm_call", "before_tool_call", "before_egress", "on_error", "before_charge"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a boundary said: the decision, the plan if it is DEGRADE, and the hook that blocked, if any."""
+
+    decision: Decision = Decision.ALLOW
+    plan: DegradePlan | None = None
+    hook: object = None
+    reason: str = ""
+    events: tuple[SafetyEvent, ...] = ()
+    admitted_by: tuple[object, ...] = ()
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether the call must not be made."""
+        return self.decision in BLOCKING
+
+
+_ALLOWED = Verdict()
+
+Hooks: TypeAlias = object | Sequence[object] | None
+
+
+class ShieldPipeline:
+    """Hooks at the boundaries of every call. Thread-safe; chains may share one.
+
+    Each argument takes one hook or several, in order. `hooks` takes hooks for every boundary that they know.
+    Without a retry hook an error is answered with `on_error_policy`. `on_hook_failure` says what a hook that
+    raises, or that does not answer within `hook_timeout_ms`, amounts to: "closed" is HALT, "open" is no
+    opinion; it is recorded either way. Without `hook_timeout_ms` a hook may take as long as it likes.
+    """
+
+    MAX_EVENTS = 1000
+
+    def __init__(
+        self,
+        pre_dispatch: Hooks = None,
+        egress: Hooks = None,
+        retry: Hooks = None,
+        budget: Hooks = None,
+        tool_dispatch: Hooks = None,
+        on_error_policy: Decision = Decision.HALT,
+        *,
+        hooks: Iterable[object] = (),
+        on_hook_failure: Literal["closed", "open"] = "closed",
+        hook_timeout_ms: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if on_hook_failure not in ("closed", "open"):
+            raise UsageError(f'on_hook_failure must be "closed" or "open", not {on_hook_failure!r}')
+        if hook_timeout_ms is not None:
+            integer("ShieldPipeline", "hook_timeout_ms", hook_timeout_ms)
+        self._hook_timeout_ms = hook_timeout_ms
+        self._on_error_policy = Decision(on_error_policy)
+        self._on_hook_failure = on_hook_failure
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._events: deque[SafetyEvent] = deque(maxlen=self.MAX_EVENTS)
+        given: dict[Boundary, list[object]] = {
+            "before_llm_call": _listed("pre_dispatch", pre_dispatch, "before_llm_call"),
+            "before_egress": _listed("egress", egress, "before_egress"),
+            "on_error": _listed("retry", retry, "on_error"),
+            "before_charge": _listed("budget", budget, "before_charge"),
+            "before_tool_call": _listed("tool_dispatch", tool_dispatch, "before_tool_call"),
+        }
+        # A hook that guards everything (safe mode) is not left out of a boundary by where it was mentioned.
+        for hook in [
+            *hooks,
+            *(h for named in given.values() for h in named if getattr(h, "everywhere", False)),
+        ]:
+            known = [boundary for boundary in given if callable(getattr(hook, boundary, None))]
+            if not known and not callable(getattr(hook, "after_llm_call", None)):
+                raise UsageError(f"{hook!r} has none of the hook methods: {', '.join(given)}, after_llm_call")
+            for boundary in known:
+                if not any(hook is present for present in given[boundary]):
+                    given[boundary].append(hook)
+        self._hooks = {boundary: tuple(named) for boundary, named in given.items()}
+        seen: list[object] = []
+        for hook in [*hooks, *(h for named in given.values() for h in named)]:
+            is_told = callable(getattr(hook, "after_llm_call", None))
+            if is_told and not any(hook is present for present in seen):
+                seen.append(hook)
+        self._after = tuple(seen)
+        self._after_failed = tuple(
+            hook for hook in seen if callable(getattr(hook, "after_failed_call", None))
+        )
+
+    # --- the boundaries, as the plain decision --------------------------------------------------
+
+    def before_llm_call(self, ctx: ToolCallContext) -> Decision:
+        """Ask whether a model call may be made."""
+        return self.judge("before_llm_call", ctx).decision
+
+    def before_tool_call(self, ctx: ToolCallContext) -> Decision:
+        """Ask whether a tool call may be made."""
+        return self.judge("before_tool_call", ctx).decision
+
+    def before_egress(self, ctx: ToolCallContext, url: str, method: str) -> Decision:
+        """Ask whether a request may leave the machine."""
+        return self.judge("before_egress", ctx, url, method).decision
+
+    def on_error(self, ctx: ToolCallContext, err: BaseException) -> Decision:
+        """Ask what should follow an error; without a retry hook that is `on_error_policy`."""
+        return self.judge_error(ctx, err).decision
+
+    def before_charge(self, ctx: ToolCallContext, cost_usd: float) -> Decision:
+        """Ask whether that much may be charged."""
+        return self.judge("before_charge", ctx, cost_usd).decision
+
+    def get_events(self) -> list[SafetyEvent]:
+        """Return the newest events, at most `MAX_EVENTS`, oldest first."""
+        with self._lock:
+            return list(self._events)
+
+    def clear_events(self) -> None:
+        """Forget the events."""
+        with self._lock:
+            self._events.clear()
+
+    # --- the boundaries, as the whole verdict ---------------------------------------------------
+
+    def judge(self, boundary: Boundary, ctx: ToolCallContext, *details: object) -> Verdict:
+        """Ask every hook of a boundary in order and return what they said together."""
+        hooks = self._hooks[boundary]
+        if not hooks:
+            return _ALLOWED
+        plan: DegradePlan | None = None
+        events: list[SafetyEvent] = []
+        admitted: list[object] = []
+        for hook in hooks:
+            method: Callable[..., object] = getattr(hook, boundary)
+            try:
+                decision, wanted = _read(self._ask(method, ctx, *details))
+            except Exception as error:  # noqa: BLE001 - whatever a hook raises is answered as configured
+                closed = self._on_hook_failure == "closed"
+                decision, wanted = (Decision.HALT if closed else Decision.ALLOW), None
+                reason = f"{type(hook).__name__}.{boundary} raised {describe(error)}"
+                events.append(self._event("hook_failed", decision, reason, hook, ctx))
+                if closed:
+                    return self._recorded(
+                        Verdict(decision, None, hook, reason, tuple(events), tuple(admitted))
+                    )
+                continue
+            if decision is Decision.ALLOW:
+                admitted.append(hook)
+                continue
+            reason = (wanted.reason if wanted else "") or _reason(hook, decision)
+            events.append(self._event(_event_type(hook), decision, reason, hook, ctx))
+            if decision is Decision.DEGRADE:
+                admitted.append(hook)
+                wanted = replace(wanted, reason=reason) if wanted else DegradePlan(reason=reason)
+                plan = wanted if plan is None else plan.merged(wanted)
+                continue
+            return self._recorded(Verdict(decision, None, hook, reason, tuple(events), tuple(admitted)))
+        if plan is None:
+            return self._recorded(Verdict(events=tuple(events), admitted_by=tuple(admitted)))
+        return self._recorded(
+            Verdict(Decision.DEGRADE, plan, None, plan.reason, tuple(events), tuple(admitted))
+        )
+
+    def judge_error(self, ctx: ToolCallContext, err: BaseException) -> Verdict:
+        """Ask the retry hooks what should follow an error."""
+        if self._hooks["on_error"]:
+            return self.judge("on_error", ctx, err)
+        return Verdict(self._on_error_policy, reason=describe(err))
+
+    @property
+    def has_retry_hook(self) -> bool:
+        """Whether a hook, rather than `on_error_policy`, answers errors."""
+        return bool(self._hooks["on_error"])
+
+    def after_llm_call(self, ctx: ToolCallContext, response: object) -> tuple[SafetyEvent, ...]:
+        """Tell the hooks that a model call was made; return the events of those that failed to listen."""
+        return self._tell(self._after, "after_llm_call", ctx, response)
+
+    def after_failed_call(self, ctx: ToolCallContext) -> tuple[SafetyEvent, ...]:
+        """Tell the hooks that have an `after_failed_call` that a model call came to nothing."""
+        return self._tell(self._after_failed, "after_failed_call", ctx)
+
+    def _tell(
+        self, hooks: tuple[object, ...], method: str, ctx: ToolCallContext, *details: object
+    ) -> tuple[SafetyEvent, ...]:
+        events = []
+        for hook in hooks:
+            try:
+                self._ask(getattr(hook, method), ctx, *details)
+            except Exception as error:  # noqa: BLE001 - the call is over; a hook cannot undo it
+                reason = f"{type(hook).__name__}.{method} raised {describe(error)}"
+                events.append(self._event("hook_failed", Decision.ALLOW, reason, hook, ctx))
+        if events:
+            with self._lock:
+                self._events.extend(events)
+        return tuple(events)
+
+    def _ask(self, method: Callable[..., object], *details: object) -> object:
+        """Call a hook, and wait for its answer no longer than is allowed."""
+        if self._hook_timeout_ms is None:
+            return method(*details)
+        gate = Gate()
+        asked = Handover(gate.open)
+        timer = call_later(self._clock, self._hook_timeout_ms / 1000, gate.open)
+        try:
+            asked.submit(lambda: method(*details))
+            gate.wait()
+        finally:
+            timer.cancel()
+        if not asked.is_finished:
+            raise TimeoutError(f"it has not answered within {self._hook_timeout_ms} ms")
+        return asked.result()
+
+    def release(self, ctx: ToolCallContext, verdicts: Iterable[Verdict]) -> None:
+        """Tell the hooks that admitted this call that it was not made after all."""
+        for verdict in verdicts:
+            for hook in verdict.admitted_by:
+                undo = getattr(hook, "release", None)
+                if callable(undo):
+                    try:
+                        self._ask(undo, ctx)
+                    except Exception:  # noqa: BLE001 - logged; the call is not made either way
+                        logger.exception("a hook could not take back a call that was not made")
+
+    def _recorded(self, verdict: Verdict) -> Verdict:
+        if verdict.events:
+            with self._lock:
+                self._events.extend(verdict.events)
+        return verdict
+
+    def _event(
+        self, event_type: str, decision: Decision, reason: str, hook: object, ctx: ToolCallContext
+    ) -> SafetyEvent:
+        return SafetyEvent(
+            event_type=event_type,
+            decision=decision,
+            reason=reason,
+            hook=type(hook).__name__,
+            request_id=ctx.request_id,
+            ts=self._clock.now(),
+            metadata={"node_id": ctx.session_id, "operation_name": ctx.tool_name},
+        )
+
+
+def _listed(argument: str, given: Hooks, method: str) -> list[object]:
+    if given is None:
+        return []
+    hooks = list(given) if isinstance(given, list | tuple) else [given]
+    for hook in hooks:
+        if not callable(getattr(hook, method, None)):
+            raise UsageError(
+                f"{argument}={hook!r} has no {method} method, so it cannot stand at that boundary"
+            )
+    return hooks
+
+
+def _read(answer: object) -> tuple[Decision, DegradePlan | None]:
+    if answer is None:
+        return Decision.ALLOW, None
+    if isinstance(answer, DegradePlan):
+        return Decision.DEGRADE, answer
+    if isinstance(answer, Decision):
+        return answer, None
+    raise TypeError(f"a hook must answer with a Decision, a DegradePlan or None, not {answer!r}")
+
+
+def _event_type(hook: object) -> str:
+    try:
+        return str(getattr(hook, "event_type", "") or "hook_decision")
+    except Exception:  # noqa: BLE001 - somebody else's attribute; the decision stands without its name
+        return "hook_decision"
+
+
+def _reason(hook: object, decision: Decision) -> str:
+    try:
+        said = str(getattr(hook, "last_reason", "") or "")
+    except Exception:  # noqa: BLE001 - somebody else's attribute; the decision stands without its words
+        said = ""
+    return said or f"{type(hook).__name__} answered {decision}"

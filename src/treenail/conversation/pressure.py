@@ -1,0 +1,37 @@
+"""How full a model's context is: the tiers, and where the sizes of contexts are known from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from treenail.containment.costing import default_prices
+from treenail.containment.pricing import GenaiPrices
+from treenail.conversation.events import ContextPressure, PressureTier
+from treenail.errors import UsageError
+
+ContextWindows = Callable[[str], int | None]
+"""Says how many tokens fit into the context of a model, by its name; None if that is not known."""
+
+_TIERS: tuple[tuple[float, PressureTier, tuple[str, ...]], ...] = (
+    (0.70, "none", ()),
+    (0.80, "advisory", ("finish what is open before you begin something new",)),
+    (0.90, "warning", ("compact the conversation at the next good moment", "or begin a new session")),
+)
+_CRITICAL = ("compact the conversation now", "or go on with a model that has a larger context")
+
+
+def pressure(tokens: int, window: int) -> ContextPressure:
+    """Say how full a context of `window` tokens is with `tokens` in it."""
+    if window <= 0 or tokens < 0:
+        raise UsageError(f"a context of {window} tokens with {tokens} in it makes no sense; check both")
+    ratio = tokens / window
+    for below, tier, advice in _TIERS:
+        if ratio < below:
+            return ContextPressure(tier, ratio, tokens, window, advice)
+    return ContextPressure("critical", ratio, tokens, window, _CRITICAL)
+
+
+def known_window(model: str) -> int | None:
+    """Look a model's context up in the maintained table (`treenail[prices]`); None if it is not known."""
+    table = default_prices()
+    return table.context_window(model) if isinstance(table, GenaiPrices) else None

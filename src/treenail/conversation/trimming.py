@@ -1,0 +1,65 @@
+"""Sending less of a conversation: the oldest part is left out, and what is sent is still a conversation.
+
+It is a measure of the moment, unlike a compaction: nothing is summarised, nothing is recorded in the
+conversation, and the next call may send everything again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from treenail.conversation.messages import ReasoningPart
+from treenail.conversation.replay import IMAGE_BYTES, Replay, ReplayItem
+
+
+def size_bytes(item: ReplayItem) -> int:
+    """Return how large an item is, about, as `Replay.size_bytes` counts it."""
+    images = sum(not isinstance(each, ReasoningPart) for each in item.parts)
+    return len(item.canonical()) + IMAGE_BYTES * images
+
+
+def trimmed(items: Sequence[ReplayItem], max_bytes: int) -> tuple[ReplayItem, ...]:
+    """Return the items without the oldest ones behind the system text, so that they fit into `max_bytes`.
+
+    Answers go first, each together with the results of its tool calls; requests are what the work is
+    about, and go only if that is not enough. The system text, the newest request and the newest exchange
+    stay, even if they alone are larger.
+    """
+    blocks = _blocks(items)
+    sizes = [sum(size_bytes(each) for each in block) for block in blocks]
+    requests = [place for place, block in enumerate(blocks) if block[0].role == "user"]
+    answers = [place for place, block in enumerate(blocks) if block[0].role in ("assistant", "tool")]
+    kept = {len(blocks) - 1, *requests[-1:]}
+    dropped: set[int] = set()
+    left = sum(sizes)
+    for place in (*answers, *requests):
+        if left <= max_bytes:
+            break
+        if place not in kept:
+            dropped.add(place)
+            left -= sizes[place]
+    return tuple(each for place, block in enumerate(blocks) if place not in dropped for each in block)
+
+
+def as_sent(replayed: Replay, items: Sequence[ReplayItem]) -> Replay:
+    """Return a replay as it was really sent: without some items, which the provider's cache cannot follow."""
+    said = "some items were not sent this once"
+    return replace(
+        replayed,
+        items=items,
+        size_bytes=sum(size_bytes(each) for each in items),
+        breaks=(*replayed.breaks, said) if len(items) < len(replayed.items) else replayed.breaks,
+        digest="",
+    )
+
+
+def _blocks(items: Sequence[ReplayItem]) -> list[tuple[ReplayItem, ...]]:
+    """Divide items where they may be cut: before each item that is not a tool's result."""
+    blocks: list[list[ReplayItem]] = []
+    for each in items:
+        if each.role == "tool" and blocks:
+            blocks[-1].append(each)
+        else:
+            blocks.append([each])
+    return [tuple(block) for block in blocks]

@@ -1,0 +1,90 @@
+"""Judges: feedback while a run goes on and verification before it may stop, by rules and by a model."""
+
+from treenail.errors import NestedEvaluationError
+from treenail.judges.completion import (
+    CommandChecker,
+    CompositeChecker,
+    FileOutputChecker,
+    TaskCompletionChecker,
+    TaskCompletionContext,
+    TaskCompletionResult,
+)
+from treenail.judges.context import (
+    FailureMode,
+    NestedEvaluationResult,
+    NestedExecutionConfig,
+    NestedExecutionContext,
+    derive_child_run_context,
+    derive_nested_deadline,
+)
+from treenail.judges.evaluator import NestedEvaluator, SharedBudgetTracker
+from treenail.judges.events import (
+    CompletionChecked,
+    Feedback,
+    FileTriggerFired,
+    JudgeEvent,
+    NestedEvaluated,
+    NestedUsage,
+    Observation,
+)
+from treenail.judges.feedback import (
+    DeadlineFeedback,
+    FeedbackContext,
+    FeedbackProvider,
+    FeedbackProviderConfig,
+    FeedbackTrigger,
+    StaticFeedback,
+    StaticFeedbackProvider,
+)
+from treenail.judges.llm import LLMCompletionVerifier, LLMTrajectoryFeedback
+from treenail.judges.prompts import (
+    AssessedPoint,
+    CompletionVerdict,
+    TrajectoryAssessment,
+    completion_prompt,
+    quoted,
+    trajectory_prompt,
+)
+from treenail.judges.rounds import Judges, nested_usage
+
+__all__ = [
+    "AssessedPoint",
+    "CommandChecker",
+    "CompletionChecked",
+    "CompletionVerdict",
+    "CompositeChecker",
+    "DeadlineFeedback",
+    "FailureMode",
+    "Feedback",
+    "FeedbackContext",
+    "FeedbackProvider",
+    "FeedbackProviderConfig",
+    "FeedbackTrigger",
+    "FileOutputChecker",
+    "FileTriggerFired",
+    "JudgeEvent",
+    "Judges",
+    "LLMCompletionVerifier",
+    "LLMTrajectoryFeedback",
+    "NestedEvaluated",
+    "NestedEvaluationError",
+    "NestedEvaluationResult",
+    "NestedEvaluator",
+    "NestedExecutionConfig",
+    "NestedExecutionContext",
+    "NestedUsage",
+    "Observation",
+    "SharedBudgetTracker",
+    "StaticFeedback",
+    "StaticFeedbackProvider",
+    "TaskCompletionChecker",
+    "TaskCompletionContext",
+    "TaskCompletionResult",
+    "TrajectoryAssessment",
+    "completion_prompt",
+    "derive_child_run_context",
+    "derive_nested_deadline",
+    "nested_usage",
+    "quoted",
+    "trajectory_prompt",
+]

@@ -1,0 +1,362 @@
+"""Verification before a run may stop: who is asked, and three who need no model.
+
+A checker says `TaskCompletionResult.ok()` or `.incomplete(why)`, or raises if it could not find out. Whether
+a run may stop when nobody could find out is not the checker's to decide: `NestedExecutionConfig` does.
+
+A check never changes the workspace. Checkers see it through a read-only view; the one that runs commands
+(`CommandChecker`) holds the workspace as a tool call does and puts back whatever the command changed, also if
+it is stopped half-way or the process dies.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import field
+from datetime import timedelta
+from typing import Any, Literal, Protocol, cast, runtime_checkable
+from uuid import UUID
+
+import anyio
+import anyio.to_thread
+
+from treenail.clock import Clock, SystemClock, new_id
+from treenail.containment import CancellationToken, ExecutionContext
+from treenail.containment.dispatch import is_async
+from treenail.errors import CancelledByToken, UsageError
+from treenail.judges.asking import on_worker
+from treenail.judges.context import MAX_NESTED_DURATION, JudgeContext, NestedExecutionConfig, as_view
+from treenail.judges.feedback import recent_calls
+from treenail.prompt.template import Prompt
+from treenail.providers.adapter import ProviderAdapter
+from treenail.records import dataclass
+from treenail.state.budget import BudgetTracker, Deadline
+from treenail.state.run_context import RunContext
+from treenail.state.views import SessionProtocol
+from treenail.tools._process import CommandResult, command_environment, run_command_async
+from treenail.tools.boundaries import workspace_call_id
+from treenail.tools.events import ToolInvoked
+from treenail.workspace.base import Filesystem
+
+MAX_CHECK_OUTPUT_BYTES = 8_000
+"""How much of each output stream of a failed check the model is shown."""
+
+_ROLLBACK_GRACE = timedelta(seconds=30)
+"""What a check may take beyond its command, to put the workspace back."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCompletionResult:
+    """Whether the work is done, and why, or what is missing."""
+
+    complete: bool
+    feedback: str | None = None
+
+    @classmethod
+    def ok(cls, feedback: str | None = None) -> TaskCompletionResult:
+        """Say that the work is done."""
+        return cls(True, feedback)
+
+    @classmethod
+    def incomplete(cls, feedback: str) -> TaskCompletionResult:
+        """Say that the work is not done, and what is missing. The model reads it."""
+        return cls(False, feedback)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCompletionContext(JudgeContext):
+    """What a completion checker may look at, and what it needs to ask a model or run a command."""
+
+    session: SessionProtocol
+    """The run, read-only."""
+    tentative_output: object = None
+    """What the agent would end with: its typed output, or its text."""
+    filesystem: Filesystem | None = None
+    """The workspace, read-only."""
+    adapter: ProviderAdapter | None = None
+    """Who can evaluate a prompt for a judge."""
+    stop_reason: str | None = None
+    """Why the model stopped."""
+    prompt: Prompt[Any] | None = None
+    deadline: Deadline | None = None
+    run_context: RunContext | None = None
+    budget_tracker: BudgetTracker | None = None
+    containment: ExecutionContext | None = None
+    cancellation: CancellationToken | None = None
+    config: NestedExecutionConfig = field(default_factory=NestedExecutionConfig)
+    task: str = ""
+    """What the agent was asked to do."""
+    text: str = ""
+    """What the agent said last."""
+    _workspace: Callable[[], Filesystem | None] = field(init=False, repr=False, compare=False)
+    """The workspace itself, for `run_command` alone; behind a function, so that no attribute leads to it."""
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "session", as_view(self.session))
+        workspace = self.filesystem
+        put(self, "_workspace", lambda: workspace)
+        if self.filesystem is not None:
+            put(self, "filesystem", self.filesystem.read_only_view())
+
+    def recent_tool_calls(self, n: int) -> tuple[ToolInvoked, ...]:
+        """Return the last `n` tool calls of the prompt, oldest first."""
+        if self.prompt is None:
+            return self.session[ToolInvoked].all()[-n:] if n > 0 else ()
+        return recent_calls(self.session, self.prompt.name, n)
+
+    async def run_command(
+        self,
+        command: str | Sequence[str],
+        *,
+        directory: str = ".",
+        timeout_s: float = 120.0,
+        max_output_bytes: int = MAX_CHECK_OUTPUT_BYTES,
+        env: Mapping[str, str] | None = None,
+    ) -> CommandResult:
+        """Run a command in the workspace, and put back whatever it changed there.
+
+        It runs in a process group of its own and nothing that it starts survives it. Raises
+        `UsageError` if there is no workspace on disk to run it in.
+        """
+        workspace = self._workspace()
+        root = None if workspace is None else workspace.host_root
+        if workspace is None or root is None or workspace.read_only:
+            raise UsageError(
+                "a command can only check a workspace on disk, and this run has none; use a HostFilesystem, "
+                "or another checker"
+            )
+        place = (root / directory).resolve()
+        if not place.is_relative_to(root.resolve()) or not place.is_dir():
+            raise UsageError(f"the directory {directory!r} of the check is not in the workspace")
+        if self.deadline is not None:
+            timeout_s = min(timeout_s, max(self.deadline.remaining().total_seconds(), 0.001))
+        session_id = cast("UUID | None", getattr(self.session, "session_id", None)) or new_id()
+        clock = cast("Clock | None", getattr(self.session, "clock", None)) or SystemClock()
+        call_id = workspace_call_id(session_id, f"check-{new_id().hex}")
+        # The workspace is scanned before and after, which may take a while: not on the event loop.
+        held = await _finished(lambda: workspace.begin(call_id, tool_name="completion check", foreign=True))
+        try:
+            return await run_command_async(
+                command,
+                cwd=place,
+                env=env,
+                timeout_s=timeout_s,
+                max_output_bytes=max_output_bytes,
+                cancellation=self.cancellation,
+                clock=clock,
+            )
+        finally:
+            await _finished(held.rollback)
+
+
+async def _finished(work: Any) -> Any:
+    """Do something on a worker thread, to its end, whatever happens to the task."""
+    with anyio.CancelScope(shield=True):
+        return await anyio.to_thread.run_sync(work)
+
+
+@runtime_checkable
+class TaskCompletionChecker(Protocol):
+    """Says whether the work is done.
+
+    `check` may also be `async`, or there may be an `acheck` beside it, which is then used. Raise if it
+    cannot be found out. An attribute `time_limit` (a timedelta) says how long it may take, if that is
+    longer than the configuration's `max_nested_duration`.
+    """
+
+    def check(self, context: TaskCompletionContext) -> TaskCompletionResult | Awaitable[TaskCompletionResult]:
+        """Look, and say whether the work is done."""
+        ...
+
+
+def name_of_checker(checker: object) -> str:
+    """Return who a checker is: its `name`, or its class."""
+    name = getattr(checker, "name", None)
+    return name if isinstance(name, str) and name else type(checker).__qualname__
+
+
+async def ask(checker: TaskCompletionChecker, context: TaskCompletionContext) -> TaskCompletionResult:
+    """Ask a checker in whichever way it answers."""
+    acheck = getattr(checker, "acheck", None)
+    if acheck is not None:
+        answer = await acheck(context)
+    elif is_async(cast("Callable[[], object]", checker.check)):
+        answer = await cast("Awaitable[TaskCompletionResult]", checker.check(context))
+    else:
+        answer = await on_worker(lambda: checker.check(context))
+        if inspect.isawaitable(answer):
+            answer = await answer
+    if not isinstance(answer, TaskCompletionResult):
+        raise UsageError(
+            f"{name_of_checker(checker)}.check returned {answer!r:.200}; return TaskCompletionResult.ok() or "
+            f".incomplete(...)"
+        )
+    return answer
+
+
+# --- by rules ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FileOutputChecker:
+    """The work is done when these files are in the workspace. Without a workspace it is not."""
+
+    files: Sequence[str]
+    allow_empty: bool = True
+    """Whether a file without content counts."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.files, str):
+            raise UsageError(f"FileOutputChecker.files is a list of paths; write [{self.files!r}]")
+        object.__setattr__(self, "files", tuple(self.files))
+
+    def check(self, context: TaskCompletionContext) -> TaskCompletionResult:
+        """Look for the files."""
+        if not self.files:
+            return TaskCompletionResult.ok("No files are required.")
+        if context.filesystem is None:
+            return TaskCompletionResult.incomplete(
+                f"There is no workspace, so these files cannot be there: {', '.join(self.files)}."
+            )
+        missing = [each for each in self.files if not self._is_there(context.filesystem, each)]
+        if missing:
+            return TaskCompletionResult.incomplete(
+                f"These files must be in the workspace and are not{'' if self.allow_empty else ' (or empty)'}"
+                f": {', '.join(missing)}. Create them before you stop."
+            )
+        return TaskCompletionResult.ok(f"All {len(self.files)} required files are there.")
+
+    def _is_there(self, filesystem: Filesystem, path: str) -> bool:
+        try:
+            found = filesystem.stat(path)
+        except FileNotFoundError:
+            return False
+        return found.is_file and (self.allow_empty or found.size_bytes > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandChecker:
+    """The work is done when a command exits with 0: a test run, a build, a linter.
+
+    The command runs in the workspace, in a process group of its own, with a time limit and an output
+    limit, and without secrets in its environment. Whatever it changes in the workspace is put back:
+    a check must not change what it checks. A command that runs out of time has not exited with 0.
+    """
+
+    command: str | Sequence[str]
+    """Text for the shell, or a program and its arguments."""
+    timeout_s: float = 120.0
+    max_output_bytes: int = MAX_CHECK_OUTPUT_BYTES
+    directory: str = "."
+    name: str = ""
+    allow_env: Collection[str] = ()
+    """Variables of this process that the command may see although their names look secret."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout_s < float("inf"):
+            raise UsageError(f"CommandChecker.timeout_s must be more than 0 and finite, not {self.timeout_s}")
+        if not self.command:
+            raise UsageError("CommandChecker.command is empty; say what must exit with 0")
+        if not self.name:
+            object.__setattr__(self, "name", f"CommandChecker({self._shown()})")
+
+    @property
+    def time_limit(self) -> timedelta:
+        """How long a check may take: the command, and putting the workspace back."""
+        return timedelta(seconds=self.timeout_s) + _ROLLBACK_GRACE
+
+    def check(self, context: TaskCompletionContext) -> TaskCompletionResult:
+        """Run the command. Not for use inside an event loop: `acheck` is."""
+        return anyio.run(self.acheck, context)
+
+    async def acheck(self, context: TaskCompletionContext) -> TaskCompletionResult:
+        """Run the command."""
+        result = await context.run_command(
+            self.command,
+            directory=self.directory,
+            timeout_s=self.timeout_s,
+            max_output_bytes=self.max_output_bytes,
+            env=command_environment(allow=self.allow_env),
+        )
+        if result.cancelled and context.cancellation is not None:
+            context.cancellation.raise_if_cancelled()
+        if result.exit_code == 0 and not result.timed_out:
+            return TaskCompletionResult.ok(f"`{self._shown()}` exits with 0.")
+        if result.timed_out:
+            if context.deadline is not None:
+                context.deadline.raise_if_passed(f"the check `{self._shown()}`")
+            how = f"was stopped after {self.timeout_s:g} s"
+        else:
+            how = f"exits with {result.exit_code}"
+        said = "".join(
+            f"\n--- {title} ---\n{text.rstrip()}"
+            for title, text in (("output", result.stdout), ("errors", result.stderr))
+            if text.strip()
+        )
+        return TaskCompletionResult.incomplete(
+            f"`{self._shown()}` {how}; it must exit with 0 before you stop.{said}"
+        )
+
+    def _shown(self) -> str:
+        text = self.command if isinstance(self.command, str) else " ".join(self.command)
+        return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+@dataclass(frozen=True, slots=True)
+class CompositeChecker:
+    """Several checkers: all of them must agree (AND), or one is enough (`mode="any"`, OR).
+
+    They are asked in order, and no more than needed. One that cannot find out stops nothing if the
+    others decide the matter; else its error is raised.
+    """
+
+    checkers: Sequence[TaskCompletionChecker]
+    mode: Literal["all", "any"] = "all"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checkers", tuple(self.checkers))
+        if not self.checkers:
+            raise UsageError("a CompositeChecker of no checkers has nothing to say; give it at least one")
+        if self.mode not in ("all", "any"):
+            raise UsageError(f'CompositeChecker.mode must be "all" or "any", not {self.mode!r}')
+
+    @property
+    def name(self) -> str:
+        """Who it is: who is asked, and how they are joined."""
+        joined = " and " if self.mode == "all" else " or "
+        return joined.join(name_of_checker(each) for each in self.checkers)
+
+    @property
+    def time_limit(self) -> timedelta | None:
+        """How long a check may take: as long as its parts together; None if none of them says."""
+        said = [getattr(each, "time_limit", None) for each in self.checkers]
+        if not any(said):
+            return None
+        return sum((each or MAX_NESTED_DURATION for each in said), start=timedelta(0))
+
+    def check(self, context: TaskCompletionContext) -> TaskCompletionResult:
+        """Ask them. Not for use inside an event loop: `acheck` is."""
+        return anyio.run(self.acheck, context)
+
+    async def acheck(self, context: TaskCompletionContext) -> TaskCompletionResult:
+        """Ask them."""
+        decisive = self.mode == "any"
+        said: list[str] = []
+        unknown: Exception | None = None
+        for each in self.checkers:
+            try:
+                answer = await ask(each, context)
+            except CancelledByToken:
+                raise
+            except Exception as error:  # noqa: BLE001 - raised below, unless the others decide
+                unknown = unknown or error
+                continue
+            if answer.complete is decisive:
+                return answer
+            if answer.feedback:
+                said.append(answer.feedback)
+        if unknown is not None:
+            raise unknown
+        together = "\n".join(said)
+        return TaskCompletionResult(not decisive, together or None)

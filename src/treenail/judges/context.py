@@ -1,0 +1,343 @@
+"""The frame of a nested evaluation: what it may see, how long it may take, what it may spend, how deep it is.
+
+A nested evaluation is a model call that looks at a run from inside it. It reads the run through a view that
+refuses every change, works in a session of its own, and gets of the run's resources what the table says:
+
+    clock            inherited
+    filesystem       a read-only view
+    budget tracker   shared, or one of its own
+    everything else  not inherited (HTTP clients are made fresh); what is wanted is named in
+                     `resource_overrides`, and must not be something that the run itself changes
+
+Depth travels in the containment: the chain of a nested evaluation carries its depth and the lowest ceiling
+that anybody on the way set, and whoever wants to nest once more, also from a subagent further down, finds
+both there. Where there is no containment, the evaluation makes one, so that depth has somewhere to travel.
+The session of the evaluation carries both as well, as tags that the sessions made under it inherit: a process
+that opens one of them later knows how deep it is.
+
+`Judges` tells a judge's own nested evaluations about the run through a scope that follows the call (a
+context variable), so that a judge who builds a `NestedExecutionContext` by hand is contained as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import field, replace
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any, Final, Generic, Literal, cast
+from uuid import UUID
+
+import anyio.lowlevel
+
+from treenail.clock import Clock, SystemClock, new_id, new_span_id
+from treenail.containment import CancellationToken, ChainMetadata, ExecutionContext, Limits
+from treenail.containment.limits import UNLIMITED
+from treenail.errors import NestedEvaluationError, UsageError
+from treenail.judges.events import NestedEvaluated
+from treenail.prompt.output import OutputT
+from treenail.providers.adapter import ProviderAdapter
+from treenail.records import dataclass
+from treenail.state.budget import Budget, BudgetTracker, Deadline, TokenUsage
+from treenail.state.execution import ExecutionState
+from treenail.state.resources import Binding, ResourceContext, is_snapshotable
+from treenail.state.run_context import RunContext
+from treenail.state.session import FAMILY, Session, Transaction
+from treenail.state.views import SessionProtocol, SessionView
+from treenail.workspace.base import Filesystem
+
+FailureMode = Literal["open", "closed"]
+"""What a judge's failure means: the run goes on as if it had nothing to say, or the run is held back."""
+
+MAX_NESTED_DURATION: Final = timedelta(seconds=30)
+"""How long a nested evaluation takes at most, unless it is told otherwise."""
+
+_DEPTH_TAG: Final = f"{FAMILY}nesting_depth"
+_CEILING_TAG: Final = f"{FAMILY}max_nesting_depth"
+
+
+@dataclass(frozen=True, slots=True)
+class NestedExecutionConfig:
+    """What judges may use up, and what their failures mean."""
+
+    max_nested_duration: timedelta = MAX_NESTED_DURATION
+    """How long any nested evaluation may take, and any judge that does not say how long it needs."""
+    default_nested_budget: Budget | None = field(default_factory=lambda: Budget(max_total_tokens=1000))
+    """The budget of an evaluation that neither brings one nor shares the run's; None for no ceiling."""
+    allow_nested_tools: bool = False
+    """Whether a judge's prompt may have tools."""
+    max_nesting_depth: int = 1
+    """How many evaluations may be inside each other; subagents between them do not begin the count anew."""
+    share_budget: bool | None = None
+    """Whether judges draw on the run's tokens; None: completion does, feedback does not."""
+    on_feedback_failure: FailureMode = "open"
+    on_completion_failure: FailureMode = "open"
+    max_completion_checks: int = 3
+    """How often one evaluation may be told that it is not done; at the last one the turn ends."""
+    adapter: ProviderAdapter | None = None
+    """Who evaluates for judges, if not the run's own adapter: a cheaper model, another provider."""
+
+    def __post_init__(self) -> None:
+        if self.max_nested_duration <= timedelta(0):
+            raise UsageError(
+                f"NestedExecutionConfig.max_nested_duration must be more than no time, "
+                f"not {self.max_nested_duration}"
+            )
+        for name, least in (("max_nesting_depth", 0), ("max_completion_checks", 1)):
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UsageError(
+                    f"NestedExecutionConfig.{name} must be a whole number of at least {least}, not {value!r}"
+                )
+        for name in ("on_feedback_failure", "on_completion_failure"):
+            if getattr(self, name) not in ("open", "closed"):
+                raise UsageError(
+                    f'NestedExecutionConfig.{name} must be "open" or "closed", not {getattr(self, name)!r}'
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class NestedExecutionContext:
+    """What a nested evaluation may see and use of the run that it looks at.
+
+    `parent_session` becomes a read-only view, whatever is passed. A mutable resource among
+    `resource_overrides` (a filesystem that can be written to, a session, whatever can be rolled
+    back) is refused with `UsageError`.
+    """
+
+    parent_session: SessionProtocol
+    """What is looked at, read-only."""
+    parent_run_context: RunContext | None = None
+    """The run's ids, for the trace."""
+    deadline: Deadline | None = None
+    """When it must be over; see `derive_nested_deadline`. The configuration may make it shorter."""
+    budget: Budget | None = None
+    """A budget of its own. None: the run's tracker, if there is one; else the configuration's default."""
+    resource_overrides: Mapping[type, Any] = field(default_factory=dict)
+    """What the judge's prompt works with beside what is inherited: instances or bindings by type."""
+    filesystem: Filesystem | None = None
+    """The run's workspace; it becomes a read-only view."""
+    containment: ExecutionContext | None = None
+    """The run's limits: the evaluation is a child of them."""
+    cancellation: CancellationToken | None = None
+    """Stops the evaluation when the run is stopped."""
+    config: NestedExecutionConfig | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "parent_session", as_view(self.parent_session))
+        if self.filesystem is not None:
+            put(self, "filesystem", self.filesystem.read_only_view())
+        for resource_type, value in self.resource_overrides.items():
+            refuse_mutable(resource_type, value)
+        put(self, "resource_overrides", MappingProxyType(dict(self.resource_overrides)))
+
+
+# No slots: Python 3.11 cannot construct a frozen generic with slots through `...Result[Out](...)`.
+@dataclass(frozen=True)
+class NestedEvaluationResult(Generic[OutputT]):
+    """What came of a nested evaluation."""
+
+    success: bool
+    output: OutputT | None = None
+    """The answer, if there is one."""
+    error: NestedEvaluationError | None = None
+    """Why there is none."""
+    usage: TokenUsage | None = None
+    """What it used, also if it failed; None if nobody said."""
+    child_run_context: RunContext | None = None
+    """Its ids; `session_id` is the session to look into."""
+    cost_usd: float | None = None
+
+
+class JudgeContext:
+    """What the contexts of all judges have: the run to look at, and a way to ask a model about it."""
+
+    __slots__ = ()
+
+    session: SessionProtocol
+    run_context: RunContext | None
+    deadline: Deadline | None
+    filesystem: Filesystem | None
+    containment: ExecutionContext | None
+    cancellation: CancellationToken | None
+    config: NestedExecutionConfig
+
+    def create_nested_context(
+        self, *, budget: Budget | None = None, max_duration: timedelta = MAX_NESTED_DURATION
+    ) -> NestedExecutionContext:
+        """Make the frame for asking a model: this run, a derived deadline, and this budget."""
+        return NestedExecutionContext(
+            parent_session=self.session,
+            parent_run_context=self.run_context,
+            deadline=derive_nested_deadline(self.deadline, max_duration),
+            budget=budget,
+            filesystem=self.filesystem,
+            containment=self.containment,
+            cancellation=self.cancellation,
+            config=self.config,
+        )
+
+
+# --- time and trace ------------------------------------------------------------------------------------
+
+
+def derive_nested_deadline(
+    parent_deadline: Deadline | None,
+    max_nested_duration: timedelta = MAX_NESTED_DURATION,
+    *,
+    clock: Clock | None = None,
+) -> Deadline:
+    """Return when a nested evaluation must be over: after that long, but never after its parent.
+
+    It never raises. A parent that has less than a second left, or none, gives what it has.
+    """
+    clock = clock or (SystemClock() if parent_deadline is None else parent_deadline.clock)
+    now = clock.now()
+    try:
+        own = Deadline(now + max_nested_duration, now, clock)
+    except OverflowError:
+        own = Deadline(datetime.max.replace(tzinfo=UTC), now, clock)
+    return earliest(parent_deadline, own) or own
+
+
+def derive_child_run_context(parent: RunContext | None, child_session_id: UUID) -> RunContext:
+    """Return the ids of a nested run: a fresh run and span, in the parent's trace and request."""
+    if parent is not None:
+        return parent.child(child_session_id)
+    return RunContext(session_id=child_session_id, worker_id="nested", span_id=new_span_id())
+
+
+def earliest(*deadlines: Deadline | None) -> Deadline | None:
+    """Return the deadline that comes first; None if there is none."""
+    return min((each for each in deadlines if each is not None), key=lambda each: each.at, default=None)
+
+
+# --- what may be passed along --------------------------------------------------------------------------
+
+_NEVER = (Session, Transaction, ExecutionState, ExecutionContext, ResourceContext)
+
+
+def as_view(session: SessionProtocol) -> SessionProtocol:
+    """Return a session as a view that refuses every change."""
+    view = getattr(session, "read_only_view", None)
+    return session if view is None else cast("SessionProtocol", view())
+
+
+def refuse_mutable(resource_type: type, value: object) -> None:
+    """Raise `UsageError` if a judge could change the run through this resource."""
+    name = getattr(resource_type, "__qualname__", repr(resource_type))
+    if isinstance(value, Binding):
+        # A provider makes a fresh object, which is the judge's own; a bound instance is somebody's.
+        value = value.provided
+    if value is None or isinstance(value, BudgetTracker):
+        return
+    if isinstance(value, SessionView):
+        return
+    if isinstance(value, _NEVER):
+        raise UsageError(
+            f"a judge cannot be given a {type(value).__qualname__} (as {name}): it could change the run "
+            f"through it. Put what the judge needs to know into its prompt, or pass session.read_only_view()"
+        )
+    if isinstance(value, Filesystem) and not value.read_only:
+        raise UsageError(
+            f"a judge cannot be given a filesystem that can be written to (as {name}); "
+            f"pass filesystem.read_only_view()"
+        )
+    if is_snapshotable(value) and getattr(value, "read_only", False) is not True:
+        raise UsageError(
+            f"a judge cannot be given the run's own {type(value).__qualname__} (as {name}): it holds state "
+            f"that the run rolls back. Pass a read-only view of it, or a fresh one: "
+            f"Binding({name}, lambda _: ...)"
+        )
+
+
+# --- depth ---------------------------------------------------------------------------------------------
+
+
+def nesting_of(
+    containment: ExecutionContext | None, session: SessionProtocol | None = None
+) -> tuple[int, int | None]:
+    """Return how deep a chain or a session is inside evaluations, and the lowest ceiling on the way."""
+    carried: list[Mapping[str, str]] = [getattr(session, "tags", {})]
+    context = containment
+    while context is not None:
+        carried.append(context.metadata.tags)
+        context = context.parent
+    depths = [int(tags[_DEPTH_TAG]) for tags in carried if tags.get(_DEPTH_TAG, "").isdecimal()]
+    ceilings = [int(tags[_CEILING_TAG]) for tags in carried if tags.get(_CEILING_TAG, "").isdecimal()]
+    return max(depths, default=0), min(ceilings, default=None)
+
+
+def nesting_tags(depth: int, ceiling: int) -> dict[str, str]:
+    """Write down how deep an evaluation is, for its chain and for its session."""
+    return {_DEPTH_TAG: str(depth), _CEILING_TAG: str(ceiling)}
+
+
+def nested_chain(
+    parent: ExecutionContext | None, limits: Limits, *, depth: int, ceiling: int, clock: Clock
+) -> ExecutionContext:
+    """Open the chain of a nested evaluation: below the run's, or alone if the run has none."""
+    root = parent if parent is not None else ExecutionContext(UNLIMITED, clock=clock)
+    mine = root.metadata
+    metadata = ChainMetadata(
+        request_id=mine.request_id,
+        chain_id=str(new_id()),
+        org_id=mine.org_id,
+        team=mine.team,
+        service=mine.service,
+        user_id=mine.user_id,
+        tags={**mine.tags, **nesting_tags(depth, ceiling)},
+    )
+    # A judge that fails must not use up what the work may try again, nor stop its calls.
+    return root.spawn_child(limits, metadata=metadata, onlooker=True)
+
+
+# --- the scope -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Scope:
+    """What a run has told the judge that is at work here."""
+
+    judge: str = ""
+    deadline: Deadline | None = None
+    budget_tracker: BudgetTracker | None = None
+    run_context: RunContext | None = None
+    filesystem: Filesystem | None = None
+    workspace: Filesystem | None = None
+    """The run's workspace itself, so that it can be recognised where it must not be."""
+    containment: ExecutionContext | None = None
+    cancellation: CancellationToken | None = None
+    config: NestedExecutionConfig | None = None
+    loop: anyio.lowlevel.EventLoopToken | None = None
+    """The run's event loop: a judge on a worker thread evaluates there, where connections are open."""
+    depth: int = 0
+    evaluations: list[NestedEvaluated] = field(default_factory=list)
+    """What was evaluated, for the run's log. The run writes it down; a judge cannot."""
+
+
+_NO_SCOPE: Final = Scope()
+_scope: ContextVar[Scope] = ContextVar("treenail_judge_scope", default=_NO_SCOPE)
+
+
+def current_scope() -> Scope:
+    """Return what the run has told the judge at work here; an empty scope outside of a run."""
+    return _scope.get()
+
+
+@contextmanager
+def scoped(scope: Scope) -> Iterator[Scope]:
+    """Let nested evaluations in the block, and on the threads that it starts, know the run."""
+    before = _scope.set(scope)
+    try:
+        yield scope
+    finally:
+        _scope.reset(before)
+
+
+def inner_scope(scope: Scope, **changed: Any) -> Scope:
+    """Return the scope of what happens inside a nested evaluation."""
+    return replace(scope, evaluations=[], loop=None, **changed)

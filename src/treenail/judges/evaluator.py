@@ -1,0 +1,592 @@
+"""One evaluation inside a run, isolated from it.
+
+Theory of operation
+-------------------
+`NestedEvaluator` makes a frame (see `context`), opens in it a session under the run's, a resource context, a
+chain below the run's limits and a cancellation token below the run's, and lets the adapter evaluate the
+prompt there. Whatever happens, all four are closed again, in the opposite order.
+
+What goes wrong has two ways to go. A passed deadline and a spent budget are raised:
+they are facts about the run, too. Everything else is captured in the result, down to an adapter that exits:
+a judge never takes the run with it. Two things are not the judge's and pass through: the run's own
+cancellation, and a person's interrupt.
+
+The time limit does not depend on the adapter: a scope around the whole evaluation is cancelled when the time
+is over, by the run's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any, Generic, Literal, cast
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+
+from treenail import telemetry
+from treenail.clock import Clock, SystemClock, new_id
+from treenail.containment import CancellationToken, ExecutionContext, Limits
+from treenail.containment.threads import call_later, describe, threadsafe
+from treenail.conversation.events import ProviderUsage
+from treenail.errors import (
+    BudgetExceededError,
+    CallRefused,
+    CancelledByToken,
+    DeadlineExceededError,
+    NestedEvaluationError,
+    OutputParseError,
+    PromptEvaluationError,
+    ThrottleError,
+    UsageError,
+)
+from treenail.judges.context import (
+    NestedEvaluationResult,
+    NestedExecutionConfig,
+    NestedExecutionContext,
+    Scope,
+    current_scope,
+    derive_child_run_context,
+    derive_nested_deadline,
+    earliest,
+    inner_scope,
+    nested_chain,
+    nesting_of,
+    nesting_tags,
+    refuse_mutable,
+    scoped,
+)
+from treenail.judges.events import NestedEvaluated, shortened
+from treenail.prompt.events import PromptExecuted, PromptResponse
+from treenail.prompt.output import OutputT
+from treenail.prompt.template import Prompt
+from treenail.providers.adapter import ProviderAdapter
+from treenail.records import dataclass
+from treenail.state.budget import Budget, BudgetRemaining, BudgetTracker, Deadline, TokenUsage
+from treenail.state.execution import ExecutionState
+from treenail.state.resources import ResourceRegistry
+from treenail.state.run_context import RunContext
+from treenail.state.session import Session, nested_session, stamped
+from treenail.state.views import SessionView
+from treenail.workspace.base import Filesystem
+
+_logger = logging.getLogger("treenail.judges")
+
+_DEFAULTS = NestedExecutionConfig()
+
+
+class NestedEvaluator(Generic[OutputT]):
+    """Evaluates one prompt inside a run, isolated from it. See the module's theory of operation.
+
+    An evaluator holds no state: it may evaluate several times, also at once, each time in a session
+    of its own.
+    """
+
+    def __init__(
+        self, adapter: ProviderAdapter, *, prompt: Prompt[OutputT], context: NestedExecutionContext
+    ) -> None:
+        self._adapter = adapter
+        self._prompt = prompt
+        self._context = context
+
+    def evaluate(self, *, budget_tracker: BudgetTracker | None = None) -> NestedEvaluationResult[OutputT]:
+        """Evaluate, and block until it is over. Not for use inside an event loop: `aevaluate` is.
+
+        Raises `DeadlineExceededError` and `BudgetExceededError`; captures every other failure in the
+        result. What is wrong in itself (a prompt with tools where none are allowed) is a `UsageError`.
+        """
+        if _loop_is_running():
+            raise UsageError(
+                "evaluate() would block the event loop that runs here; use `await evaluator.aevaluate()`"
+            )
+        go = partial(self.aevaluate, budget_tracker=budget_tracker)
+        loop = current_scope().loop
+        # A judge on a worker thread goes back to the run's loop, where the provider's connections are.
+        return anyio.run(go) if loop is None else anyio.from_thread.run(go, token=loop)
+
+    async def aevaluate(
+        self, *, budget_tracker: BudgetTracker | None = None
+    ) -> NestedEvaluationResult[OutputT]:
+        """Do the same as `evaluate` from async code."""
+        frame = self._frame(budget_tracker)
+        began = frame.clock.monotonic()
+        error: BaseException | None = None
+        response: PromptResponse[OutputT] | None = None
+        try:
+            if frame.depth > frame.ceiling:
+                raise _too_deep(frame, self._prompt.name)
+            with self._opened(frame) as state:
+                response = await self._in_time(frame, state)
+            frame.settle()
+        except BaseException as raised:  # noqa: BLE001 - sorted below, and raised again if it is not ours
+            error = raised
+        passing = error is not None and _passes(error, frame)
+        failure = None if error is None or passing else _captured(error, self._prompt.name)
+        frame.tell(self._adapter.name, self._prompt.name, error, failure, frame.clock.monotonic() - began)
+        if error is not None and failure is None:
+            raise _named(error, frame)
+        return NestedEvaluationResult(
+            success=failure is None,
+            output=None if response is None or failure is not None else self._output(response),
+            error=failure,
+            usage=frame.usage,
+            child_run_context=frame.run_context,
+            cost_usd=frame.cost_usd,
+        )
+
+    def _output(self, response: PromptResponse[OutputT]) -> OutputT | None:
+        """Return the answer; of a prompt without a type that is its text."""
+        if response.output is None and self._prompt.output_type is str:
+            return cast("OutputT | None", response.text)
+        return response.output
+
+    # .. the frame ..
+
+    def _frame(self, budget_tracker: BudgetTracker | None) -> _Frame:
+        """Work out what the evaluation may use. Raises if there is nothing left to use."""
+        context, scope = self._context, current_scope()
+        config = context.config or scope.config or _DEFAULTS
+        if self._prompt.tools and not config.allow_nested_tools:
+            names = ", ".join(each.name for each in self._prompt.tools)
+            raise UsageError(
+                f"the prompt {self._prompt.name!r} has tools ({names}), but judges have none here; take them "
+                f"out, or set NestedExecutionConfig(allow_nested_tools=True)"
+            )
+        cancellation = context.cancellation or scope.cancellation
+        if cancellation is not None:
+            cancellation.raise_if_cancelled()
+        clock = getattr(context.parent_session, "clock", None) or SystemClock()
+        budget = context.budget
+        deadline = derive_nested_deadline(
+            earliest(context.deadline, scope.deadline, None if budget is None else budget.deadline),
+            config.max_nested_duration,
+            clock=clock,
+        )
+        deadline.raise_if_passed(f"the nested evaluation of {self._prompt.name!r}")
+        containment = context.containment or scope.containment
+        depth, ceiling = nesting_of(containment, context.parent_session)
+        ceiling = config.max_nesting_depth if ceiling is None else min(ceiling, config.max_nesting_depth)
+        run_context = context.parent_run_context or scope.run_context
+        tracker, kind = self._tracker(budget_tracker, scope, config)
+        return _Frame(
+            context=context,
+            scope=scope,
+            config=config,
+            clock=clock,
+            deadline=deadline,
+            containment=containment,
+            cancellation=cancellation,
+            depth=max(depth, scope.depth) + 1,
+            ceiling=ceiling,
+            tracker=tracker,
+            tracker_kind=kind,
+            run_context=derive_child_run_context(run_context, new_id()),
+        )
+
+    def _tracker(
+        self, given: BudgetTracker | None, scope: Scope, config: NestedExecutionConfig
+    ) -> tuple[BudgetTracker | None, Literal["shared", "own", "none"]]:
+        own = self._context.budget
+        shared = given or self._context.resource_overrides.get(BudgetTracker)
+        if shared is None and own is None:
+            shared = scope.budget_tracker
+        if shared is not None:
+            refuse_exhausted(shared)
+            return SharedBudgetTracker(shared, own), "shared"
+        own = own or config.default_nested_budget
+        return (None, "none") if own is None else (BudgetTracker(own), "own")
+
+    # .. what is opened for it, and closed again ..
+
+    @contextmanager
+    def _opened(self, frame: _Frame) -> Iterator[ExecutionState]:
+        with ExitStack() as stack:
+            parent = frame.context.parent_session
+            session_id = frame.run_context.session_id
+            tags = {
+                **nesting_tags(frame.depth, frame.ceiling),
+                "nested": self._prompt.name,
+                **({"judge": frame.scope.judge} if frame.scope.judge else {}),
+            }
+            session = (
+                nested_session(parent, session_id=session_id, tags=tags)
+                if isinstance(parent, SessionView)
+                else Session(session_id=session_id, tags=tags, clock=frame.clock)
+            )
+            # The newest is closed first; what was used is read while the session still stands.
+            stack.callback(session.close)
+            stack.callback(frame.read_usage, session)
+            limits = frame.limits()
+            frame.chain = nested_chain(
+                frame.containment, limits, depth=frame.depth, ceiling=frame.ceiling, clock=frame.clock
+            )
+            stack.callback(frame.chain.close)
+            frame.token = CancellationToken(frame.cancellation)
+            stack.callback(frame.token.unlink)
+            resources = stack.enter_context(frame.registry(self._prompt.resources).open())
+            yield ExecutionState(session=session, resources=resources, clock=frame.clock)
+
+    async def _in_time(self, frame: _Frame, state: ExecutionState) -> PromptResponse[OutputT]:
+        """Let the adapter evaluate, until the time is over or the run is stopped."""
+        assert frame.token is not None
+        inside = inner_scope(
+            frame.scope,
+            depth=frame.depth,
+            containment=frame.chain,
+            deadline=frame.deadline,
+            cancellation=frame.token,
+            budget_tracker=frame.tracker,
+            run_context=frame.run_context,
+            config=frame.config,
+        )
+        response: PromptResponse[OutputT] | None = None
+        run, trace = frame.run_context.run_id.hex, frame.run_context.trace_id
+        with anyio.CancelScope() as limit, scoped(inside), stamped(run_id=run, trace_id=trace):
+            stop = threadsafe(limit.cancel)
+            timer = call_later(frame.clock, max(frame.deadline.remaining().total_seconds(), 0.0), stop)
+            forget = frame.token.on_cancel(stop)
+            try:
+                response = await self._adapter.aevaluate(
+                    self._prompt,
+                    state=state,
+                    deadline=frame.deadline,
+                    budget_tracker=frame.tracker,
+                    run_context=frame.run_context,
+                    containment=frame.chain,
+                    cancellation=frame.token,
+                )
+            finally:
+                forget()
+                timer.cancel()
+        if response is None or limit.cancel_called:
+            # Also if the adapter answered after all: what comes too late does not count.
+            frame.token.raise_if_cancelled()
+            raise DeadlineExceededError(
+                f"the nested evaluation of {self._prompt.name!r} was stopped: its time was over"
+            )
+        return response
+
+
+@dataclass(slots=True)
+class _Frame:
+    """What one nested evaluation may use, and what it turned out to use."""
+
+    context: NestedExecutionContext
+    scope: Scope
+    config: NestedExecutionConfig
+    clock: Clock
+    deadline: Deadline
+    containment: ExecutionContext | None
+    cancellation: CancellationToken | None
+    depth: int
+    ceiling: int
+    tracker: BudgetTracker | None
+    tracker_kind: Literal["shared", "own", "none"]
+    run_context: RunContext
+    chain: ExecutionContext | None = None
+    token: CancellationToken | None = None
+    usage: TokenUsage | None = None
+    cost_usd: float | None = None
+
+    def is_run_stopped(self) -> bool:
+        """Say whether the run itself was stopped, rather than only what happens in it."""
+        if self.cancellation is not None and self.cancellation.is_cancelled:
+            return True
+        return self.containment is not None and self.containment.cancellation_token.reason == "aborted"
+
+    def limits(self) -> Limits:
+        """Return the ceilings of its chain, on top of the run's."""
+        budget = self.context.budget
+        return Limits(
+            timeout=max(self.deadline.remaining().total_seconds(), 0.001),
+            max_cost_usd=None if budget is None else budget.max_cost_usd,
+        )
+
+    def registry(self, of_prompt: ResourceRegistry) -> ResourceRegistry:
+        """Return the resources by the table: clock, read-only files, the prompt's own, and what was named."""
+        workspace = self.scope.workspace
+        for each in of_prompt:
+            # A judge's prompt may bring what it likes, but not the run's own workspace.
+            if workspace is not None and of_prompt.get(each, None) is workspace:
+                refuse_mutable(each, workspace)
+        filesystem = self.context.filesystem or self.scope.filesystem
+        inherited: dict[type[Any], object] = {Clock: self.clock}
+        if filesystem is not None:
+            inherited[Filesystem] = filesystem.read_only_view()
+        named: dict[type[Any], object] = dict(self.context.resource_overrides)
+        if self.tracker is not None:
+            named[BudgetTracker] = self.tracker
+        both = ResourceRegistry.build(inherited).merge(of_prompt, strict=False)
+        return both.merge(ResourceRegistry.build(named), strict=False)
+
+    def read_usage(self, session: Session) -> None:
+        """Find out what was used, and make sure that it is counted."""
+        calls = session[ProviderUsage].all()
+        executed = session[PromptExecuted].latest()
+        if calls:
+            self.usage = sum((each.usage for each in calls), start=TokenUsage())
+            costs = [each.cost_usd for each in calls if each.cost_usd is not None]
+            self.cost_usd = math.fsum(costs) if costs else None
+        elif executed is not None:
+            self.usage = executed.usage
+        if self.tracker is None:
+            return
+        counted = self.tracker.consumed
+        if self.usage is None:
+            self.usage = None if counted.total is None else counted
+            return
+        # An adapter may know of no trackers, or not have told the tracker of its last call.
+        uncounted = TokenUsage(
+            max((self.usage.input_tokens or 0) - (counted.input_tokens or 0), 0),
+            max((self.usage.output_tokens or 0) - (counted.output_tokens or 0), 0),
+        )
+        cost = max((self.cost_usd or 0.0) - self.tracker.consumed_cost_usd, 0.0)
+        if uncounted.total or cost:
+            self.tracker.record_cumulative(self.run_context.run_id.hex, uncounted, cost or None)
+
+    def settle(self) -> None:
+        """Refuse an answer that was paid for with more than there was."""
+        if self.tracker is not None:
+            self.tracker.check()
+
+    def report(self, adapter: str, prompt_name: str, kind: str, elapsed_s: float) -> None:
+        """Say it to whoever watches: a line for the log, and measurements."""
+        used = self.usage or TokenUsage()
+        run = self.run_context
+        _logger.log(
+            logging.INFO if not kind else logging.WARNING,
+            "the nested evaluation of %s %s after %.3f s",
+            prompt_name,
+            f"failed ({kind})" if kind else "succeeded",
+            elapsed_s,
+            extra={
+                "judge": self.scope.judge,
+                "prompt_name": prompt_name,
+                "adapter": adapter,
+                "nested_error_kind": kind,
+                "nested_session_id": str(run.session_id),
+                "nested_run_id": run.run_id.hex,
+                "nested_trace_id": run.trace_id,
+                "nested_parent_span_id": run.parent_span_id,
+                "nested_depth": self.depth,
+                "nested_budget": self.tracker_kind,
+                "nested_input_tokens": used.input_tokens,
+                "nested_output_tokens": used.output_tokens,
+                "nested_cost_usd": self.cost_usd,
+                "nested_elapsed_ms": round(elapsed_s * 1000, 3),
+            },
+        )
+        if not telemetry.is_on():
+            return
+        about = {
+            "gen_ai__evaluation__name": self.scope.judge or None,
+            "gen_ai__prompt__name": prompt_name,
+            "treenail__nested__budget": self.tracker_kind,
+        }
+        telemetry.record("treenail.nested.duration", elapsed_s, **about, error__type=kind or None)
+        for token_type, tokens in (("input", used.input_tokens), ("output", used.output_tokens)):
+            if tokens is not None:
+                telemetry.record(
+                    "treenail.nested.token.usage", tokens, **about, gen_ai__token__type=token_type
+                )
+        if self.cost_usd is not None:
+            telemetry.record("treenail.nested.cost", self.cost_usd, **about)
+
+    def tell(
+        self,
+        adapter: str,
+        prompt_name: str,
+        error: BaseException | None,
+        failure: NestedEvaluationError | None,
+        elapsed_s: float,
+    ) -> None:
+        """Leave word for the run's log."""
+        kind = "" if error is None else failure.kind if failure is not None else _raised_kind(error)
+        self.report(adapter, prompt_name, kind, elapsed_s)
+        self.scope.evaluations.append(
+            NestedEvaluated(
+                judge=self.scope.judge,
+                prompt_name=prompt_name,
+                adapter=adapter,
+                child_session_id=self.run_context.session_id if self.chain is not None else None,
+                success=error is None,
+                error_kind=kind,
+                detail="" if error is None else shortened(describe(failure or error), 1_000),
+                usage=self.usage,
+                cost_usd=self.cost_usd,
+                budget=self.tracker_kind,
+                depth=self.depth,
+                run_context=self.run_context,
+                elapsed_ms=elapsed_s * 1000,
+            )
+        )
+
+
+# --- budgets -------------------------------------------------------------------------------------------
+
+
+class SharedBudgetTracker(BudgetTracker):
+    """Counts a nested evaluation against the run's tracker, and against a budget of its own if it has one.
+
+    The run's tracker keeps what is recorded here under ids of its own (`nested:...`), so that it
+    stays apart from what the run itself used.
+    """
+
+    def __init__(self, run: BudgetTracker, own: Budget | None = None) -> None:
+        super().__init__(own or run.budget)
+        self._run = run
+
+    def record_cumulative(self, evaluation_id: str, usage: TokenUsage, cost_usd: float | None = None) -> None:
+        """Record what an evaluation has used so far, here and in the run's tracker."""
+        super().record_cumulative(evaluation_id, usage, cost_usd)
+        self._run.record_cumulative(f"nested:{evaluation_id}", usage, cost_usd)
+
+    def check(self) -> None:
+        """Raise `BudgetExceededError` if a ceiling was passed, its own or the run's."""
+        super().check()
+        self._run.check()
+
+    def remaining(self) -> BudgetRemaining:
+        """Return what is left of each ceiling: the smaller of its own and the run's."""
+        mine, theirs = super().remaining(), self._run.remaining()
+
+        def less(name: str) -> Any:
+            both = (getattr(mine, name), getattr(theirs, name))
+            return min((each for each in both if each is not None), default=None)
+
+        names = ("time", "total_tokens", "input_tokens", "output_tokens", "cost_usd")
+        return BudgetRemaining(**{name: less(name) for name in names})
+
+
+class LentBudgetTracker(SharedBudgetTracker):
+    """The run's tracker as a judge is handed it: all that the run has used can be read, none of it unsaid."""
+
+    @property
+    def consumed(self) -> TokenUsage:
+        """The tokens that the run has used, its judges included."""
+        return self._run.consumed
+
+    @property
+    def consumed_cost_usd(self) -> float:
+        """The money that the run has spent, its judges included."""
+        return self._run.consumed_cost_usd
+
+
+def refuse_exhausted(tracker: BudgetTracker) -> None:
+    """Raise `BudgetExceededError` if nothing is left of a ceiling. Reaching one is enough: none is left."""
+    tracker.check()
+    left = tracker.remaining()
+    spent = {
+        "deadline": left.time is not None and left.time <= timedelta(0),
+        "input": left.input_tokens is not None and left.input_tokens <= 0,
+        "output": left.output_tokens is not None and left.output_tokens <= 0,
+        "total": left.total_tokens is not None and left.total_tokens <= 0,
+        "cost": left.cost_usd is not None and left.cost_usd <= 0,
+    }
+    for dimension, is_spent in spent.items():
+        if is_spent:
+            raise BudgetExceededError(
+                f"the run's budget has nothing left for a judge ({dimension}); raise the ceiling, or give "
+                f"the judge a budget of its own",
+                budget=tracker.budget,
+                consumed=tracker.consumed,
+                exceeded_dimension=dimension,
+            )
+
+
+# --- failures ------------------------------------------------------------------------------------------
+
+_REFUSALS: dict[str, type[DeadlineExceededError | BudgetExceededError]] = {
+    "timeout": DeadlineExceededError,
+    "budget_exceeded": BudgetExceededError,
+}
+
+
+def _passes(error: BaseException, frame: _Frame) -> bool:
+    """Say whether a failure is raised: a limit, a person's interrupt, or the run's own cancellation."""
+    if isinstance(error, DeadlineExceededError | BudgetExceededError | KeyboardInterrupt):
+        return True
+    if isinstance(error, CallRefused) and error.stop_reason in _REFUSALS:
+        return True
+    if isinstance(error, CancelledByToken):
+        return True
+    return isinstance(error, anyio.get_cancelled_exc_class()) and is_being_cancelled()
+
+
+def _named(error: BaseException, frame: _Frame) -> BaseException:
+    """Return what to raise: a limit of the containment is raised as what it is."""
+    if isinstance(error, CallRefused):
+        made = _REFUSALS[error.stop_reason or ""](str(error))
+        made.__cause__ = error
+        return made
+    if isinstance(error, CancelledByToken) and not frame.is_run_stopped():
+        made = DeadlineExceededError(f"the nested evaluation was stopped: {error}")
+        made.__cause__ = error
+        return made
+    return error
+
+
+def _raised_kind(error: BaseException) -> str:
+    if isinstance(error, BudgetExceededError):
+        return "budget"
+    if isinstance(error, CallRefused):
+        return "budget" if error.stop_reason == "budget_exceeded" else "deadline"
+    if isinstance(error, DeadlineExceededError):
+        return "deadline"
+    return "cancelled"
+
+
+def _captured(error: BaseException, prompt_name: str) -> NestedEvaluationError:
+    if isinstance(error, NestedEvaluationError):
+        return error
+    kind = "crashed"
+    if isinstance(error, ThrottleError):
+        kind = "throttled"
+    elif isinstance(error, OutputParseError):
+        kind = "output"
+    elif isinstance(error, PromptEvaluationError):
+        kind = "evaluation"
+    elif isinstance(error, CallRefused):
+        kind = "refused"
+    made = NestedEvaluationError(
+        f"the nested evaluation of {prompt_name!r} failed: {describe(error)}",
+        prompt_name=prompt_name,
+        kind=kind,
+    )
+    made.__cause__ = error
+    return made
+
+
+def _too_deep(frame: _Frame, prompt_name: str) -> NestedEvaluationError:
+    return NestedEvaluationError(
+        f"the nested evaluation of {prompt_name!r} would be number {frame.depth} inside each other, and "
+        f"{frame.ceiling} are allowed; take the judges out of the judge's prompt, or raise max_nesting_depth",
+        prompt_name=prompt_name,
+        kind="depth",
+    )
+
+
+def is_being_cancelled() -> bool:
+    """Say whether somebody around this task has cancelled it, rather than that something in it raised so."""
+    if anyio.current_effective_deadline() == -math.inf:
+        return True
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        # Another event loop, where only a real cancellation raises so.
+        return True
+    return task is None or task.cancelling() > 0
+
+
+def _loop_is_running() -> bool:
+    try:
+        anyio.lowlevel.current_token()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,21 @@
+"""The durable truth: one append-only log per session.
+
+The stores are imported by path, so that this door pulls in no driver:
+`treenail.log.memory.MemoryLog`, `treenail.log.sqlite.SqliteLog`.
+"""
+
+from treenail.log.base import Finding, Lease, Log, LogReport, StoredSnapshot
+from treenail.log.event import Channel, Draft, Envelope, SessionInfo, SlicePolicy
+
+__all__ = [
+    "Channel",
+    "Draft",
+    "Envelope",
+    "Finding",
+    "Lease",
+    "Log",
+    "LogReport",
+    "SessionInfo",
+    "SlicePolicy",
+    "StoredSnapshot",
+]

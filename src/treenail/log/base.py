@@ -1,0 +1,169 @@
+"""The log seam: what a store of sessions must do.
+
+Theory of operation
+-------------------
+A session's log is append-only, gapless and has one writer at a time. A writer
+holds a **lease**; each lease has an **epoch** that grows with every hand-over.
+An append names its lease and the sequence number it expects to follow; a store
+refuses it (`StaleWriterError`) if either is old. That check and the write are
+one store transaction, so that a writer that was paused, cut off or replaced
+cannot change anything (fencing). All events of one append become visible
+together or not at all.
+
+The store knows envelopes, not values: payloads are opaque bytes. It keeps, per
+session, at most a few **stored snapshots** of the folded state, which are an
+optimisation and never the truth. `prune` forgets old events once a stored
+snapshot covers them; `erase` forgets a session with everything that is in it.
+
+Every method may be called from any thread. `treenail.testing.log.LogConformance`
+checks an implementation against these promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Literal, Protocol, runtime_checkable
+from uuid import UUID
+
+from treenail.log.event import Draft, Envelope, SessionInfo
+from treenail.records import dataclass
+
+DEFAULT_LEASE_SECONDS = 10.0
+"""How long a lease lasts without a heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write one session."""
+
+    session_id: UUID
+    epoch: int
+    """Grows with every hand-over; an append with an older one is refused."""
+    owner: str
+    ttl_s: float
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A session's folded state as it was after the event `seq`."""
+
+    session_id: UUID
+    seq: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, where it is, and what to do."""
+
+    kind: Literal["checksum", "gap", "unreadable", "snapshot", "version", "orphan"]
+    message: str
+    seq: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogReport:
+    """The result of checking one session's stored events."""
+
+    session_id: UUID
+    events: int
+    last_good_seq: int
+    """Every event up to here is whole and readable."""
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+
+@runtime_checkable
+class Log(Protocol):
+    """A store of sessions' logs."""
+
+    def create(
+        self,
+        session_id: UUID,
+        *,
+        created_at: datetime,
+        parent_id: UUID | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make an empty session. Raises `UsageError` if it exists."""
+        ...
+
+    def info(self, session_id: UUID) -> SessionInfo:
+        """Describe a session. Raises `SessionNotFoundError`."""
+        ...
+
+    def sessions(self, *, parent_id: UUID | None = None) -> Sequence[SessionInfo]:
+        """List the sessions, oldest first; with `parent_id`, only its children."""
+        ...
+
+    def acquire(self, session_id: UUID, *, owner: str, ttl_s: float = DEFAULT_LEASE_SECONDS) -> Lease:
+        """Take the writer's lease, or take it over if its holder is gone.
+
+        The holder is gone when its lease has expired, or when it was a process of this machine
+        that no longer runs. Raises `LeaseHeldError` while it lives.
+        """
+        ...
+
+    def renew(self, lease: Lease) -> Lease:
+        """Heartbeat: extend the lease. Raises `StaleWriterError` if it was taken over."""
+        ...
+
+    def release(self, lease: Lease) -> None:
+        """Give the lease back. Releasing a lease that was taken over does nothing."""
+        ...
+
+    def append(
+        self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int, synced: bool = True
+    ) -> Sequence[Envelope]:
+        """Append all drafts after `expected_seq`, in one transaction, or none.
+
+        When this returns, the events are as durable as the store promises. With `synced=False` the
+        store need not wait until a power cut can do them no harm: that may come with the next append
+        to wait for it. They survive the end of the process in any case, and no event survives
+        without those before it. Raises `StaleWriterError` if the lease was taken over or if
+        `expected_seq` is not the head.
+        """
+        ...
+
+    def read(self, session_id: UUID, *, after: int = 0, upto: int | None = None) -> Iterator[Envelope]:
+        """Yield the events with `after < seq <= upto`, in order, each one verified.
+
+        At the first damaged event it raises `LogDamagedError`; everything before was yielded.
+        """
+        ...
+
+    def put_snapshot(self, lease: Lease, seq: int, payload: bytes) -> None:
+        """Keep a snapshot of the folded state after event `seq`, in place of older ones."""
+        ...
+
+    def latest_snapshot(self, session_id: UUID) -> StoredSnapshot | None:
+        """Return the newest stored snapshot that is whole, or None. A damaged one is passed over."""
+        ...
+
+    def prune(self, lease: Lease, *, upto: int) -> int:
+        """Forget the events up to `upto`; a stored snapshot must cover them. Returns how many went.
+
+        No byte of a pruned event stays in the store.
+        """
+        ...
+
+    def erase(self, session_id: UUID) -> None:
+        """Forget a session and everything in it. No byte of it stays in the store.
+
+        Raises `LeaseHeldError` while somebody alive is writing it.
+        """
+        ...
+
+    def check(self, session_id: UUID) -> LogReport:
+        """Verify every stored event and snapshot of a session. Never raises for damage; never deletes."""
+        ...
+
+    def close(self) -> None:
+        """Release leases held through this object, and the store's handles."""
+        ...

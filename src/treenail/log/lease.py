@@ -1,0 +1,223 @@
+"""Who holds a lease, whether that holder still lives, and the heartbeat.
+
+Theory of operation
+-------------------
+A lease names its owner with a string. `this_process_owner()` makes one that
+says which process it is: the machine since its last boot, the process
+namespace, the process id and the moment when that process began. With these a
+reader on the same machine can tell a dead process from a live one at once, even
+when the process id was given to somebody else since. From anywhere else (another
+machine, another container, a string of the caller's own) the answer is "cannot
+tell", and only the lease's expiry counts.
+
+A wrong answer is never dangerous, because a writer that was taken over by
+mistake is fenced off by its epoch; it is only rude.
+
+`LeaseKeeper` renews leases in a daemon thread while their holder lives. It runs
+on real time: a heartbeat is a message to other processes, which do not share a
+test's clock.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import secrets
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+from weakref import WeakMethod, WeakSet
+
+from treenail.errors import LogError, StaleWriterError
+from treenail.log.base import Lease
+
+_MARK = "treenail"
+_PROC = Path("/proc")
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text("utf-8", "replace").strip()
+    except OSError:
+        return None
+
+
+def _machine() -> str:
+    """Name this machine since its last boot."""
+    boot = _read(_PROC / "sys/kernel/random/boot_id")
+    return boot or f"{socket.gethostname()}-{uuid.getnode():x}"
+
+
+def _namespace() -> str:
+    """Name the namespace in which process ids mean something: containers each have their own."""
+    try:
+        return str(os.stat(_PROC / "self/ns/pid").st_ino)
+    except OSError:
+        return "0"
+
+
+def _began(pid: int) -> str | None:
+    """Say when a process began, in the kernel's own ticks; None if it is gone, "?" if unknowable."""
+    if not (_PROC / "self/stat").exists():
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        except OSError:
+            return "?"
+        return "?"
+    stat = _read(_PROC / str(pid) / "stat")
+    if stat is None:
+        return None
+    # The command's name stands in parentheses and may itself hold spaces and parentheses.
+    fields = stat.rpartition(")")[2].split()
+    # A zombie has ended; only its parent has not looked yet.
+    return None if fields[0] in "ZX" else fields[19]
+
+
+@functools.lru_cache(maxsize=1)
+def _process(pid: int) -> str:
+    """Name a process that is this one: what that says stays so until it ends, or forks another one."""
+    return "/".join((_MARK, _machine(), _namespace(), str(pid), _began(pid) or "?"))
+
+
+def this_process_owner() -> str:
+    """Make an owner string for a lease; no two calls return the same one."""
+    return f"{_process(os.getpid())}/{secrets.token_hex(4)}"
+
+
+def owner_is_alive(owner: str) -> bool | None:
+    """Say whether the process that made this owner string still runs; None if that cannot be told."""
+    parts = owner.split("/")
+    if len(parts) != 6 or parts[0] != _MARK or not parts[3].isdecimal():
+        return None
+    _, machine, namespace, pid, began, _ = parts
+    if machine != _machine() or namespace != _namespace():
+        return None
+    now = _began(int(pid))
+    if now is None:
+        return False
+    return None if "?" in (now, began) else now == began
+
+
+class LeaseKeeper:
+    """Renews the leases that it holds, from a daemon thread that starts with the first of them.
+
+    A lease that turns out to be taken over is remembered as lost, so that its holder can be
+    refused without asking the store. The thread never keeps the process alive, and ends with
+    `close()` or when the store that it serves is gone.
+    """
+
+    def __init__(self, renew: Callable[[Lease], Lease], *, beat: bool = True) -> None:
+        # Weak, or a store that nobody uses any more would be kept alive by its own heartbeat.
+        self._renew = WeakMethod(renew)
+        self._beat = beat
+        self._change = threading.Condition()
+        self._held: dict[tuple[UUID, int], Lease] = {}
+        self._lost: set[tuple[UUID, int]] = set()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        _KEEPERS.add(self)
+
+    def hold(self, lease: Lease) -> None:
+        """Keep this lease alive from now on."""
+        with self._change:
+            self._closed = False
+            self._held[lease.session_id, lease.epoch] = lease
+            # A session that was erased and made anew counts its epochs from the start.
+            self._lost.discard((lease.session_id, lease.epoch))
+            if self._beat and self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="treenail-lease-keeper", daemon=True)
+                self._thread.start()
+            self._change.notify_all()
+
+    def drop(self, lease: Lease) -> None:
+        """Stop renewing this lease; it was released."""
+        with self._change:
+            self._held.pop((lease.session_id, lease.epoch), None)
+
+    def lose(self, lease: Lease) -> None:
+        """Remember that this lease was taken over."""
+        with self._change:
+            # Only what was held here can be lost here, so the memory is bounded by the leases taken.
+            if self._held.pop((lease.session_id, lease.epoch), None) is not None:
+                self._lost.add((lease.session_id, lease.epoch))
+
+    def is_lost(self, lease: Lease) -> bool:
+        """Say whether this lease is known to have been taken over."""
+        return bool(self._lost) and (lease.session_id, lease.epoch) in self._lost
+
+    def held(self) -> tuple[Lease, ...]:
+        """List the leases that are being kept."""
+        with self._change:
+            return tuple(self._held.values())
+
+    def close(self) -> None:
+        """Stop renewing. The leases are not released: that is the store's part."""
+        with self._change:
+            self._closed = True
+            thread, self._thread = self._thread, None
+            self._held.clear()
+            self._change.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=2.0)
+
+    def beat(self) -> None:
+        """Renew every held lease once. A failure other than a take-over is tried again next time."""
+        for lease in self.held():
+            renew = self._renew()
+            if renew is None:
+                return
+            try:
+                renewed = renew(lease)
+            except StaleWriterError:
+                self.lose(lease)
+            except LogError:
+                continue
+            else:
+                with self._change:
+                    if (lease.session_id, lease.epoch) in self._held:
+                        self._held[lease.session_id, lease.epoch] = renewed
+            del renew
+
+    def _is_over(self) -> bool:
+        return self._closed or self._thread is not threading.current_thread()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                if self._is_over():
+                    return
+                shortest = min((lease.ttl_s for lease in self._held.values()), default=None)
+                self._change.wait(None if shortest is None else shortest / 3)
+                if self._is_over():
+                    return
+            if self._renew() is None:
+                return
+            self.beat()
+
+
+_KEEPERS: WeakSet[LeaseKeeper] = WeakSet()
+
+
+def _forget_in_child() -> None:
+    _process.cache_clear()  # In a process namespace of its own the child may have its parent's number.
+    # The leases belong to the parent, whose thread was not copied; a lock may have been held.
+    for keeper in list(_KEEPERS):
+        keeper._change = threading.Condition()
+        keeper._held.clear()
+        keeper._thread = None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@atexit.register
+def _stop_keepers() -> None:
+    # A thread that is inside the store while the interpreter is taken down would be cut off there.
+    for keeper in list(_KEEPERS):
+        keeper.close()

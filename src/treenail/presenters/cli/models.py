@@ -1,0 +1,148 @@
+"""From the name of a model to a provider. Each SDK is imported only when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from treenail.errors import UsageError
+from treenail.presenters.cli.settings import Settings
+from treenail.providers.base import ModelRequest, Provider
+from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.tools.tool import ToolCall
+
+DEFAULT_OPENAI_MODEL = "gpt-5-mini"
+DEFAULT_ANTHROPIC_MODEL = "claude-sonnet-4-5"
+
+NO_PROVIDER = (
+    "no model to talk to: set OPENAI_API_KEY or ANTHROPIC_API_KEY, or name a server of your own with "
+    "--base-url URL --model NAME. To see what Treenail does without any model, run `treenail demo`"
+)
+
+DEFAULTS = (
+    ("ANTHROPIC_API_KEY", f"anthropic/{DEFAULT_ANTHROPIC_MODEL}"),
+    ("OPENAI_API_KEY", f"openai/{DEFAULT_OPENAI_MODEL}"),
+)
+"""The model that is asked if none is named: the first whose key is set."""
+
+_KINDS = ("openai", "anthropic", "litellm", "claude-agent", "scripted")
+
+
+def provider_for(settings: Settings, environ: Mapping[str, str]) -> Provider:
+    """Make the provider that the settings name. Raises `UsageError` with what to do."""
+    kind, model = _kind_and_model(settings, environ)
+    base_url = settings.text("base_url")
+    if kind == "scripted":
+        return scripted(Path(model))
+    if kind == "openai":
+        module = _imported("treenail.providers.openai", "openai")
+        api = settings.text("api") or ("responses" if base_url is None else "chat")
+        return _made(module.OpenAI, model, api=api, base_url=base_url)
+    if kind == "anthropic":
+        module = _imported("treenail.providers.anthropic", "anthropic")
+        return _made(module.Anthropic, model, base_url=base_url)
+    if kind == "litellm":
+        module = _imported("treenail.providers.litellm", "litellm")
+        return _made(module.LiteLLM, model, base_url=base_url)
+    module = _imported("treenail.providers.claude_agent", "claude-agent-sdk")
+    return _made(module.ClaudeAgent, model)
+
+
+def _made(kind: Any, model: str, **options: Any) -> Provider:
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        made: Provider = kind(model, **given)
+    except UsageError as error:
+        # The library speaks of arguments; here there are variables and flags.
+        said = str(error).replace(" or pass api_key=", "").replace("pass base_url=", "say --base-url URL")
+        raise UsageError(said) from error
+    return made
+
+
+def _kind_and_model(settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:
+    named, base_url = settings.text("model"), settings.text("base_url")
+    if named is not None:
+        kind, slash, model = named.partition("/")
+        if slash and kind in _KINDS:
+            if not model:
+                raise UsageError(f"the model {named!r} has no name behind its provider; write {kind}/NAME")
+            return kind, model
+        if named.startswith("scripted:"):
+            return "scripted", named.removeprefix("scripted:")
+        if base_url is None and named.startswith("claude"):
+            return "anthropic", named
+        return "openai", named
+    if base_url is not None:
+        raise UsageError(f"the server {base_url} needs the name of a model; say it with --model NAME")
+    for key, model in DEFAULTS:
+        if environ.get(key):
+            kind, _, name = model.partition("/")
+            return kind, name
+    raise UsageError(NO_PROVIDER)
+
+
+def _imported(name: str, package: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(
+            f"the provider needs a package that is not installed ({error.name or error}); install it with "
+            f"`pip install {package}`"
+        ) from error
+
+
+class TaskScripts(ScriptedProvider):
+    """Answers each conversation from a script of its own: the one whose key its task begins with."""
+
+    def __init__(self, scripts: Mapping[str, list[Answer]]) -> None:
+        super().__init__([])
+        # The longest key first: an empty one is for every other task.
+        self._scripts = sorted(scripts.items(), key=lambda each: -len(each[0]))
+
+    def _next(self, request: ModelRequest) -> Answer:
+        task = next((each.text for each in request.items if each.role == "user"), "")
+        script = next((answers for key, answers in self._scripts if task.startswith(key)), [])
+        return ScriptedProvider(script)._next(request)
+
+
+def scripted(path: Path) -> Provider:
+    """Make a model that reads from a file: a list of answers, or a list for each beginning of a task."""
+    data = _json(path)
+    if not isinstance(data, dict):
+        return ScriptedProvider(read_script(path))
+    return TaskScripts({str(key): _answers(each, f"{path}, {key!r}") for key, each in data.items()})
+
+
+def read_script(path: Path) -> list[Answer]:
+    """Read a script of answers: a JSON list of texts, or of objects with text, calls and cost_usd."""
+    return _answers(_json(path), str(path))
+
+
+def _json(path: Path) -> object:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the script {path} cannot be read: {error}") from error
+
+
+def _answers(data: object, path: str) -> list[Answer]:
+    if not isinstance(data, list):
+        raise UsageError(f"the script {path} must be a list of answers")
+    return [_answer(each, f"{path}, answer {number}") for number, each in enumerate(data, start=1)]
+
+
+def _answer(data: object, place: str) -> Answer:
+    if isinstance(data, str):
+        return Answer(data)
+    if not isinstance(data, dict) or not data.keys() <= {"text", "calls", "cost_usd"}:
+        raise UsageError(f"{place} must be a text, or an object with text, calls and cost_usd")
+    calls: list[tuple[str, Mapping[str, Any]] | ToolCall] = []
+    for call in data.get("calls", ()):
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            raise UsageError(f"{place} has a call without a name")
+        calls.append((call["name"], call.get("arguments") or {}))
+    cost = data.get("cost_usd")
+    return Answer(str(data.get("text", "")), calls, cost_usd=None if cost is None else float(cost))

@@ -1,0 +1,259 @@
+"""What the command line is told: flags, then the environment, then `treenail.toml`, then defaults.
+
+What an earlier run was told comes right after the flags, and an agent file's limits before `treenail.toml`.
+
+Each value remembers where it came from, so that a person can ask. A file that was found in a directory
+is somebody else's word: it may not decide where the user's key is sent, nor run code that can read it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import math
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from treenail.errors import UsageError
+from treenail.records import dataclass
+
+FILE_NAME = "treenail.toml"
+MAX_FILE_BYTES = 1_000_000
+
+DEFAULT = "the default"
+"""The source of a value that nobody has set."""
+
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One thing that can be set."""
+
+    name: str
+    read: Callable[[str, object], Value]
+    default: Value
+    help: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return "TREENAIL_" + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        """The flag that sets it."""
+        return "--" + self.name.replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A value and where it came from."""
+
+    name: str
+    value: Value
+    source: str
+
+
+def _text(name: str, given: object) -> str:
+    if not isinstance(given, str) or not given.strip():
+        raise UsageError(f"{name} must be a text, not {given!r}")
+    return given
+
+
+def _flag(name: str, given: object) -> bool:
+    if isinstance(given, bool):
+        return given
+    known = {
+        "1": True,
+        "true": True,
+        "yes": True,
+        "on": True,
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+    }
+    if isinstance(given, str) and given.strip().lower() in known:
+        return known[given.strip().lower()]
+    raise UsageError(f"{name} must be true or false, not {given!r}")
+
+
+def _positive(name: str, given: object) -> float:
+    value = given
+    if isinstance(given, str):
+        try:
+            value = float(given)
+        except ValueError:
+            value = None
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or value <= 0
+    ):
+        raise UsageError(f"{name} must be a number above 0, not {given!r}")
+    return float(value)
+
+
+def _count(name: str, given: object) -> int:
+    value = _positive(name, given)
+    if value != int(value):
+        raise UsageError(f"{name} must be a whole number, not {given!r}")
+    return int(value)
+
+
+def _one_of(*known: str) -> Callable[[str, object], str]:
+    def read(name: str, given: object) -> str:
+        if given not in known:
+            raise UsageError(f"{name} must be one of {', '.join(known)}, not {given!r}")
+        return str(given)
+
+    return read
+
+
+SETTINGS = (
+    Setting(
+        "model",
+        _text,
+        None,
+        "The model: NAME, or PROVIDER/NAME with openai, anthropic, litellm, claude-agent.",
+    ),
+    Setting("base_url", _text, None, "A server that speaks OpenAI's interface, such as a local one."),
+    Setting("api", _one_of("responses", "chat"), None, "Which of OpenAI's interfaces the server speaks."),
+    Setting("store", _text, None, "The file that holds the runs."),
+    Setting(
+        "permissions", _one_of("auto", "ask", "read_only"), "auto", "What tools with effects may do unasked."
+    ),
+    Setting("max_cost", _positive, 2.0, "What a run may cost at most, in USD."),
+    Setting("max_steps", _count, 200, "How many model and tool calls a run may make."),
+    Setting("max_retries", _count, 20, "How many failed calls of a run are tried again."),
+    Setting("timeout", _positive, 1800.0, "How long a run may take, in seconds."),
+    Setting("check", _text, None, "A command that must exit 0 before the agent may stop."),
+    Setting("judge", _flag, False, "Whether a model looks at the work before the agent may stop."),
+    Setting("agent", _text, None, "The agent: path.py:name, or a .toml or .yaml file."),
+    Setting(
+        "unknown_price",
+        _one_of("halt", "warn", "estimate"),
+        "halt",
+        "What a model without a known price does to --max-cost.",
+    ),
+)
+
+_PATHS = ("store", "agent")
+
+BY_NAME = {each.name: each for each in SETTINGS}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every setting with its value and its source."""
+
+    chosen: Mapping[str, Chosen]
+    file: Path | None = None
+
+    def __getitem__(self, name: str) -> Value:
+        return self.chosen[name].value
+
+    def text(self, name: str) -> str | None:
+        """Return a setting that is a text."""
+        value = self[name]
+        return None if value is None else str(value)
+
+    def number(self, name: str) -> float | None:
+        """Return a setting that is a number."""
+        value = self[name]
+        return None if value is None or isinstance(value, str) else float(value)
+
+
+def load(
+    flags: Mapping[str, object | None],
+    environ: Mapping[str, str],
+    directory: Path,
+    remembered: Mapping[str, str] | None = None,
+    agent: Mapping[str, object] | None = None,
+) -> Settings:
+    """Put the settings together. What is wrong is named together with the place that says it.
+
+    `remembered` is what an earlier run was told: it counts more than anything but flags. `agent` is what
+    the agent's own file says: it counts more than the project's settings file.
+    """
+    file = find_file(directory)
+    written = {} if file is None else _read_file(file)
+    chosen: dict[str, Chosen] = {}
+    for each in SETTINGS:
+        if flags.get(each.name) is not None:
+            chosen[each.name] = Chosen(each.name, each.read(each.flag, flags[each.name]), each.flag)
+        elif remembered and each.name in remembered:
+            chosen[each.name] = Chosen(each.name, each.read(each.name, remembered[each.name]), "the run")
+        elif environ.get(each.variable):
+            value = each.read(each.variable, environ[each.variable])
+            chosen[each.name] = Chosen(each.name, value, f"the variable {each.variable}")
+        elif agent and each.name in agent:
+            value = each.read(f"{each.name} in the agent's file", agent[each.name])
+            chosen[each.name] = Chosen(each.name, value, "the agent's file")
+        elif each.name in written:
+            assert file is not None
+            value = each.read(f"{each.name} in {file}", written[each.name])
+            if each.name == "base_url":
+                _check_is_here(str(value), file)
+            elif each.name in _PATHS and isinstance(value, str):
+                value = _beside(value, file)
+            chosen[each.name] = Chosen(each.name, value, str(file))
+        else:
+            chosen[each.name] = Chosen(each.name, each.default, DEFAULT)
+    return Settings(chosen, file)
+
+
+def find_file(directory: Path) -> Path | None:
+    """Find the settings file of a project: here, or above, up to the repository's root."""
+    for each in (directory, *directory.parents):
+        candidate = each / FILE_NAME
+        if candidate.is_file():
+            return candidate
+        if (each / ".git").exists():
+            return None
+    return None
+
+
+def _read_file(file: Path) -> dict[str, object]:
+    try:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise UsageError(f"{file} is larger than {MAX_FILE_BYTES} bytes; it is no settings file")
+        written = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{file} cannot be read as TOML: {error}; mend it, or remove it") from error
+    for name in written:
+        if name not in BY_NAME:
+            near = difflib.get_close_matches(name, BY_NAME, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it may have: {', '.join(BY_NAME)}"
+            raise UsageError(f"{file} has {name!r}, which is no setting; {hint}")
+    return written
+
+
+def _beside(path: str, file: Path) -> str:
+    """Read a path in a settings file as lying beside that file; Python code is not taken from there."""
+    place, colon, name = path.partition(":")
+    if place.endswith(".py"):
+        raise UsageError(
+            f"{file} would run {place}, which sees your keys; if that is right, say it yourself with "
+            "--agent or TREENAIL_AGENT"
+        )
+    return os.path.normpath(file.parent / Path(place).expanduser()) + colon + name
+
+
+def _check_is_here(url: str, file: Path) -> None:
+    """A file may name a server on this machine only: the user's key goes wherever the server is."""
+    host = urlsplit(url).hostname or ""
+    try:
+        is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_here = False
+    if not is_here:
+        raise UsageError(
+            f"{file} sends your key and your files to {host or url!r}; if that is right, say it yourself "
+            "with --base-url or TREENAIL_BASE_URL"
+        )

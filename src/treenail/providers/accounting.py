@@ -1,0 +1,39 @@
+"""Telling the containment what a model call has used."""
+
+from __future__ import annotations
+
+import logging
+
+from treenail.containment import ActiveCall, CallUsage
+from treenail.errors import UsageError
+from treenail.providers.base import UsageReported
+
+_logger = logging.getLogger("treenail.providers")
+
+
+def report_usage(call: ActiveCall, reported: UsageReported) -> None:
+    """Book what a provider says that a call has used: it counts, also if the answer is cut off.
+
+    Attempts of the same call that failed before are booked already, so only the newest one's part is
+    reported. What nobody reports costs what was reserved. Numbers that make no sense are logged and
+    count as not reported.
+    """
+    reported = reported.newest or reported
+    usage = reported.usage
+    try:
+        if reported.cost_usd is not None:
+            call.report(cost_usd=reported.cost_usd)
+        elif usage.total is not None:
+            into, out = usage.input_tokens or 0, usage.output_tokens or 0
+            cached = min(usage.cached_tokens or 0, into)
+            call.report(
+                usage=CallUsage(
+                    input_tokens=into,
+                    output_tokens=out,
+                    cached_input_tokens=cached,
+                    cache_write_tokens=min(reported.cache_write_tokens, into - cached),
+                    reasoning_tokens=min(usage.reasoning_tokens or 0, out),
+                )
+            )
+    except UsageError:
+        _logger.exception("what the provider says that its call used cannot be counted")

@@ -1,0 +1,78 @@
+"""The evaluation seam: a prompt in, a typed answer out, whatever stands behind it.
+
+A `Provider` makes one model call. An adapter evaluates a whole prompt: it asks the model,
+runs the tools, records every step in the session and ends the turn. There are two kinds, one
+around any `Provider` and one around a vendor's own loop, and callers cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from treenail.containment import CancellationToken, ExecutionContext
+from treenail.prompt.events import PromptResponse
+from treenail.prompt.output import OutputT
+from treenail.prompt.template import Prompt
+from treenail.state.budget import Budget, BudgetTracker, Deadline
+from treenail.state.execution import ExecutionState
+from treenail.state.run_context import RunContext
+from treenail.state.session import Session
+from treenail.tools.context import Heartbeat
+
+
+@runtime_checkable
+class ProviderAdapter(Protocol):
+    """Evaluates prompts.
+
+    Give it a `session`, or a `state` if the evaluation has resources beside the prompt's own; one of
+    the two. A deadline, a budget and a containment are ceilings, and the tightest one counts; a
+    `budget_tracker` that is passed beats `budget`. `request` is what a person says; without it the
+    prompt speaks alone. With `resume=True` the session's newest evaluation goes on where it stopped.
+
+    Both faces raise what went wrong: `PromptEvaluationError` and its kinds, `DeadlineExceededError`,
+    `BudgetExceededError`, `OutputParseError`, and for a resume `ConversationNotFound`,
+    `PromptMismatch` or `SnapshotRestoreError`. Everything up to the failure stands in the session.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name under which its evaluations stand in the log."""
+        ...
+
+    def evaluate(
+        self,
+        prompt: Prompt[OutputT],
+        *,
+        session: Session | None = None,
+        state: ExecutionState | None = None,
+        request: str | None = None,
+        resume: bool = False,
+        deadline: Deadline | None = None,
+        budget: Budget | None = None,
+        budget_tracker: BudgetTracker | None = None,
+        heartbeat: Heartbeat | None = None,
+        run_context: RunContext | None = None,
+        containment: ExecutionContext | None = None,
+        cancellation: CancellationToken | None = None,
+    ) -> PromptResponse[OutputT]:
+        """Evaluate a prompt and return its answer. Not for use inside an event loop."""
+        ...
+
+    async def aevaluate(
+        self,
+        prompt: Prompt[OutputT],
+        *,
+        session: Session | None = None,
+        state: ExecutionState | None = None,
+        request: str | None = None,
+        resume: bool = False,
+        deadline: Deadline | None = None,
+        budget: Budget | None = None,
+        budget_tracker: BudgetTracker | None = None,
+        heartbeat: Heartbeat | None = None,
+        run_context: RunContext | None = None,
+        containment: ExecutionContext | None = None,
+        cancellation: CancellationToken | None = None,
+    ) -> PromptResponse[OutputT]:
+        """Evaluate a prompt and return its answer."""
+        ...

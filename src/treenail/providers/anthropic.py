@@ -1,0 +1,314 @@
+"""Anthropic's models, over the Messages interface.
+
+Blocks of thought come signed and go back unchanged and in their place; a block that was cut
+off before its signature is not kept. The stable beginning of a request is marked for the
+provider's cache. Calls are streams, with the SDK's own retries off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Self
+
+import anthropic
+import httpx2
+
+from treenail.containment.pricing import DEFAULT_MAX_OUTPUT_TOKENS, CallUsage, PriceTable
+from treenail.errors import UsageError
+from treenail.providers.base import (
+    ModelEvent,
+    ModelRequest,
+    ReasoningDelta,
+    Stopped,
+    StopReason,
+    TextDelta,
+    ToolCallRequested,
+)
+from treenail.providers.errors import Facts
+from treenail.providers.translate import Wire, anthropic_tools, mark_cached, to_anthropic
+from treenail.providers.vendor import ClosableStream, VendorProvider, tls
+from treenail.tools.tool import ToolCall
+
+_STOPS: Mapping[str, StopReason] = {
+    "tool_use": "tools",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "refused",
+}
+_LEAST_THINKING = 1024
+"""The smallest budget for thoughts that the interface takes."""
+
+_NO_KEY = "no key was found; set ANTHROPIC_API_KEY, or pass api_key="
+
+
+class Anthropic(VendorProvider[anthropic.AsyncAnthropic]):
+    """A model behind Anthropic's Messages interface.
+
+    `cache=True` marks the stable beginning of each request for the provider's cache. `thinking` is a number
+    of tokens to think with, `"adaptive"`, or the interface's own mapping. `effort` is passed on as it is.
+    `extra` holds further fields of the request body. A `client` of your own is used as it is, except that it
+    does not retry, and it is yours to close.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        client: anthropic.AsyncAnthropic | None = None,
+        max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
+        temperature: float | None = None,
+        thinking: int | str | Mapping[str, Any] | None = None,
+        effort: str | None = None,
+        cache: bool = True,
+        timeout_s: float | None = None,
+        extra: Mapping[str, Any] | None = None,
+        prices: PriceTable | None = None,
+    ) -> None:
+        if client is not None and (base_url is not None or api_key is not None):
+            raise UsageError("a client of your own has its own base_url and api_key; pass one or the others")
+
+        def make() -> anthropic.AsyncAnthropic:
+            given: dict[str, Any] = {} if timeout_s is None else {"timeout": timeout_s}
+            http = anthropic.DefaultAsyncHttpxClient(verify=tls(), **given)
+            return anthropic.AsyncAnthropic(
+                api_key=api_key, base_url=base_url, max_retries=0, http_client=http, **given
+            )
+
+        key = client.api_key if client is not None else api_key
+        super().__init__(
+            model,
+            name="anthropic.messages",
+            make_client=make,
+            close_client=anthropic.AsyncAnthropic.close,
+            client=None if client is None else client.with_options(max_retries=0),
+            max_output_tokens=max_output_tokens,
+            prices=prices,
+            secrets=(key,) if key else (),
+        )
+        self._temperature = temperature
+        self._thinking = _thinking(thinking, max_output_tokens)
+        self._effort = effort
+        self._cache = cache
+        self._extra = dict(extra or {})
+
+    def __repr__(self) -> str:
+        return f"Anthropic({self._model!r})"
+
+    def _for(self, request: ModelRequest) -> Self:
+        asked = super()._for(request)
+        budget = (asked._thinking or {}).get("budget_tokens")
+        if asked is not self and budget is not None and asked._max_output_tokens is not None:
+            # The thoughts are a part of the answer, and the interface takes no fewer than this many.
+            room = asked._max_output_tokens - 1
+            asked._thinking = (
+                {**(asked._thinking or {}), "budget_tokens": min(budget, room)}
+                if room >= _LEAST_THINKING
+                else None
+            )
+        return asked
+
+    def messages_body(self, request: ModelRequest) -> Wire:
+        """Return what is sent to the Messages interface for a request."""
+        system, messages = to_anthropic(request.items)
+        body: Wire = {"model": self._model, "max_tokens": self._max_output_tokens, "messages": messages}
+        if self._cache:
+            marked, body["messages"] = mark_cached(system, messages)
+            if marked:
+                body["system"] = marked
+        elif system is not None:
+            body["system"] = system
+        if request.tools:
+            body["tools"] = anthropic_tools(request.tools)
+        config: Wire = {} if self._effort is None else {"effort": self._effort}
+        if request.output_schema is not None:
+            config["format"] = {"type": "json_schema", "schema": _accepted(request.output_schema)}
+        if config:
+            body["output_config"] = config
+        if self._thinking is not None and _may_think(self._thinking, messages):
+            body["thinking"] = self._thinking
+        if self._temperature is not None:
+            body["temperature"] = self._temperature
+        return {**body, **self._extra}
+
+    async def _open(self, client: anthropic.AsyncAnthropic, request: ModelRequest) -> ClosableStream:
+        body = self.messages_body(request)
+        return await client.messages.create(
+            model=self._model,
+            max_tokens=body["max_tokens"],
+            messages=body["messages"],
+            stream=True,
+            extra_body=body,
+        )
+
+    async def _read(self, opened: ClosableStream) -> AsyncGenerator[ModelEvent, None]:
+        block: _Block | None = None
+        chars = calls = 0
+        counts: dict[str, int] = {}
+        stop: str | None = None
+        async for event in opened:
+            if event.type == "message_start":
+                _count(counts, event.message.usage)
+                yield self._used(_usage(counts))
+            elif event.type == "content_block_start":
+                block = _Block(event.content_block.to_dict(mode="json"))
+                if block.kind == "text" and block.data["text"]:
+                    chars += len(block.data["text"])
+                    yield TextDelta(block.data["text"])
+            elif event.type == "content_block_delta" and block is not None:
+                delta = event.delta
+                if delta.type == "text_delta":
+                    chars += len(delta.text)
+                    yield TextDelta(delta.text)
+                elif delta.type == "thinking_delta":
+                    block.pieces.append(delta.thinking)
+                    yield ReasoningDelta(delta.thinking)
+                elif delta.type == "signature_delta":
+                    block.signature.append(delta.signature)
+                elif delta.type == "input_json_delta":
+                    block.pieces.append(delta.partial_json)
+            elif event.type == "content_block_stop" and block is not None:
+                if block.kind == "tool_use":
+                    calls += 1
+                    yield ToolCallRequested(block.call())
+                elif (payload := block.thought()) is not None:
+                    yield self._thought(payload, chars, calls)
+                block = None
+            elif event.type == "message_delta":
+                stop = event.delta.stop_reason or stop
+                _count(counts, event.usage)
+                yield self._used(_usage(counts))
+            elif event.type == "message_stop":
+                reason = _STOPS.get(stop or "", "end")
+                yield Stopped("tools" if reason == "end" and calls else reason)
+
+    def _facts(self, error: Exception) -> Facts | None:
+        return facts_of(error)
+
+
+class _Block:
+    """A block of an answer while it arrives."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data = data
+        self.pieces: list[str] = []
+        self.signature: list[str] = []
+
+    @property
+    def kind(self) -> str:
+        return str(self.data.get("type"))
+
+    def call(self) -> ToolCall:
+        text = "".join(self.pieces)
+        # A call whose arguments are known at once has them in its first event.
+        arguments: Any = text if text.strip() else self.data.get("input") or "{}"
+        return ToolCall(str(self.data.get("id") or ""), str(self.data.get("name") or ""), arguments)
+
+    def thought(self) -> dict[str, Any] | None:
+        """Return the block as it goes back; None if it is no thought, or one that was cut off."""
+        if self.kind == "redacted_thinking":
+            return self.data
+        if self.kind != "thinking":
+            return None
+        signature = self.data.get("signature", "") + "".join(self.signature)
+        if not signature:
+            return None
+        thinking = self.data.get("thinking", "") + "".join(self.pieces)
+        return {**self.data, "thinking": thinking, "signature": signature}
+
+
+def _thinking(given: int | str | Mapping[str, Any] | None, most: int) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, str):
+        return {"type": given}
+    if not _LEAST_THINKING <= given < most:
+        raise UsageError(
+            f"thinking={given} must be at least {_LEAST_THINKING} tokens and less than max_output_tokens "
+            f"({most}), of which it is a part"
+        )
+    return {"type": "enabled", "budget_tokens": given}
+
+
+def _may_think(thinking: Mapping[str, Any], messages: Sequence[Wire]) -> bool:
+    """Say whether thoughts can be asked for now.
+
+    A turn with tools that began without thoughts, say because another model began it, has to go on without
+    them: the interface refuses a budget for thoughts in the middle of it.
+    """
+    if thinking.get("type") != "enabled":
+        return True
+    first: Wire | None = None
+    for message in reversed(messages):
+        if message["role"] == "assistant":
+            first = message
+        elif not any(block["type"] == "tool_result" for block in message["content"]):
+            break
+    if first is None:
+        return True
+    return first["content"][0]["type"] in ("thinking", "redacted_thinking")
+
+
+def _accepted(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema without what the interface refuses; its constraints become part of descriptions."""
+    try:
+        return anthropic.transform_schema(dict(schema))
+    except ValueError:
+        return dict(schema)
+
+
+def _count(counts: dict[str, int], usage: Any) -> None:
+    """Take over the provider's numbers: they are running totals, and it may leave some out."""
+    details = getattr(usage, "output_tokens_details", None)
+    for name, value in (
+        ("input", usage.input_tokens),
+        ("output", usage.output_tokens),
+        ("read", usage.cache_read_input_tokens),
+        ("written", usage.cache_creation_input_tokens),
+        ("thinking", getattr(details, "thinking_tokens", None)),
+    ):
+        if isinstance(value, int) and value >= 0:
+            counts[name] = value
+
+
+def _usage(counts: Mapping[str, int]) -> CallUsage:
+    # This vendor reports cached input next to the rest of the input, not within it.
+    read, written, output = counts.get("read", 0), counts.get("written", 0), counts.get("output", 0)
+    return CallUsage(
+        input_tokens=counts.get("input", 0) + read + written,
+        output_tokens=output,
+        cached_input_tokens=read,
+        cache_write_tokens=written,
+        reasoning_tokens=min(counts.get("thinking", 0), output),
+    )
+
+
+def facts_of(error: Exception) -> Facts | None:
+    """Read the facts off an exception of the SDK; None if it is none of its own."""
+    if isinstance(error, anthropic.APIStatusError):
+        # An error event inside a stream comes with the status of the stream, which was fine.
+        status = error.status_code if error.status_code >= 400 else None
+        codes = " ".join(str(each) for each in (error.error_code, error.type) if each)
+        return Facts(
+            status=status,
+            code=codes or ("" if status else "api_error"),
+            message=error.api_message or str(error.message),
+            headers=dict(error.response.headers),
+        )
+    if isinstance(error, anthropic.APIConnectionError):
+        return Facts(message=str(error), timed_out=isinstance(error, anthropic.APITimeoutError))
+    if isinstance(error, anthropic.CredentialsError):
+        return Facts(status=401, code="authentication_error", message=f"{_NO_KEY} ({error})")
+    if isinstance(error, anthropic.AnthropicError):
+        return Facts(status=400, message=str(error))
+    if isinstance(error, TypeError) and "authentication method" in str(error):
+        return Facts(status=401, code="authentication_error", message=_NO_KEY)
+    # The SDK lets a transport's own errors through once the stream is open.
+    if isinstance(error, httpx2.HTTPError):
+        return Facts(
+            message=f"{type(error).__name__}: {error}", timed_out=isinstance(error, httpx2.TimeoutException)
+        )
+    return None

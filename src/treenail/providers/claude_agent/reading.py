@@ -1,0 +1,140 @@
+"""One answer of the model: raw events of its interface in, ours out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from treenail.conversation.messages import ReasoningPart
+from treenail.providers.base import (
+    ModelEvent,
+    ReasoningBlock,
+    ReasoningDelta,
+    Stopped,
+    StopReason,
+    TextDelta,
+    ToolCallRequested,
+    UsageReported,
+)
+from treenail.providers.claude_agent.settings import NAME, Settings
+from treenail.providers.vendor import Mender
+from treenail.tools.tool import ToolCall
+
+_STOPS: Mapping[str, StopReason] = {
+    "end_turn": "end",
+    "stop_sequence": "end",
+    "pause_turn": "end",
+    "tool_use": "tools",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "refused",
+}
+
+_ENDS = tuple(name for name, reason in _STOPS.items() if reason == "end")
+
+
+class Reading:
+    """Turns the raw events of one answer into ours."""
+
+    def __init__(self, settings: Settings, model: str) -> None:
+        self._settings = settings
+        self._model = model
+        self._block: dict[str, Any] = {}
+        self._pieces: list[str] = []
+        self._signature: list[str] = []
+        self._counts: dict[str, int] = {}
+        self._mender = Mender()
+        self._thought_mender = Mender()
+        self._stop: str | None = None
+        self._has_begun = False
+        self._is_seen = False
+        self._calls = 0
+        self.chars = 0
+        self.is_cut = False
+        """Whether the answer ended without saying that it is whole."""
+        self.is_nudged = False
+        """Whether the CLI would now make its model go on by itself: the answer was too long, or empty."""
+
+    def take(self, event: Mapping[str, Any]) -> list[ModelEvent]:
+        """Return what an event says."""
+        kind = event.get("type")
+        if kind == "message_start":
+            self.is_cut, self._has_begun = self._has_begun, True
+            return [self._used(event["message"].get("usage"))]
+        if kind == "content_block_start":
+            self._block = dict(event["content_block"])
+            self._pieces, self._signature = [], []
+            return self._text(self._block.get("text", "")) if self._block.get("type") == "text" else []
+        if kind == "content_block_delta":
+            return self._delta(event["delta"])
+        if kind == "content_block_stop":
+            return self._end_of_block()
+        if kind == "message_delta":
+            self._stop = event["delta"].get("stop_reason") or self._stop
+            is_empty = self._stop in _ENDS and not self._calls and not self._is_seen
+            self.is_nudged = is_empty or _STOPS.get(self._stop or "") == "length"
+            return [self._used(event.get("usage"))]
+        if kind == "message_stop":
+            if self._stop is None:
+                self.is_cut = True
+                return []
+            rest: list[ModelEvent] = [TextDelta(text) for text in (self._mender.flush(),) if text]
+            reason = _STOPS.get(self._stop, "end")
+            return [*rest, Stopped("tools" if reason == "end" and self._calls else reason)]
+        return []
+
+    def _text(self, piece: str) -> list[ModelEvent]:
+        text = self._mender.feed(piece)
+        self._is_seen = self._is_seen or bool(piece.strip())
+        self.chars += len(text)
+        return [TextDelta(text)] if text else []
+
+    def _delta(self, delta: Mapping[str, Any]) -> list[ModelEvent]:
+        kind = delta.get("type")
+        if kind == "text_delta":
+            return self._text(delta["text"])
+        if kind == "thinking_delta":
+            self._pieces.append(delta["thinking"])
+            thought = self._thought_mender.feed(delta["thinking"])
+            return [ReasoningDelta(thought)] if thought else []
+        if kind == "signature_delta":
+            self._signature.append(delta["signature"])
+        elif kind == "input_json_delta":
+            self._pieces.append(delta["partial_json"])
+        return []
+
+    def _end_of_block(self) -> list[ModelEvent]:
+        block, self._block = self._block, {}
+        kind = block.get("type")
+        if kind == "tool_use":
+            self._calls += 1
+            text = "".join(self._pieces)
+            arguments: Any = text if text.strip() else block.get("input") or "{}"
+            call = ToolCall(str(block.get("id") or ""), str(block.get("name") or ""), arguments)
+            return [ToolCallRequested(call)]
+        payload: dict[str, Any] | None = None
+        if kind == "redacted_thinking":
+            payload = block
+        elif kind == "thinking":
+            signature = block.get("signature", "") + "".join(self._signature)
+            thinking = block.get("thinking", "") + "".join(self._pieces)
+            payload = {**block, "thinking": thinking, "signature": signature} if signature else None
+        if payload is None:
+            return []
+        part = ReasoningPart(self._model, NAME, payload, self.chars, self._calls)
+        return [ReasoningBlock(part)]
+
+    def _used(self, usage: Mapping[str, Any] | None) -> UsageReported:
+        """Take over the vendor's numbers: they are running totals, and some may be left out."""
+        given = usage or {}
+        details = given.get("output_tokens_details") or {}
+        for name, value in (
+            ("input", given.get("input_tokens")),
+            ("output", given.get("output_tokens")),
+            ("read", given.get("cache_read_input_tokens")),
+            ("written", given.get("cache_creation_input_tokens")),
+            ("thinking", details.get("thinking_tokens")),
+        ):
+            if isinstance(value, int) and value >= 0:
+                self._counts[name] = value
+        return self._settings.used(self._counts, self._model)

@@ -1,0 +1,93 @@
+"""What a `ClaudeAgent` was made with, and what follows from that alone: prices, errors, the endpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from treenail.containment.costing import default_prices
+from treenail.containment.pricing import CallUsage, PriceTable, estimate_tokens, estimate_usage
+from treenail.errors import ModelCallError
+from treenail.providers.base import ModelRequest, UsageReported
+from treenail.providers.claude_agent.environment import endpoint_in
+from treenail.providers.errors import Facts, classify, environment_secrets, model_call_error
+from treenail.records import dataclass
+from treenail.state.budget import TokenUsage
+
+NAME = "claude.agent"
+"""The interface's name, as it stands in the log."""
+
+_OWN_TOKENS = 2_000
+"""About how much the CLI adds to each request of its own, and per native tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a `ClaudeAgent` was made with."""
+
+    model: str
+    native: tuple[str, ...]
+    cli_path: Path | None
+    thinking: Literal["adaptive", "disabled"] | int | None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None
+    env: Mapping[str, str] = field(repr=False)
+    """What is added to the CLI's environment. It may hold a key."""
+    allow_env: frozenset[str]
+    """The names of secrets of this process that the CLI may know."""
+    prices: PriceTable | None
+    max_output_tokens: int | None
+    secrets: tuple[str, ...] = field(repr=False)
+
+    @property
+    def endpoint(self) -> str:
+        """Where the CLI's model calls go; nothing if that is not known: then no shield lets them leave."""
+        return endpoint_in(self.env)
+
+    def most_tokens(self, request: ModelRequest) -> int | None:
+        """Say how many tokens an answer may have: the request can ask for fewer than the agent does."""
+        said = [each for each in (self.max_output_tokens, request.max_output_tokens) if each is not None]
+        return min(said, default=None)
+
+    def estimate_usd(self, request: ModelRequest) -> float | None:
+        """Say what a call will cost at most; None if the model's price is not known."""
+        size = sum(
+            4 + estimate_tokens(item.text) + sum(estimate_tokens(call.arguments) for call in item.calls)
+            for item in request.items
+        )
+        tools = [[tool.name, tool.description, tool.parameters_schema] for tool in request.tools]
+        tokens = size + estimate_tokens(tools) + estimate_tokens(request.output_schema)
+        tokens += _OWN_TOKENS * (1 + len(self.native))
+        usage = estimate_usage(input_tokens=tokens, max_output_tokens=self.most_tokens(request))
+        return self._price(usage, request.model or self.model)
+
+    def used(self, counts: Mapping[str, int], model: str) -> UsageReported:
+        """Put the vendor's numbers into ours: it reports cached input next to the rest, not within it."""
+        read, written, output = counts.get("read", 0), counts.get("written", 0), counts.get("output", 0)
+        usage = CallUsage(
+            input_tokens=counts.get("input", 0) + read + written,
+            output_tokens=output,
+            cached_input_tokens=read,
+            cache_write_tokens=written,
+            reasoning_tokens=min(counts.get("thinking", 0), output),
+        )
+        tokens = TokenUsage(usage.input_tokens, output, read, usage.reasoning_tokens)
+        return UsageReported(tokens, self._price(usage, model), written, model=model)
+
+    def _price(self, usage: CallUsage, model: str) -> float | None:
+        table = self.prices if self.prices is not None else default_prices()
+        return None if table is None else table.cost_usd(model, usage)
+
+    def failed(self, facts: Facts, partial: str = "") -> ModelCallError:
+        """Make the error of a failed model call; it holds no secrets."""
+        return model_call_error(
+            classify(facts, now=datetime.now(UTC)),
+            provider=NAME,
+            model=self.model,
+            facts=facts,
+            partial=partial,
+            secrets=(*self.secrets, *environment_secrets({**os.environ, **self.env})),
+        )

@@ -1,0 +1,56 @@
+"""Telling a conversation to the CLI's model: the whole of it, or what happened since its newest answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from treenail.conversation.replay import ReplayItem
+from treenail.providers.translate import Wire
+
+CONTINUE = "Go on."
+"""What the model is told when a cut-off conversation goes on and nobody said anything new."""
+
+
+def whole_conversation(items: Sequence[ReplayItem]) -> str:
+    """Tell a conversation to a model that was not there."""
+    if len(items) == 1 and items[0].role == "user":
+        return items[0].text
+    *before, last = items or (ReplayItem("user", CONTINUE),)
+    ends_with_request = last.role == "user"
+    told = "\n".join(_told(each) for each in (before if ends_with_request else items))
+    said = last.text if ends_with_request else CONTINUE
+    return f"This conversation began elsewhere. So far:\n<conversation>\n{told}\n</conversation>\n\n{said}"
+
+
+async def with_pictures(text: str, pictures: Sequence[Wire]) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the one message that a text with pictures is."""
+    content = [{"type": "text", "text": text}, *pictures]
+    yield {"type": "user", "message": {"role": "user", "content": content}, "parent_tool_use_id": None}
+
+
+def news(items: tuple[ReplayItem, ...]) -> tuple[ReplayItem, ...]:
+    """Return what came after the newest answer."""
+    answers = [place for place, each in enumerate(items) if each.role == "assistant"]
+    return items[answers[-1] + 1 :] if answers else items
+
+
+def since_newest_answer(new: Sequence[ReplayItem]) -> str:
+    """Tell what happened after the newest answer, which the model has given itself."""
+    results = "\n".join(_told(each) for each in new if each.role == "tool")
+    said = "\n\n".join(each.text for each in new if each.role == "user") or CONTINUE
+    if not results:
+        return said
+    return (
+        "The conversation was cut off and goes on now. What the calls of your last answer really came to, "
+        f"whatever stands above:\n{results}\n\n{said}"
+    )
+
+
+def _told(item: ReplayItem) -> str:
+    if item.role == "tool":
+        return f'<result call="{item.call_id}" tool="{item.name or ""}">\n{item.text}\n</result>'
+    calls = "".join(
+        f'\n<call id="{each.call_id}" tool="{each.name}">{each.arguments}</call>' for each in item.calls
+    )
+    return f"<{item.role}>\n{item.text}{calls}\n</{item.role}>"

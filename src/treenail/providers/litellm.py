@@ -1,0 +1,385 @@
+"""Every vendor that LiteLLM reaches, through one provider.
+
+The model's name says who is asked, as LiteLLM has it (`openai/…`, `anthropic/…`, `gemini/…`);
+`base_url` leads to any compatible server. LiteLLM puts each vendor's answer into the words of
+OpenAI's Chat Completions, and this module reads those.
+
+Three things of LiteLLM are not taken at its word. It ends every stream with a reason to stop,
+also one that was cut off: what counts is whether the vendor gave one. It retries: that is
+switched off. And it keeps its clients for the whole process: those that it marks as an event
+loop's are closed with the loop. Those that it has for Anthropic's and for Gemini's streams are
+shared by all loops, of which one would close what another reads; there each loop has a client of
+ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+# Read while LiteLLM is imported: without it the import would fetch a price table from the network.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+import aiohttp
+import anyio.lowlevel
+import httpx
+import litellm
+import openai
+from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
+
+from treenail.containment.costing import default_prices
+from treenail.containment.pricing import CallUsage, PriceTable
+from treenail.errors import UsageError
+from treenail.providers.base import (
+    ModelEvent,
+    ModelRequest,
+    ReasoningDelta,
+    Stopped,
+    StopReason,
+    TextDelta,
+    ToolCallRequested,
+)
+from treenail.providers.errors import Facts
+from treenail.providers.openai import CHAT_STOPS, ChatCalls, call_usage, output_format
+from treenail.providers.translate import Wire, chat_tools, to_openai_chat
+from treenail.providers.vendor import ClosableStream, VendorProvider, drain, tls
+
+# It prints advice for its users to standard output, which is not ours to write to.
+litellm.suppress_debug_info = True
+
+_PREFIXES = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception|Timeout)(?:: | - ))+", re.ASCII)
+_MAX_CHAIN = 16
+_SHARED = ("anthropic/", "claude-", "gemini/")
+"""How the names of the models begin for which LiteLLM has one client in all event loops."""
+
+
+class LiteLLM(VendorProvider["_LoopClients"]):
+    """A model behind any interface that LiteLLM speaks.
+
+    `model` begins with the vendor's name, such as `anthropic/`. The key comes from `api_key` or from the
+    environment variable that LiteLLM knows for the vendor. `extra` holds further arguments of
+    `litellm.acompletion`, such as `reasoning_effort` or `tool_choice`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        max_output_tokens: int | None = None,
+        temperature: float | None = None,
+        timeout_s: float | None = None,
+        extra: Mapping[str, Any] | None = None,
+        prices: PriceTable | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            name="litellm.chat",
+            make_client=_LoopClients,
+            close_client=_LoopClients.close,
+            client=None,
+            max_output_tokens=max_output_tokens,
+            prices=prices,
+            secrets=(api_key,) if api_key else (),
+        )
+        self._base_url = base_url
+        self._api_key = api_key
+        self._temperature = temperature
+        self._timeout_s = timeout_s
+        self._extra = dict(extra or {})
+
+    def __repr__(self) -> str:
+        return f"LiteLLM({self._model!r})"
+
+    def arguments(self, request: ModelRequest) -> Wire:
+        """Return what LiteLLM is asked with for a request; the key is not among it."""
+        body: Wire = {
+            "model": self._model,
+            "messages": to_openai_chat(request.items),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_retries": 0,
+            "num_retries": 0,
+        }
+        if request.tools:
+            body["tools"] = chat_tools(request.tools)
+        if request.output_schema is not None:
+            body["response_format"] = output_format(request.output_schema)
+        for name, value in (
+            ("base_url", self._base_url),
+            ("max_tokens", self._max_output_tokens),
+            ("temperature", self._temperature),
+            ("timeout", self._timeout_s),
+        ):
+            if value is not None:
+                body[name] = value
+        return {**body, **self._extra}
+
+    def _endpoint(self, client: _LoopClients) -> str:
+        return self._base_url or ""
+
+    async def _open(self, client: _LoopClients, request: ModelRequest) -> ClosableStream:
+        asked = self.arguments(request)
+        if self._model.startswith(_SHARED):
+            asked.setdefault("client", client.http())
+        return _Stream(await litellm.acompletion(**asked, api_key=self._api_key))
+
+    async def _read(self, opened: ClosableStream) -> AsyncGenerator[ModelEvent, None]:
+        assert isinstance(opened, _Stream)
+        thoughts = _Thoughts()
+        calls = ChatCalls()
+        async for chunk in opened:
+            usage = call_usage(getattr(chunk, "usage", None))
+            if usage is not None and opened.has_usage:
+                yield self._used(usage)
+            for choice in (chunk.choices or ())[:1]:
+                delta = choice.delta
+                if thought := thoughts.add(delta):
+                    yield ReasoningDelta(thought)
+                if content := getattr(delta, "content", None):
+                    yield TextDelta(content)
+                if _said_of(delta, "stop_reason") == "refusal":
+                    opened.refused = True
+                for piece in getattr(delta, "tool_calls", None) or ():
+                    calls.add(piece)
+        finish = opened.finish_reason
+        if finish is None:
+            return  # Cut: the vendor never said that the answer is whole, whatever LiteLLM makes of it.
+        if payload := thoughts.payload():
+            yield self._thought(payload, 0, 0)
+        for call in calls.whole():
+            yield ToolCallRequested(call)
+        stop: StopReason = CHAT_STOPS.get(finish, "end")
+        if opened.refused and stop in ("end", "filtered"):
+            stop = "refused"
+        elif stop in ("end", "tools"):
+            stop = "tools" if calls else "end"
+        yield Stopped(stop)
+
+    def _facts(self, error: Exception) -> Facts | None:
+        return facts_of(error)
+
+    def _price(self, usage: CallUsage) -> float | None:
+        cost = super()._price(usage)
+        _, slash, bare = self._model.partition("/")
+        if cost is not None or not slash:
+            return cost
+        # Price tables know most models without the vendor's name in front.
+        table = self._prices if self._prices is not None else default_prices()
+        return None if table is None else table.cost_usd(bare, usage)
+
+
+class _LoopClients:
+    """What LiteLLM calls with in one event loop: when that ends nobody can use it any more."""
+
+    def __init__(self) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise UsageError(
+                "LiteLLM runs under asyncio alone; run asyncio, or use the vendor's own provider"
+            ) from None
+        cache = litellm.in_memory_llm_clients_cache
+        self._mark = str(cache.update_cache_key_with_event_loop(""))
+        """How the names of this loop's clients end in LiteLLM's cache."""
+        self._http: httpx.AsyncClient | None = None
+
+    def http(self) -> AsyncHTTPHandler:
+        """Return the client of ours that stands for the one that LiteLLM shares between loops."""
+        if self._http is None:
+            self._http = httpx.AsyncClient(verify=tls(), follow_redirects=True, timeout=None)
+        # It makes a client at once; with a transport given, that one costs nothing, and ours takes its place.
+        handler = AsyncHTTPHandler(transport=httpx.AsyncHTTPTransport(verify=tls()))
+        handler.client = self._http
+        return handler
+
+    async def close(self) -> None:
+        """Close them all."""
+        kept: dict[str, Any] = litellm.in_memory_llm_clients_cache.cache_dict
+        clients = [kept.pop(name) for name in list(kept) if name.endswith(self._mark)]
+        for each in clients:
+            close = getattr(each, "close", None)
+            if close is not None:
+                await close()
+        if self._http is not None:
+            await self._http.aclose()
+        # A connection needs one more round of the loop to be closed.
+        await anyio.lowlevel.checkpoint()
+
+
+class _Stream:
+    """LiteLLM's stream, with what it leaves out of the vendor's."""
+
+    def __init__(self, opened: Any) -> None:
+        self._opened = opened
+        self.refused = False
+        if opened.completion_stream is not None:
+            opened.completion_stream = _Tapped(opened.completion_stream, self)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        chunks: AsyncIterator[Any] = self._opened.__aiter__()
+        return chunks
+
+    async def close(self) -> None:
+        await self._opened.aclose()
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the vendor said that the model stopped; None if it did not say."""
+        opened = self._opened
+        said = opened.received_finish_reason or getattr(opened, "intermittent_finish_reason", None)
+        return None if said is None else str(said)
+
+    @property
+    def has_usage(self) -> bool:
+        """Whether the vendor has counted: LiteLLM makes numbers of its own up if not."""
+        return any(getattr(each, "usage", None) is not None for each in self._opened.chunks)
+
+
+class _Tapped:
+    """The vendor's stream below LiteLLM's, which drops a refusal's words: here they become the text."""
+
+    def __init__(self, inner: Any, into: _Stream) -> None:
+        self._inner = inner
+        self._each = aiter(inner)
+        self._into = into
+
+    def __aiter__(self) -> _Tapped:
+        return self
+
+    async def __anext__(self) -> Any:
+        chunk = await anext(self._each)
+        for choice in (getattr(chunk, "choices", None) or ())[:1]:
+            delta: Any = getattr(choice, "delta", None)
+            if said := getattr(delta, "refusal", None):
+                self._into.refused = True
+                delta.content, delta.refusal = said, None
+        return chunk
+
+    async def aclose(self) -> None:
+        if self._into.finish_reason is not None:
+            # LiteLLM closes a stream once it knows enough; a connection is used again only if all was read.
+            await drain(self)
+        for each in (self._each, self._inner):
+            for name in ("aclose", "close"):
+                if (close := getattr(each, name, None)) is not None:
+                    await close()
+                    break
+
+
+class _Thoughts:
+    """Puts an answer's thoughts together, as text and as the signed blocks that some vendors want back."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._blocks: list[dict[str, Any]] = []
+
+    def add(self, delta: Any) -> str:
+        """Take a piece of the answer, and return what was thought in it."""
+        for piece in getattr(delta, "thinking_blocks", None) or ():
+            self._add_block(dict(piece))
+        text = getattr(delta, "reasoning_content", None)
+        if not isinstance(text, str) or not text:
+            return ""
+        self._text.append(text)
+        return text
+
+    def _add_block(self, piece: dict[str, Any]) -> None:
+        last = self._blocks[-1] if self._blocks else {}
+        is_next = last.get("type") != "thinking" or last.get("signature")
+        if is_next or piece.get("type") != "thinking":
+            self._blocks.append(piece)
+            return
+        last["thinking"] = (last.get("thinking") or "") + (piece.get("thinking") or "")
+        if piece.get("signature"):
+            last["signature"] = piece["signature"]
+
+    def payload(self) -> dict[str, Any]:
+        """Return what goes back with the next request: all but a block that never got its signature."""
+        kept = [each for each in self._blocks if each.get("type") != "thinking" or each.get("signature")]
+        told: dict[str, Any] = {"reasoning_content": "".join(self._text)} if self._text else {}
+        return {**told, "thinking_blocks": kept} if kept else told
+
+
+def _said_of(delta: Any, name: str) -> object:
+    """Return what the vendor itself said under a name, where LiteLLM hands it on."""
+    fields = getattr(delta, "provider_specific_fields", None)
+    return fields.get(name) if isinstance(fields, Mapping) else None
+
+
+def facts_of(error: Exception) -> Facts | None:
+    """Read the facts off an exception of LiteLLM; None if it is none of its own."""
+    chain = list(_chain(error))
+    known = [each for each in chain if type(each).__module__ == litellm.exceptions.__name__]
+    if not known:
+        return None
+    # What broke a stream stands inside of the error that says so; the innermost knows most.
+    inner = known[-1]
+    told, code = _vendor_words(inner)
+    timed_out = any(isinstance(each, _TIMED_OUT) for each in chain)
+    if timed_out or any(isinstance(each, _BROKEN) for each in chain):
+        # LiteLLM calls it a server's error, with a status that nobody sent.
+        return Facts(message=told, timed_out=timed_out)
+    status = getattr(inner, "status_code", None)
+    for kind, meaning in _MEANINGS:
+        if isinstance(inner, kind):
+            code = f"{meaning} {code}".strip()
+    return Facts(
+        status=status if isinstance(status, int) and status >= 400 else None,
+        code=code,
+        message=told,
+        headers=_headers(known),
+    )
+
+
+_BROKEN = (httpx.TransportError, aiohttp.ClientError, openai.APIConnectionError)
+_TIMED_OUT = (httpx.TimeoutException, openai.APITimeoutError, TimeoutError)
+_MEANINGS = (
+    (litellm.exceptions.ContextWindowExceededError, "context_length_exceeded"),
+    (litellm.exceptions.ContentPolicyViolationError, "content_policy"),
+)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and what it came from: the one in it, and those behind it."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MAX_CHAIN:
+        each = waiting.pop(0)
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        waiting += [getattr(each, "original_exception", None), each.__cause__ or each.__context__]
+
+
+def _vendor_words(error: BaseException) -> tuple[str, str]:
+    """Return what the vendor said, and its codes, out of the text that LiteLLM made of it."""
+    text = str(getattr(error, "message", None) or error)
+    text = _PREFIXES.sub("", text)
+    body = getattr(error, "body", None)
+    if not isinstance(body, Mapping):
+        begin, end = text.find("{"), text.rfind("}")
+        try:
+            body = json.loads(text[begin : end + 1])
+        except ValueError:
+            body = {}
+        body = body.get("error", body) if isinstance(body, Mapping) else {}
+    if not isinstance(body, Mapping):
+        return text, ""
+    said = body.get("message")
+    codes = " ".join(str(body[name]) for name in ("code", "type") if body.get(name))
+    return said if isinstance(said, str) else text, codes
+
+
+def _headers(errors: Sequence[BaseException]) -> dict[str, str]:
+    for each in reversed(errors):
+        headers = getattr(each, "litellm_response_headers", None)
+        if headers:
+            return {str(name): str(value) for name, value in dict(headers).items()}
+    return {}

@@ -1,0 +1,129 @@
+"""A deterministic model that reads from a script: for demos, tests and rehearsals.
+
+A script is a list of answers. An answer is text, tool calls, or both; or a function of
+the request that returns one, for a model that reacts. Which answer comes next is read
+from the conversation (how many assistant messages it has), not from a counter in
+memory, so that a resumed run goes on where the script was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import anyio.lowlevel
+
+from treenail.conversation.messages import ReasoningPart
+from treenail.errors import PromptEvaluationError
+from treenail.providers.base import (
+    ModelEvent,
+    ModelRequest,
+    ReasoningBlock,
+    ReasoningDelta,
+    Stopped,
+    StopReason,
+    TextDelta,
+    ToolCallRequested,
+    UsageReported,
+)
+from treenail.records import dataclass, quick
+from treenail.state.budget import TokenUsage
+from treenail.tools.tool import ToolCall
+
+_STOPPED = {reason: Stopped(reason) for reason in get_args(StopReason)}
+
+_USUAL = TokenUsage(input_tokens=100, output_tokens=20)
+"""What an answer uses, unless the script says something else."""
+
+
+@quick
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One scripted answer of the model."""
+
+    text: str = ""
+    calls: Sequence[tuple[str, Mapping[str, Any]] | ToolCall] = ()
+    """The tools to call: name and arguments, or a call with an id and arguments of its own."""
+    usage: TokenUsage = _USUAL
+    cost_usd: float | None = None
+    error: Exception | None = None
+    """Raised after the text, like a connection that breaks."""
+    thoughts: Sequence[str] = ()
+    """What the model thinks before it answers: each is a block that it wants back."""
+    stop: StopReason | None = None
+    """Why the model stops; None for what the calls say."""
+    cache_write_tokens: int = 0
+
+    def tool_calls(self, turn: int) -> list[ToolCall]:
+        """Return the calls with their ids, which say whose they are: the answer's number and their place."""
+        return [
+            call if isinstance(call, ToolCall) else ToolCall(f"call_{turn}_{place}", call[0], call[1])
+            for place, call in enumerate(self.calls, start=1)
+        ]
+
+    @property
+    def stop_reason(self) -> StopReason:
+        """Why the model stops."""
+        return self.stop or ("tools" if self.calls else "end")
+
+
+Scripted = Answer | str | Callable[[ModelRequest], "Answer | str"]
+
+
+class ScriptedProvider:
+    """Answers from a script."""
+
+    def __init__(self, script: Sequence[Scripted], *, model: str = "scripted", repeat: bool = False) -> None:
+        self._script = tuple(script)
+        self._model = model
+        self._repeat = repeat
+
+    @property
+    def name(self) -> str:
+        """The provider's name."""
+        return "scripted"
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self._model
+
+    def estimate_usd(self, request: ModelRequest) -> float | None:
+        """Say what the scripted answer costs: the script knows."""
+        try:
+            return self._next(request).cost_usd or 0.0
+        except PromptEvaluationError:
+            return 0.0
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """Yield the answer that comes next in this conversation."""
+        await anyio.lowlevel.checkpoint()
+        answer = self._next(request)
+        for thought in answer.thoughts:
+            yield ReasoningDelta(thought)
+            yield ReasoningBlock(ReasoningPart(request.model or self._model, self.name, {"thought": thought}))
+        for line in answer.text.splitlines(keepends=True):
+            yield TextDelta(line)
+            await anyio.lowlevel.checkpoint()
+        if answer.error is not None:
+            raise answer.error
+        for call in answer.tool_calls(request.answers_so_far + 1):
+            yield ToolCallRequested(call)
+        yield UsageReported(
+            answer.usage, answer.cost_usd, answer.cache_write_tokens, model=request.model or self._model
+        )
+        yield _STOPPED[answer.stop_reason]
+
+    def _next(self, request: ModelRequest) -> Answer:
+        position = request.answers_so_far
+        if position >= len(self._script):
+            if not self._repeat or not self._script:
+                raise PromptEvaluationError(
+                    f"the script has {len(self._script)} answers and the conversation asks for one more; "
+                    "add an answer to the script",
+                    phase="request",
+                )
+            position %= len(self._script)
+        scripted = self._script[position]
+        answer = scripted(request) if callable(scripted) else scripted
+        return Answer(answer) if isinstance(answer, str) else answer

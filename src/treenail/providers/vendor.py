@@ -1,0 +1,318 @@
+"""What the providers on vendors' SDKs share.
+
+Theory of operation
+-------------------
+A `VendorProvider` is made of three parts that each vendor's module supplies: a function that
+makes an SDK client, one that opens a stream with it, and an async generator that reads the
+stream and yields model events. Around them this module keeps the promises of the seam:
+
+- **One client per event loop.** A connection belongs to the loop in which it was opened, and
+  the sync face of Treenail runs a loop per call. A client is made when a loop first needs
+  one, kept for as long as that loop runs (so that connections are reused), and closed when
+  it ends: asyncio closes the async generators that are still open then, and a client hangs
+  on one. A client that the caller passed in is the caller's to close.
+- **Closing.** The SDK's stream is closed whenever the generator is left, by its end, an
+  error, `aclose` or cancellation; a connection with an unread answer is thereby closed, and
+  the server sees it.
+- **Errors.** What the SDK raises becomes a `ModelCallError` of the one classification. It is
+  raised outside of the handler, without cause and context, because SDK exceptions hold the
+  request with its headers, and those hold the key.
+- **Text.** Halves of surrogate pairs that a server has split over two events are joined, and
+  lone ones replaced, so that every event is text.
+- **Truth about the end.** A stream that ends without saying that the answer is whole was
+  cut, also if the connection was closed in good order.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+import anyio
+import httpx2
+from anyio.lowlevel import RunVar
+
+from treenail.containment.call import current_call
+from treenail.containment.costing import default_prices
+from treenail.containment.pricing import CallUsage, PriceTable, estimate_tokens, estimate_usage
+from treenail.conversation.messages import ReasoningPart
+from treenail.errors import CallRefused, ModelCallError
+from treenail.providers.base import (
+    ModelEvent,
+    ModelRequest,
+    ReasoningBlock,
+    ReasoningDelta,
+    Stopped,
+    TextDelta,
+    UsageReported,
+)
+from treenail.providers.errors import Facts, classify, environment_secrets, model_call_error
+from treenail.providers.translate import clean
+from treenail.state.budget import TokenUsage
+
+C = TypeVar("C")
+
+CUT_SHORT = "the stream ended before the answer did"
+"""What the error of an answer without an end says."""
+
+
+class ClosableStream(Protocol):
+    """An SDK's stream of events, which are the SDK's own objects or whatever a server made of them."""
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        """Iterate over the events."""
+        ...
+
+    async def close(self) -> None:
+        """Close the response, and the connection if it was not read to its end."""
+        ...
+
+
+_DRAIN_S = 0.5
+"""How long a finished answer may keep its connection busy before that is closed instead of reused."""
+
+_UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
+"""What reading an event raises that is not built as the SDK expects: SDKs do not check what comes."""
+
+
+@functools.cache
+def tls() -> ssl.SSLContext:
+    """Return the TLS settings of this process: reading all certificates once per client would be slow."""
+    return httpx2.create_ssl_context()
+
+
+class LoopBound(Generic[C]):
+    """Something that lives as long as the event loop in which it was first asked for."""
+
+    def __init__(self, make: Callable[[], C], close: Callable[[C], Awaitable[object]]) -> None:
+        self._make = make
+        self._close = close
+        self._kept: RunVar[tuple[C, AsyncGenerator[C, None]]] = RunVar("treenail.providers.client")
+
+    async def get(self) -> C:
+        """Return this loop's own one, made now if there is none yet."""
+        kept = self._kept.get(None)
+        if kept is not None:
+            return kept[0]
+        keeper = self._keep()
+        # Running the generator to its first yield is what makes the loop know of it.
+        made = await anext(keeper)
+        self._kept.set((made, keeper))
+        return made
+
+    async def _keep(self) -> AsyncGenerator[C, None]:
+        made = self._make()
+        try:
+            yield made
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._close(made)
+
+
+class VendorProvider(ABC, Generic[C]):
+    """A provider on a vendor's SDK: a client of type `C`, and one call with it."""
+
+    takes_output_schema: ClassVar[bool] = True
+    """The vendors make their models follow a schema."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        name: str,
+        make_client: Callable[[], C],
+        close_client: Callable[[C], Awaitable[object]],
+        client: C | None,
+        max_output_tokens: int | None,
+        prices: PriceTable | None,
+        secrets: tuple[str, ...],
+    ) -> None:
+        self._model = model
+        self._name = name
+        self._own_client = client
+        self._clients = LoopBound(make_client, close_client)
+        self._max_output_tokens = max_output_tokens
+        self._prices = prices
+        self._secrets = secrets
+
+    @property
+    def name(self) -> str:
+        """The interface's name, as it stands in the log and on blocks of thought."""
+        return self._name
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self._model
+
+    def estimate_usd(self, request: ModelRequest) -> float | None:
+        """Say what the call will cost at most; None if the model's price is not known."""
+        size = sum(
+            4 + estimate_tokens(item.text) + sum(estimate_tokens(call.arguments) for call in item.calls)
+            for item in request.items
+        )
+        tools = [[tool.name, tool.description, tool.parameters_schema] for tool in request.tools]
+        tokens = size + estimate_tokens(tools) + estimate_tokens(request.output_schema)
+        asked = self._for(request)
+        return asked._price(estimate_usage(input_tokens=tokens, max_output_tokens=asked._max_output_tokens))
+
+    def _for(self, request: ModelRequest) -> Self:
+        """Return this provider as the request wants it: for another model, or for a shorter answer."""
+        most = min(
+            (each for each in (self._max_output_tokens, request.max_output_tokens) if each is not None),
+            default=None,
+        )
+        model = request.model or self._model
+        if (model, most) == (self._model, self._max_output_tokens):
+            return self
+        asked = copy.copy(self)  # The client, which is what is dear, stays the same one.
+        asked._model, asked._max_output_tokens = model, most
+        return asked
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """Call the model once. Closing the generator closes the connection."""
+        asked = self._for(request)
+        if asked is not self:
+            # What is left to do is the same, so the request no longer has to say it.
+            async with aclosing(asked.stream(replace(request, model=None, max_output_tokens=None))) as told:
+                async for each in told:
+                    yield each
+            return
+        said: list[str] = []
+        failed: ModelCallError
+        opened: ClosableStream | None = None
+        try:
+            client = self._own_client or await self._clients.get()
+            ask_egress(self._endpoint(client))
+            opened = await self._open(client, request)
+            async with aclosing(_mended(self._read(opened))) as events:
+                async for each in events:
+                    if isinstance(each, TextDelta):
+                        said.append(each.text)
+                    yield each
+                    if isinstance(each, Stopped):
+                        await drain(events)
+                        return
+            failed = self._failed(Facts(message=CUT_SHORT))
+        except ModelCallError as error:
+            failed = error
+        except Exception as error:
+            facts = self._facts(error)
+            if facts is None and opened is not None and isinstance(error, _UNREADABLE):
+                facts = Facts(message=f"the answer could not be read ({type(error).__name__}: {error})")
+            if facts is None:
+                raise
+            failed = self._failed(facts)
+        finally:
+            if opened is not None:
+                with anyio.CancelScope(shield=True):
+                    await opened.close()
+        if said:
+            failed.partial, failed.phase = "".join(said), "response"
+        raise failed
+
+    def _failed(self, facts: Facts) -> ModelCallError:
+        return model_call_error(
+            classify(facts, now=datetime.now(UTC)),
+            provider=self._name,
+            model=self._model,
+            facts=facts,
+            secrets=(*self._secrets, *environment_secrets()),
+        )
+
+    def _endpoint(self, client: C) -> str:
+        """Say where the call goes; nothing if that is not known, and then no shield lets it leave."""
+        return str(getattr(client, "base_url", ""))
+
+    @abstractmethod
+    async def _open(self, client: C, request: ModelRequest) -> ClosableStream:
+        """Begin a call, and return the SDK's stream. Raises what the SDK raises."""
+
+    @abstractmethod
+    def _read(self, opened: ClosableStream) -> AsyncGenerator[ModelEvent, None]:
+        """Yield what the stream says, `Stopped` last. Raises what the SDK raises, or `self._failed(...)`."""
+
+    @abstractmethod
+    def _facts(self, error: Exception) -> Facts | None:
+        """Read the facts off an exception of the SDK; None if it is none of its own."""
+
+    # --- helpers for the vendors' modules --------------------------------------------------------------
+
+    def _thought(self, payload: dict[str, Any], after_text: int, after_calls: int) -> ReasoningBlock:
+        part = ReasoningPart(self._model, self._name, payload, after_text, after_calls)
+        return ReasoningBlock(part)
+
+    def _used(self, usage: CallUsage) -> UsageReported:
+        tokens = TokenUsage(
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            cached_tokens=usage.cached_input_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+        )
+        return UsageReported(tokens, self._price(usage), usage.cache_write_tokens, model=self._model)
+
+    def _price(self, usage: CallUsage) -> float | None:
+        table = self._prices if self._prices is not None else default_prices()
+        return None if table is None else table.cost_usd(self._model, usage)
+
+
+def ask_egress(url: str) -> None:
+    """Ask the shield of the contained call that this is whether a request may leave; `CallRefused` if not."""
+    call = current_call()
+    if call is not None:
+        try:
+            call.check_egress(url, "POST")
+        except CallRefused:
+            call.report(cost_usd=0.0)  # Nothing was sent.
+            raise
+
+
+async def drain(events: AsyncIterator[object]) -> None:
+    """Read what is left behind the answer's end, so that the connection can be used again."""
+    try:
+        with anyio.move_on_after(_DRAIN_S):
+            async for _ in events:
+                pass
+    except Exception:  # noqa: BLE001 - the answer is whole; what breaks behind it changes nothing
+        pass
+
+
+async def _mended(events: AsyncGenerator[ModelEvent, None]) -> AsyncGenerator[ModelEvent, None]:
+    """Yield the events with whole characters only."""
+    kinds = {TextDelta: Mender(), ReasoningDelta: Mender()}
+    async with aclosing(events):
+        async for each in events:
+            if isinstance(each, (TextDelta, ReasoningDelta)):
+                if text := kinds[type(each)].feed(each.text):
+                    yield type(each)(text)
+                continue
+            if isinstance(each, Stopped) and (rest := kinds[TextDelta].flush()):
+                yield TextDelta(rest)
+            yield each
+
+
+class Mender:
+    """Joins halves of surrogate pairs that were split over two pieces of text."""
+
+    def __init__(self) -> None:
+        self._half = ""
+
+    def feed(self, text: str) -> str:
+        """Take a piece, and return what is whole of it and of what was held back."""
+        text = self._half + text
+        self._half = ""
+        if text and "\ud800" <= text[-1] <= "\udbff":
+            text, self._half = text[:-1], text[-1]
+        return clean(text)
+
+    def flush(self) -> str:
+        """Return what was held back, as a replacement character: its other half never came."""
+        half, self._half = self._half, ""
+        return clean(half)

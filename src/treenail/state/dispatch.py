@@ -1,0 +1,157 @@
+"""Telling subscribers what happened. A failing subscriber changes nothing.
+
+An event is in the log, as bytes, before anybody is told of it, so that no subscriber can change what is kept.
+Subscribers share the object that was dispatched: whoever wants to change a list or a dict in it changes a
+copy, or those that are told later, and the dispatcher's caller, see the change.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar, overload
+
+from treenail.records import dataclass, quick
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("treenail.state")
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerFailure:
+    """A reducer, an observer or a subscriber that raised; the event stands all the same."""
+
+    handler: Callable[..., object]
+    error: Exception
+
+
+@quick
+@dataclass(frozen=True, slots=True)
+class DispatchResult:
+    """What became of one dispatched event."""
+
+    event: object
+    handlers_invoked: tuple[Callable[..., object], ...] = ()
+    errors: tuple[HandlerFailure, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether no handler failed."""
+        return not self.errors
+
+    @property
+    def handled_count(self) -> int:
+        """How many handlers ran without failing."""
+        return len(self.handlers_invoked) - len(self.errors)
+
+    def raise_if_errors(self) -> None:
+        """Raise what the handlers raised, as one `ExceptionGroup`."""
+        if self.errors:
+            raise ExceptionGroup(
+                f"{len(self.errors)} of {len(self.handlers_invoked)} handlers of "
+                f"{type(self.event).__qualname__} failed; the event itself was recorded",
+                [failure.error for failure in self.errors],
+            )
+
+
+Outcome = tuple[object, tuple[Callable[..., object], ...], tuple[HandlerFailure, ...]]
+"""The fields of a `DispatchResult`."""
+
+
+class Outcomes(Sequence[DispatchResult]):
+    """What became of several events. Few look at it: the results are made for those that do."""
+
+    __slots__ = ("_outcomes",)
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        self._outcomes = outcomes
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    @overload
+    def __getitem__(self, index: int) -> DispatchResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[DispatchResult]: ...
+    def __getitem__(self, index: int | slice) -> DispatchResult | Sequence[DispatchResult]:
+        if isinstance(index, slice):
+            return [DispatchResult(*each) for each in self._outcomes[index]]
+        return DispatchResult(*self._outcomes[index])
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, (Outcomes, list)) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # like the list that it stands for
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+class Dispatcher(Protocol):
+    """Delivers events to whoever subscribed to their exact type."""
+
+    def subscribe(self, event_type: type[T], handler: Callable[[T], object]) -> None:
+        """Call the handler for each event of exactly that type."""
+        ...
+
+    def unsubscribe(self, event_type: type[T], handler: Callable[[T], object]) -> bool:
+        """Stop calling the handler. Says whether it was subscribed."""
+        ...
+
+    def dispatch(self, event: object) -> DispatchResult:
+        """Deliver an event, in order of subscription, each handler isolated from the others."""
+        ...
+
+
+class InProcessDispatcher:
+    """Delivers synchronously, in this process, in order of subscription."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._handlers: dict[type, list[Callable[[Any], object]]] = {}
+
+    def subscribe(self, event_type: type[T], handler: Callable[[T], object]) -> None:
+        """Call the handler for each event of exactly that type."""
+        with self._lock:
+            self._handlers.setdefault(event_type, []).append(handler)
+
+    def unsubscribe(self, event_type: type[T], handler: Callable[[T], object]) -> bool:
+        """Stop calling the handler. Says whether it was subscribed."""
+        with self._lock:
+            handlers = self._handlers.get(event_type, [])
+            if handler not in handlers:
+                return False
+            handlers.remove(handler)
+            return True
+
+    def dispatch(self, event: object) -> DispatchResult:
+        """Deliver an event; a handler that raises does not keep it from the others."""
+        with self._lock:
+            handlers = tuple(self._handlers.get(type(event), ()))
+        errors = []
+        for handler in handlers:
+            failure = call_isolated(handler, event)
+            if failure is not None:
+                errors.append(failure)
+        return DispatchResult(event, handlers, tuple(errors))
+
+    def publish(self, event: object) -> DispatchResult:
+        """Deliver an event; the older name of `dispatch`."""
+        return self.dispatch(event)
+
+
+InProcessEventBus = InProcessDispatcher
+"""The older name of `InProcessDispatcher`."""
+
+
+def call_isolated(handler: Callable[..., object], *arguments: object) -> HandlerFailure | None:
+    """Call a handler; if it raises, log that and return it as a value."""
+    try:
+        handler(*arguments)
+    except Exception as error:  # isolation from foreign code is the point
+        name = getattr(handler, "__qualname__", repr(handler))
+        _logger.warning("the handler %s raised %s: %s", name, type(error).__name__, error, exc_info=error)
+        return HandlerFailure(handler, error)
+    return None

@@ -1,0 +1,74 @@
+"""The seam between a subagent's supervision and whatever runs its turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import field, replace
+from typing import Any, Protocol, cast, runtime_checkable
+
+from treenail.agent import Agent
+from treenail.containment import CancellationToken, ExecutionContext
+from treenail.providers.base import Provider
+from treenail.records import dataclass
+from treenail.state.execution import ExecutionState
+from treenail.tools.policies import Permissions
+from treenail.tools.tool import Tool
+from treenail.turns.adapter import ModelAdapter
+from treenail.turns.turn import InnerLoop, TurnResult
+
+
+@dataclass(frozen=True, slots=True)
+class ChildRun:
+    """One turn of a subagent, ready to be run."""
+
+    agent: Agent
+    state: ExecutionState
+    task: str | None
+    """What to take up; None to go on with the turn that the session's log has begun."""
+    containment: ExecutionContext
+    cancellation: CancellationToken
+    permissions: Permissions
+    depth: int
+    workspace: str | None = None
+    """The directory that the turn works in, if it is on disk."""
+    extra_tools: tuple[Tool[Any, Any], ...] = field(default=())
+    """Tools that it gets besides its agent's own: those for subagents of its own, if it may have any."""
+
+
+@runtime_checkable
+class ChildRunner(Protocol):
+    """Runs one turn of a subagent to its end, whatever the end is."""
+
+    async def run(self, run: ChildRun) -> TurnResult:
+        """Run it. The log of `run.state.session` is the evidence; the result is only a summary of it."""
+        ...
+
+
+class LoopRunner:
+    """Runs subagents in our own loop, with one provider for all or one chosen for each agent."""
+
+    def __init__(self, provider: Provider | Callable[[Agent], Provider]) -> None:
+        self._provider = provider
+
+    async def run(self, run: ChildRun) -> TurnResult:
+        """Run one turn: a new one for a task, or the one that was begun."""
+        agent = run.agent
+        if run.extra_tools:
+            agent = replace(agent, tools=(*agent.tools, *run.extra_tools))
+        chosen = self._provider
+        # Having `stream` is what tells a provider, also one that passes requests on, from a function.
+        provider = cast("Provider", chosen if hasattr(chosen, "stream") else chosen(run.agent))
+        loop = InnerLoop(
+            state=run.state,
+            provider=provider,
+            prompt=agent.prompt,
+            agent=agent.name,
+            containment=run.containment,
+            permissions=run.permissions,
+            max_iterations=agent.max_iterations,
+            retry=agent.retry,
+            cancellation=run.cancellation,
+            workspace=run.workspace,
+            adapter=ModelAdapter(provider, retry=agent.retry),
+        )
+        return await (loop.resume() if run.task is None else loop.run(run.task))

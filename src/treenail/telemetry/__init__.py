@@ -1,0 +1,33 @@
+"""Telemetry: spans, metrics and structured logs for whoever asks for them; free for whoever does not."""
+
+from treenail.telemetry.base import (
+    Attribute,
+    OpenSpan,
+    Span,
+    Telemetry,
+    begin,
+    bind,
+    here,
+    is_on,
+    record,
+    span,
+    under,
+    use,
+)
+from treenail.telemetry.logs import JsonFormatter
+
+__all__ = [
+    "Attribute",
+    "JsonFormatter",
+    "OpenSpan",
+    "Span",
+    "Telemetry",
+    "begin",
+    "bind",
+    "here",
+    "is_on",
+    "record",
+    "span",
+    "under",
+    "use",
+]

@@ -1,0 +1,139 @@
+"""A clock that stands still until a test advances it, and then wakes everybody who is due."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import anyio
+
+from treenail.containment.threads import Timer, TimerHeap, fire, threadsafe
+from treenail.errors import UsageError
+
+_DEFAULT_START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class FakeClock:
+    """Time under the test's control.
+
+    `advance(seconds)` moves both kinds of time and wakes, in the order in which they are due, the threads in
+    `sleep`, the tasks in `async_sleep` and the timers set with `call_later`. Nothing ever waits for real
+    time. Threads and tasks may share one clock.
+    """
+
+    def __init__(self, start: datetime = _DEFAULT_START) -> None:
+        if start.tzinfo is None:
+            raise UsageError("FakeClock needs an aware start time; pass one with tzinfo, for instance UTC")
+        self._start = start.astimezone(UTC)
+        self._elapsed = 0.0
+        self._timers = TimerHeap()
+        self._changed = threading.Condition()
+        self._sleepers = 0
+
+    def now(self) -> datetime:
+        """Return the current fake time, in UTC."""
+        return self._start + timedelta(seconds=self._elapsed)
+
+    def utcnow(self) -> datetime:
+        """Return the current fake time; the same as `now()`."""
+        return self.now()
+
+    def monotonic(self) -> float:
+        """Return how many seconds this clock has been advanced."""
+        return self._elapsed
+
+    def sleep(self, seconds: float) -> None:
+        """Block this thread until the clock has been advanced that far."""
+        if seconds <= 0:
+            return
+        gate = threading.Event()
+        timer = self.call_later(seconds, gate.set)
+        try:
+            with self._sleeping():
+                gate.wait()
+        finally:
+            timer.cancel()
+
+    async def async_sleep(self, seconds: float) -> None:
+        """Wait until the clock has been advanced that far, letting other tasks run."""
+        if seconds <= 0:
+            await anyio.lowlevel.checkpoint()
+            return
+        gate = anyio.Event()
+        timer = self.call_later(seconds, threadsafe(gate.set))
+        try:
+            with self._sleeping():
+                await gate.wait()
+        finally:
+            timer.cancel()
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        """Call `callback` from `advance` when the clock has been advanced that far."""
+        timer = self._timers.add(self._elapsed + seconds, callback)
+        with self._changed:
+            self._changed.notify_all()
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        """Let that much time pass and wake everybody who became due.
+
+        A timer sees the time that it asked for.
+        """
+        if seconds < 0:
+            raise UsageError(f"time never goes back; advance by zero or more seconds, not {seconds!r}")
+        target = self._elapsed + seconds
+        while True:
+            due = self._timers.next_due()
+            if due is None or due > target:
+                break
+            self._elapsed = max(self._elapsed, due)
+            callback = self._timers.pop_due(self._elapsed)
+            if callback is not None:
+                fire(callback)
+        self._elapsed = max(self._elapsed, target)
+
+    @property
+    def sleepers(self) -> int:
+        """How many threads and tasks sleep on this clock now."""
+        return self._sleepers
+
+    @property
+    def timers(self) -> int:
+        """How many timers are set, those of sleepers included."""
+        return len(self._timers)
+
+    def wait_for_timers(self, count: int, timeout_s: float = 60.0) -> None:
+        """Block until at least `count` timers are set, sleepers included; a thread's way to meet another one.
+
+        `timeout_s` is real time and only guards against a test that would hang.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._timers) >= count, timeout_s):
+                raise UsageError(
+                    f"{len(self._timers)} timers were set on the fake clock after {timeout_s} real seconds; "
+                    f"{count} were expected"
+                )
+
+    def _sleeping(self) -> _Sleeping:
+        return _Sleeping(self)
+
+    def _count(self, change: int) -> None:
+        with self._changed:
+            self._sleepers += change
+            self._changed.notify_all()
+
+
+class _Sleeping:
+    """Counts one sleeper for as long as its block lasts."""
+
+    __slots__ = ("_clock",)
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        self._clock._count(+1)
+
+    def __exit__(self, *_: object) -> None:
+        self._clock._count(-1)

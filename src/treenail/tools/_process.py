@@ -1,0 +1,560 @@
+"""Running a command so that nothing of it survives.
+
+Theory of operation
+-------------------
+`run_command` blocks; it is called from a worker thread or from plain synchronous code, and
+`run_command_async` wraps it for an event loop. The command runs below a small supervisor process
+(`_supervisor.py`), which collects everything that the command starts, daemons included, and ends only
+when all of it has ended. Whatever ends the wait (the command's own end, the timeout, the cancellation,
+an exception here, even the death of this process), the supervisor kills what is left, and only then does
+`run_command` return. So a filesystem that is scanned afterwards holds still.
+
+Output is read as it comes, so that no pipe fills up and blocks the command, and only its beginning and
+its end are kept. There is no input: a command that asks a question sees the end of its input.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import anyio.to_thread
+
+from treenail.clock import Clock, SystemClock, new_id
+from treenail.containment.cancel import CancellationToken
+from treenail.containment.threads import call_later
+from treenail.errors import ToolError, UsageError
+from treenail.records import dataclass
+from treenail.tools.gate import foremost
+
+MAX_OUTPUT_BYTES = 1024 * 1024
+"""How much of each output stream is kept unless the caller says otherwise."""
+
+DEFAULT_TIMEOUT_S = 120.0
+"""How long a command may take unless the caller says otherwise."""
+
+MARKER = "TREENAIL_COMMAND"
+"""The environment variable by which a command's processes can be found if the supervisor is lost."""
+
+_SUPERVISOR = Path(__file__).with_name("_supervisor.py")
+_READ_BYTES = 65_536
+_GIVE_UP_AFTER_S = 10.0
+
+_SECRET_NAME = re.compile(
+    r"(?:_|^)(?:KEY|KEYS|TOKEN|TOKENS|SECRET|SECRETS|PASSWORD|PASSWD|PASS|PASSPHRASE|PWD|CREDENTIAL|CREDENTIALS"
+    r"|CREDS|AUTH|PAT|DSN|COOKIE)$|PASSWORD|PASSWD|SECRET|ACCESS_KEY|PRIVATE_KEY|API_?KEY|_TOKEN_",
+    re.IGNORECASE,
+)
+_URL_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
+_HARMLESS = frozenset({"PWD", "OLDPWD"})
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended and what it wrote.
+
+    `exit_code` is negative for a signal, as in `subprocess`, and None if the command was stopped before it
+    ended by itself. `leftover_processes` counts what it had left running in the background; they were
+    killed, like everything else it started.
+    """
+
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    truncated: bool
+    timed_out: bool
+    cancelled: bool
+    elapsed: timedelta
+    leftover_processes: int = 0
+
+
+def command_environment(
+    base: Mapping[str, str] | None = None,
+    *,
+    allow: Collection[str] = (),
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Return an environment for a command, without secrets.
+
+    Starts from `base` (this process's own by default) and drops the variables whose names say that
+    they are secret (`..._KEY`, `..._TOKEN`, `..._SECRET`, `PASSWORD` ...) and those whose values hold a URL
+    with a password, unless `allow` names them. Pagers and prompts, which would wait for somebody, are
+    turned off. `extra` is added as it is.
+    """
+    source = os.environ if base is None else base
+    kept = {
+        name: value
+        for name, value in source.items()
+        if name in allow
+        or name in _HARMLESS
+        or not (_SECRET_NAME.search(name) or _URL_WITH_PASSWORD.search(value))
+    }
+    kept.update({"PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0", "TERM": "dumb"})
+    kept.update(extra or {})
+    return kept
+
+
+def default_shell() -> str:
+    """Return the shell that commands given as text run in: bash where there is one, else sh."""
+    return "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
+
+
+def run_command(
+    command: str | Sequence[str],
+    *,
+    cwd: str | Path,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    max_output_bytes: int = MAX_OUTPUT_BYTES,
+    cancellation: CancellationToken | None = None,
+    clock: Clock | None = None,
+) -> CommandResult:
+    """Run a command to its end, or to its timeout or cancellation, and return when nothing of it is left.
+
+    Text is run by the shell; a sequence is a program and its arguments. `env` is the whole environment
+    (`command_environment()` by default). Of each output stream the first and the last
+    `max_output_bytes / 2` are kept. A timeout or a cancellation is a result, not an exception.
+
+    Raises `OSError` if the command cannot be started, and `ToolError` if processes could not be killed.
+    """
+    argv = [default_shell(), "-c", command] if isinstance(command, str) else [str(part) for part in command]
+    _check(argv, timeout_s, max_output_bytes)
+    run = _Run(
+        argv=argv,
+        cwd=Path(cwd),
+        env=command_environment() if env is None else dict(env),
+        max_output_bytes=max_output_bytes,
+        clock=clock if clock is not None else SystemClock(),
+    )
+    return run.to_the_end(timeout_s, cancellation)
+
+
+async def run_command_async(
+    command: str | Sequence[str],
+    *,
+    cwd: str | Path,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    max_output_bytes: int = MAX_OUTPUT_BYTES,
+    cancellation: CancellationToken | None = None,
+    clock: Clock | None = None,
+) -> CommandResult:
+    """Do the same as `run_command` without blocking the event loop.
+
+    If the awaiting task is cancelled, the command is killed, and the cancellation continues when
+    nothing of it is left.
+    """
+    stop = CancellationToken(parent=cancellation)
+    finished = anyio.Event()
+    results: list[CommandResult] = []
+
+    async def work() -> None:
+        # Shielded: the thread must see the command to its end, whatever happens to the task.
+        with anyio.CancelScope(shield=True):
+            blocking = partial(
+                run_command,
+                command,
+                cwd=cwd,
+                env=env,
+                timeout_s=timeout_s,
+                max_output_bytes=max_output_bytes,
+                cancellation=stop,
+                clock=clock,
+            )
+            try:
+                results.append(await anyio.to_thread.run_sync(blocking))
+            except BaseException as error:  # noqa: BLE001 - raised below, outside the task group
+                failures.append(error)
+            finished.set()
+
+    failures: list[BaseException] = []
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(work)
+            try:
+                await finished.wait()
+            except BaseException:
+                # A cancellation, or an interrupt: either way nobody waits for the command any more. A
+                # second interrupt may come before the first line of what is called.
+                try:
+                    stop.cancel(detail="the awaiting task was cancelled")
+                except BaseException:
+                    stop.cancel(detail="the awaiting task was cancelled")
+                    raise
+                raise
+    except BaseExceptionGroup as several:  # an interrupt, of whichever of the two tasks
+        raise foremost(several) from None
+    finally:
+        stop.unlink()
+    if failures:
+        raise failures[0]
+    return results[0]
+
+
+def wait_for_orphans(directory: Path) -> None:
+    """Return when nothing is left of commands that processes which are dead now had started in a directory.
+
+    Their supervisors stop them as soon as they notice; on a busy machine that takes a while. Raises
+    `ToolError` if something is still at work after that.
+    """
+    give_up_at = time.monotonic() + 2 * _GIVE_UP_AFTER_S
+    for pid in _processes():
+        if not _is_orphan(pid, directory):
+            continue
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            continue  # it has ended meanwhile
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(descriptor, selectors.EVENT_READ)
+                if not selector.select(max(0.0, give_up_at - time.monotonic())):
+                    raise ToolError(
+                        f"a command that an earlier process started in {directory} is still running, below "
+                        f"process {pid}; end it before the workspace is used again"
+                    )
+        finally:
+            os.close(descriptor)
+
+
+def _is_orphan(pid: int, directory: Path) -> bool:
+    """Say whether a process is a supervisor of a command in a directory, and whoever started it is dead."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]
+    except (OSError, IndexError):
+        return False  # it has ended meanwhile
+    if os.fsencode(_SUPERVISOR) not in words or len(words) < 5:
+        return False
+    # The last word is followed by a zero, too.
+    starter, place = words[-3], Path(os.fsdecode(words[-2]))
+    return parent != starter and place.is_relative_to(directory.resolve())
+
+
+def _check(argv: Sequence[str], timeout_s: float | None, max_output_bytes: int) -> None:
+    if not argv or not argv[0]:
+        raise UsageError("there is no command to run; pass a shell command or a program with its arguments")
+    if any("\0" in part for part in argv):
+        raise UsageError("the command holds a NUL character, which no program can be given")
+    if timeout_s is not None and not timeout_s > 0:
+        raise UsageError(f"timeout_s is {timeout_s}; it must be more than 0, or None for no timeout")
+    if max_output_bytes < 2:
+        raise UsageError(f"max_output_bytes is {max_output_bytes}; it must be at least 2")
+
+
+class _Output:
+    """The beginning and the end of a stream, whatever its length."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_head = max_bytes // 2
+        self._max_tail = max_bytes - self._max_head
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._dropped = 0
+
+    def add(self, data: bytes) -> None:
+        room = self._max_head - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:] if room > 0 else data
+        # Trimmed when twice too long, so that trimming costs O(1) per byte.
+        if len(self._tail) > 2 * self._max_tail:
+            self._trim()
+
+    def _trim(self) -> None:
+        excess = len(self._tail) - self._max_tail
+        if excess > 0:
+            del self._tail[:excess]
+            self._dropped += excess
+
+    @property
+    def is_truncated(self) -> bool:
+        return self._dropped > 0 or len(self._tail) > self._max_tail
+
+    def text(self) -> str:
+        self._trim()
+        if not self._dropped:
+            return (self._head + self._tail).decode("utf-8", "replace")
+        head = _whole_characters(bytes(self._head))
+        tail = bytes(self._tail)
+        # Drop what is left of a character whose beginning was cut off.
+        start = next((i for i, byte in enumerate(tail[:3]) if byte & 0xC0 != 0x80), min(3, len(tail)))
+        left_out = self._dropped + start + len(self._head) - len(head)
+        return (
+            head.decode("utf-8", "replace")
+            + f"\n[... {left_out} bytes left out ...]\n"
+            + tail[start:].decode("utf-8", "replace")
+        )
+
+
+def _whole_characters(data: bytes) -> bytes:
+    """Cut off a character that is incomplete at the end."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        needed = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+        return data if needed <= back else data[:-back]
+    return data
+
+
+class _Control:
+    """The supervisor's control pipe. Closing it stops the command; any thread may, any number of times."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._lock = threading.Lock()
+        self._descriptor: int | None = descriptor
+
+    def send(self, data: bytes) -> None:
+        with self._lock:
+            while data and self._descriptor is not None:
+                try:
+                    data = data[os.write(self._descriptor, data) :]
+                except BrokenPipeError:
+                    return  # the supervisor is gone, which its status tells better
+
+    def close(self) -> None:
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, None
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+class _Run:
+    """One command under its supervisor."""
+
+    def __init__(
+        self, *, argv: list[str], cwd: Path, env: dict[str, str], max_output_bytes: int, clock: Clock
+    ) -> None:
+        self._argv = argv
+        self._cwd = cwd
+        self._clock = clock
+        self._marker = f"{MARKER}={new_id()}"
+        self._env = env
+        self._outputs = (_Output(max_output_bytes), _Output(max_output_bytes))
+        self._status = b""
+        self._stopped_by: Literal["timeout", "cancellation"] | None = None
+
+    def to_the_end(self, timeout_s: float | None, cancellation: CancellationToken | None) -> CommandResult:
+        """Start the command, wait, and see that nothing of it is left."""
+        if not self._cwd.is_dir():
+            # Reported here because the supervisor could not tell it from a missing program.
+            raise NotADirectoryError(
+                errno.ENOTDIR, "the directory to run the command in is missing", str(self._cwd)
+            )
+        started = self._clock.monotonic()
+        process, control, status_read = self._start_supervisor()
+        with process, closing(control):
+            timer = forget = None
+            try:
+                if timeout_s is not None:
+                    timer = call_later(self._clock, timeout_s, partial(self._stop, control, "timeout"))
+                if cancellation is not None:
+                    forget = cancellation.on_cancel(partial(self._stop, control, "cancellation"))
+                control.send(self._order())
+                self._attend(process, status_read)
+            finally:
+                # Also when an exception comes out of the wait: the command ends before the caller goes on.
+                if timer is not None:
+                    timer.cancel()
+                if forget is not None:
+                    forget()
+                control.close()
+                process.wait()
+                os.close(status_read)
+            self._read_the_rest(process)
+        return self._result(process.returncode, timedelta(seconds=self._clock.monotonic() - started))
+
+    def _start_supervisor(self) -> tuple[subprocess.Popen[bytes], _Control, int]:
+        control_read, control_write = os.pipe()
+        status_read, status_write = os.pipe()
+        try:
+            process = subprocess.Popen(
+                # Isolated, without site packages, and in UTF-8 whatever the locale.
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    "-X",
+                    "utf8",
+                    str(_SUPERVISOR),
+                    str(control_read),
+                    str(status_write),
+                    # For `wait_for_orphans`, in whatever process comes after this one.
+                    str(os.getpid()),
+                    str(self._cwd.resolve()),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(control_read, status_write),
+                # The command can read its parent's environment, so that must not hold secrets either.
+                env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
+                # The terminal's Ctrl-C is for us; we then stop the command.
+                start_new_session=True,
+                bufsize=0,
+            )
+        except BaseException:
+            os.close(control_write)
+            os.close(status_read)
+            raise
+        finally:
+            os.close(control_read)
+            os.close(status_write)
+        return process, _Control(control_write), status_read
+
+    def _order(self) -> bytes:
+        name, _, value = self._marker.partition("=")
+        order = {"argv": self._argv, "env": {**self._env, name: value}, "cwd": str(self._cwd)}
+        return json.dumps(order).encode() + b"\n"
+
+    def _stop(self, control: _Control, by: Literal["timeout", "cancellation"]) -> None:
+        if self._stopped_by is None:
+            self._stopped_by = by
+        control.close()
+
+    def _attend(self, process: subprocess.Popen[bytes], status_read: int) -> None:
+        """Read what comes until the supervisor has ended."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ, self._outputs[0])
+            selector.register(process.stderr, selectors.EVENT_READ, self._outputs[1])
+            selector.register(status_read, selectors.EVENT_READ, None)
+            while True:
+                for key, _ in selector.select():
+                    data = os.read(key.fd, _READ_BYTES)
+                    if key.data is None:
+                        self._status += data
+                        if not data:
+                            return
+                    else:
+                        key.data.add(data)
+                        if not data:
+                            selector.unregister(key.fileobj)
+
+    def _read_the_rest(self, process: subprocess.Popen[bytes]) -> None:
+        """Take in what the pipes still hold. Nobody who writes to them is left, so this does not wait."""
+        for stream, output in zip((process.stdout, process.stderr), self._outputs, strict=True):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            try:
+                while data := os.read(stream.fileno(), _READ_BYTES):
+                    output.add(data)
+            except BlockingIOError:
+                pass  # the pipe was handed to a process outside the tree: what it writes is not the command's
+
+    def _result(self, supervisor_exit: int, elapsed: timedelta) -> CommandResult:
+        report: dict[str, str] = {}
+        for line in self._status.decode("ascii").splitlines():
+            word, _, rest = line.partition(" ")
+            report[word] = rest
+        if "failed" in report:
+            number = int(report["failed"])
+            raise OSError(number, f"the command cannot be started: {os.strerror(number)}", self._argv[0])
+        if supervisor_exit != 0:
+            killed = self._kill_marked()
+            raise ToolError(
+                f"the process that watched over {shown_command(self._argv)!r} was killed (exit "
+                f"{supervisor_exit}), so the command was stopped: {killed} of its processes were found and "
+                f"killed; run commands that do not kill their parent"
+            )
+        if "survived" in report:
+            raise self._survived([int(pid) for pid in report["survived"].split()])
+        was_stopped = "stopped" in report
+        out, err = self._outputs
+        return CommandResult(
+            exit_code=None if was_stopped else int(report["exited"]),
+            stdout=out.text(),
+            stderr=err.text(),
+            truncated=out.is_truncated or err.is_truncated,
+            # A command that ended by itself just in time was not stopped, whatever the clock says.
+            timed_out=was_stopped and self._stopped_by == "timeout",
+            cancelled=was_stopped and self._stopped_by == "cancellation",
+            elapsed=elapsed,
+            leftover_processes=int(report.get("leftover", 0)),
+        )
+
+    def _kill_marked(self) -> int:
+        """Kill the processes that carry this command's marker, wait for their end, and say how many."""
+        seen: set[int] = set()
+        marker = self._marker.encode()
+        give_up_at = time.monotonic() + _GIVE_UP_AFTER_S
+        while found := {pid for pid in _processes() if marker in _environment_of(pid)}:
+            if time.monotonic() > give_up_at:
+                raise self._survived(sorted(found))
+            seen |= found
+            for pid in found:
+                _kill_and_wait(pid)
+        return len(seen)
+
+    def _survived(self, pids: Sequence[int]) -> ToolError:
+        return ToolError(
+            f"processes of {shown_command(self._argv)!r} could not be killed and are still running: "
+            f"{', '.join(map(str, pids)) or 'unknown'}; end them by hand before the workspace is used again"
+        )
+
+
+def shown_command(argv: Sequence[str]) -> str:
+    """Write a command on one line, shortened, for messages."""
+    text = argv[2] if len(argv) == 3 and argv[1] == "-c" else shlex.join(argv)
+    line = " ".join(text.split())
+    return line if len(line) <= 100 else line[:97] + "..."
+
+
+def _processes() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _environment_of(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []  # it has ended meanwhile, or belongs to somebody else
+
+
+def processes_marked(marker: str) -> frozenset[int]:
+    """Return the processes in whose environment `MARKER` has this value."""
+    wanted = f"{MARKER}={marker}".encode()
+    return frozenset(pid for pid in _processes() if wanted in _environment_of(pid))
+
+
+def end_processes(pids: Collection[int]) -> None:
+    """Kill processes, and wait until they have ended."""
+    for pid in pids:
+        _kill_and_wait(pid)
+
+
+def _kill_and_wait(pid: int) -> None:
+    """Kill a process and wait, for a second at most, until it has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return  # it has ended meanwhile
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            selector.select(1.0)
+    except OSError:
+        pass  # not ours to kill: whoever looks again will find it
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,283 @@
+"""Tool boundaries: undoing what a crash cut off, going back to one, seeing what a call did, forking.
+
+Everything here is read from the log, so that it works in another process than the one
+that ran the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, cast
+from uuid import UUID
+
+from treenail.clock import new_id
+from treenail.codec import FrozenDict
+from treenail.errors import UsageError
+from treenail.log.event import SlicePolicy
+from treenail.records import dataclass
+from treenail.state.execution import ExecutionState
+from treenail.state.resources import Binding, ResourceContext, ResourceRegistry, is_snapshotable
+from treenail.state.session import Session
+from treenail.state.snapshot import CompositeSnapshot, SnapshotMetadata
+from treenail.tools._process import wait_for_orphans
+from treenail.tools.context import filesystem_of
+from treenail.tools.events import SessionForked, ToolInvoked, ToolStarted
+from treenail.tools.tool import ToolResult
+from treenail.workspace.base import Filesystem, FilesystemSnapshot, WorkspaceDiff
+
+# --- after a crash ---------------------------------------------------------------------------------
+
+
+def workspace_call_id(session_id: UUID, call_id: str) -> str:
+    """Name a call towards the workspace.
+
+    Sessions may share a workspace, and only the log of its own session knows how a call ended: the
+    name says which one that is.
+    """
+    return f"{call_id}@{session_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredCall:
+    """A call that a crash cut off, and what was done about it."""
+
+    call_id: str
+    tool_name: str
+    outcome: Literal["rolled_back", "unknown", "committed"]
+    """Undone, so that it can be run again; nobody knows; or it had been committed already."""
+    conflicts: tuple[str, ...] = ()
+
+
+def recover(state: ExecutionState) -> tuple[RecoveredCall, ...]:
+    """Undo the calls that a crash cut off. Call it before anything else runs; calling it again is safe.
+
+    The log decides: a call whose end is in it is kept, any other is rolled back. A call that acted
+    outside and is not idempotent is recorded as unknown. A call of another session in the same
+    workspace is left to that session, whose log knows about it.
+    """
+    session = state.session
+    started = session[ToolStarted].all()
+    ended = {each.attempt_id: each for each in session[ToolInvoked].all()}
+    newest = {each.call_id: each for each in started}
+    recovered: dict[str, RecoveredCall] = {}
+    for call_id, workspace_id in _left_open(state):
+        attempt = newest.get(call_id)
+        end = None if attempt is None else ended.get(attempt.attempt_id)
+        committed = end is not None and end.success
+        if not committed and (attempt is None or attempt.foreign):
+            # What the dead process let loose on the tree may not have noticed yet that it is to stop. A call
+            # without a record here is a completion check, which is a command as well.
+            root = cast(Filesystem, filesystem_of(state)).host_root
+            if root is not None:
+                wait_for_orphans(root)
+        report = cast(Filesystem, filesystem_of(state)).recover(workspace_id, committed=committed)
+        name = "" if attempt is None else attempt.tool_name
+        recovered[call_id] = RecoveredCall(
+            call_id, name, "committed" if committed else "rolled_back", report.conflicts
+        )
+    for attempt in started:
+        if attempt.attempt_id in ended:
+            continue
+        unknown = attempt.effects == "external" and not attempt.idempotent
+        known = recovered.get(attempt.call_id)
+        conflicts = known.conflicts if known is not None else ()
+        session.dispatch(_ended_by_crash(state, attempt, unknown=unknown, conflicts=conflicts))
+        recovered[attempt.call_id] = RecoveredCall(
+            attempt.call_id, attempt.tool_name, "unknown" if unknown else "rolled_back", conflicts
+        )
+    return tuple(recovered.values())
+
+
+def _left_open(state: ExecutionState) -> Sequence[tuple[str, str]]:
+    """List this session's calls that still hold the workspace: their own ids, and their names there."""
+    filesystem = filesystem_of(state)
+    if filesystem is None or filesystem.read_only:
+        return ()
+    suffix = workspace_call_id(state.session.session_id, "")
+    return [(each.removesuffix(suffix), each) for each in filesystem.unfinished() if each.endswith(suffix)]
+
+
+def _ended_by_crash(
+    state: ExecutionState, attempt: ToolStarted, *, unknown: bool, conflicts: tuple[str, ...]
+) -> ToolInvoked:
+    if unknown:
+        message = (
+            f"The outcome of {attempt.tool_name} is unknown: the process ended while it was acting outside. "
+            "It was not run again. Find out whether it took effect before you repeat it."
+        )
+    else:
+        message = (
+            f"{attempt.tool_name} was cut off when the process ended; "
+            "everything it had changed was rolled back."
+        )
+    return ToolInvoked(
+        prompt_name="",
+        adapter="",
+        name=attempt.tool_name,
+        params=FrozenDict(),
+        result=ToolResult.error(message),
+        session_id=state.session.session_id,
+        created_at=state.clock.now(),
+        call_id=attempt.call_id,
+        attempt_id=attempt.attempt_id,
+        outcome="unknown" if unknown else "interrupted",
+        conflicts=conflicts,
+    )
+
+
+# --- boundaries ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Where one call stands in the log, and the workspace on both sides of it."""
+
+    call_id: str
+    tool_name: str
+    seq_before: int
+    """The last event before the call."""
+    seq_after: int
+    """The event that ended the call."""
+    success: bool
+    before: FilesystemSnapshot | None
+    """The workspace before the call; None if nothing has changed it since."""
+    after: FilesystemSnapshot | None
+
+
+def boundaries(session: Session) -> tuple[Boundary, ...]:
+    """Return the session's ended calls in order, read from its log."""
+    starts: dict[str, tuple[int, ToolStarted]] = {}
+    found: list[Boundary] = []
+    for envelope, value in session.events():
+        if isinstance(value, ToolStarted):
+            starts[value.attempt_id] = (envelope.seq, value)
+        elif isinstance(value, ToolInvoked):
+            seq, start = starts.pop(value.attempt_id, (envelope.seq - value.batch_events, None))
+            before = None if start is None else start.workspace
+            found.append(
+                Boundary(
+                    call_id=value.call_id or "",
+                    tool_name=value.name,
+                    seq_before=seq - 1,
+                    seq_after=envelope.seq,
+                    success=value.success,
+                    before=before,
+                    after=value.workspace or before,
+                )
+            )
+    # A call that could not change the workspace has no snapshots of its own. The next one that could
+    # began where it left things.
+    later: FilesystemSnapshot | None = None
+    for position in range(len(found) - 1, -1, -1):
+        each = found[position]
+        if each.before is None:
+            found[position] = replace(each, before=later, after=later)
+        later = found[position].before
+    return tuple(found)
+
+
+def boundary_of(session: Session, call_id: str) -> Boundary:
+    """Return the newest end of a call. Raises `UsageError` if there is none."""
+    known = boundaries(session)
+    for each in reversed(known):
+        if each.call_id == call_id:
+            return each
+    names = ", ".join(each.call_id for each in known[-10:]) or "none"
+    raise UsageError(f"there is no ended tool call {call_id!r} in this session (the newest are: {names})")
+
+
+def diff_calls(state: ExecutionState, first: str, last: str | None = None) -> WorkspaceDiff:
+    """Say what changed in the files: by one call, or from before `first` until after `last`."""
+    filesystem = filesystem_of(state)
+    before = boundary_of(state.session, first).before
+    after = boundary_of(state.session, last or first).after
+    if filesystem is None or before is None:
+        return WorkspaceDiff((), "")
+    return filesystem.diff(before, after)
+
+
+def rollback_to_call(
+    state: ExecutionState, call_id: str, *, side: Literal["before", "after"] = "before"
+) -> None:
+    """Go back to a boundary of a call, in this process or one before it: state and files together."""
+    boundary = boundary_of(state.session, call_id)
+    workspace = boundary.before if side == "before" else boundary.after
+    at = boundary.seq_before if side == "before" else boundary.seq_after
+    past = state.session.past(at)
+    known: dict[type, object] = {}
+    if workspace is not None and filesystem_of(state) is not None:
+        known[cast("type[Any]", Filesystem)] = workspace
+    state.restore(
+        CompositeSnapshot(
+            snapshot_id=new_id(),
+            created_at=state.clock.now(),
+            session=past,
+            resources=known,
+            metadata=SnapshotMetadata(
+                tag=f"{side}:{call_id}", tool_call_id=call_id, tool_name=boundary.tool_name
+            ),
+        )
+    )
+
+
+def fork_at(
+    state: ExecutionState,
+    call_id: str,
+    *,
+    side: Literal["before", "after"] = "before",
+    workspace: Path | None = None,
+    resources: ResourceRegistry | None = None,
+    tell: Callable[[Session, int], object | None] | None = None,
+) -> ExecutionState:
+    """Make a new session that continues from a boundary of a call, in a workspace of its own.
+
+    `workspace` is the directory for the new workspace; a filesystem in memory needs none. Resources
+    that hold no state of their own, and what was spent, are shared with the old session; whatever
+    else can be snapshotted would be changed by both, so it is left out: pass the fork's own in
+    `resources`, which win over the shared ones.
+
+    The fork's log says where it comes from. `tell` may make an event of what the old session did after
+    the boundary (`treenail.conversation.branch_summary` does), which is recorded with it.
+    """
+    boundary = boundary_of(state.session, call_id)
+    at = boundary.seq_before if side == "before" else boundary.seq_after
+    snapshot = boundary.before if side == "before" else boundary.after
+    filesystem = filesystem_of(state)
+    shared = _shared(state)
+    if filesystem is not None:
+        snapshot = snapshot or filesystem.snapshot(tag=f"fork:{call_id}")
+        fork = cast(Any, filesystem).fork
+        made = fork(snapshot) if workspace is None else fork(snapshot, workspace)
+        shared = shared.merge(ResourceRegistry.build({cast("type[Any]", Filesystem): made}))
+    if resources is not None:
+        shared = shared.merge(resources, strict=False)
+    session = state.session.fork(at=at)
+    place = None if workspace is None else str(workspace.resolve())
+    lineage = SessionForked(str(state.session.session_id), at, call_id, side, place)
+    told = None if tell is None else tell(state.session, at)
+    session.dispatch_all((lineage,) if told is None else (lineage, told))
+    return ExecutionState(
+        session=session,
+        resources=shared,
+        clock=state.clock,
+        rng=state.rng,
+        checkpoints=None if state.checkpoints is None else type(state.checkpoints)(),
+    )
+
+
+def _shared(state: ExecutionState) -> ResourceRegistry:
+    """The resources that two sessions may share."""
+    here = state.resources
+    registry = here.registry if isinstance(here, ResourceContext) else here
+    filesystem = filesystem_of(state)
+    kept: list[Binding[object]] = []
+    for each in registry:
+        binding = cast("Binding[object]", registry.binding_for(each))
+        instance = binding.provided
+        changes = is_snapshotable(instance) and here.policy_of(each) is not SlicePolicy.LOG
+        is_workspace = each is Filesystem or (instance is not None and instance is filesystem)
+        if not is_workspace and not changes:
+            kept.append(binding)
+    return ResourceRegistry.of(*kept)

@@ -1,0 +1,159 @@
+"""What the log keeps of tool calls. All of it is history: no rollback removes it."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from treenail.clock import new_id
+from treenail.codec import FrozenDict, sparse
+from treenail.log.event import SlicePolicy
+from treenail.records import dataclass, quick
+from treenail.state.budget import TokenUsage
+from treenail.state.events import event
+from treenail.state.run_context import RunContext
+from treenail.tools.tool import Effects, ToolResult
+from treenail.workspace.base import FilesystemSnapshot
+
+Outcome = Literal["ok", "failed", "invalid", "denied", "timed_out", "interrupted", "unknown"]
+"""How a call ended: kept; failed by itself; bad arguments; refused by a policy or a person; out of time;
+cut off by a cancellation or a crash and rolled back; cut off outside, so that nobody knows."""
+
+
+@event(name="treenail.ToolStarted", policy=SlicePolicy.LOG)
+@sparse
+@quick
+@dataclass(frozen=True, slots=True)
+class ToolStarted:
+    """A call with effects is about to run. From here on a crash can be undone."""
+
+    call_id: str
+    attempt_id: str
+    """Which attempt at the call this is; `ToolInvoked` with the same one ends it."""
+    tool_name: str
+    effects: Effects
+    foreign: bool = False
+    idempotent: bool = False
+    on_unknown: Literal["tell", "hold"] = "tell"
+    workspace: FilesystemSnapshot | None = None
+    """The workspace before the call."""
+
+
+@event(name="treenail.ToolInvoked", policy=SlicePolicy.LOG)
+@sparse
+@quick
+@dataclass(frozen=True, slots=True)
+class ToolInvoked:
+    """A call has ended, one way or another."""
+
+    prompt_name: str
+    adapter: str
+    name: str
+    params: FrozenDict[str, object]
+    """The arguments as the model sent them, long texts shortened; empty if they could not be read."""
+    result: ToolResult[object]
+    """Message and success. The value is not repeated here: a kept one stands in its own slice."""
+    session_id: UUID
+    created_at: datetime
+    usage: TokenUsage | None = None
+    call_id: str | None = None
+    run_context: RunContext | None = None
+    event_id: UUID = field(default_factory=new_id)
+    attempt_id: str = ""
+    """The attempt whose `ToolStarted` this ends; empty for a call that had none."""
+    outcome: Outcome = "ok"
+    elapsed_ms: float = 0.0
+    workspace: FilesystemSnapshot | None = None
+    """The workspace after the call, if the call has changed it; else it is where the call began."""
+    conflicts: tuple[str, ...] = ()
+    """Paths that a rollback left alone because somebody else had changed them."""
+    hold_id: str = ""
+    """The hold that a person had to answer before the call ran."""
+    batch_events: int = 0
+    """How many events right before this one belong to the same append: what the call changed and said."""
+
+    @property
+    def rendered_output(self) -> str:
+        """What the model was told, shortened."""
+        return self.result.message
+
+    @property
+    def success(self) -> bool:
+        """Whether the call was kept."""
+        return self.result.success
+
+
+@event(name="treenail.ToolHeld", policy=SlicePolicy.LOG)
+@dataclass(frozen=True, slots=True)
+class ToolHeld:
+    """A call waits for a person. Nothing of it has happened yet."""
+
+    call_id: str
+    tool_name: str
+    arguments: str
+    reason: str
+    created_at: datetime
+    attempt_id: str = ""
+    """The attempt whose outcome nobody knows, if that is what is asked about; else the question is whether
+    the call may run at all."""
+    hold_id: str = field(default_factory=lambda: new_id().hex)
+
+
+@event(name="treenail.HoldAnswered", policy=SlicePolicy.LOG)
+@dataclass(frozen=True, slots=True)
+class HoldAnswered:
+    """A person answered a hold."""
+
+    call_id: str
+    approved: bool
+    note: str = ""
+    answered_by: str = ""
+    hold_id: str = ""
+    """The hold that it answers."""
+
+
+@event(name="treenail.OutboxPut", policy=SlicePolicy.LOG)
+@dataclass(frozen=True, slots=True)
+class OutboxPut:
+    """A committed call wants this delivered outside. It stands in the log only if the call was kept."""
+
+    key: str
+    """The same for every attempt at the call and every delivery: what a receiver deduplicates by."""
+    topic: str
+    payload: object
+    call_id: str
+
+
+@event(name="treenail.OutboxDelivered", policy=SlicePolicy.LOG)
+@dataclass(frozen=True, slots=True)
+class OutboxDelivered:
+    """A message was handed over; it is not delivered again."""
+
+    key: str
+
+
+@event(name="treenail.OutboxFailed", policy=SlicePolicy.LOG)
+@dataclass(frozen=True, slots=True)
+class OutboxFailed:
+    """A delivery failed; it will be tried again."""
+
+    key: str
+    attempt: int
+    error: str
+
+
+@event(name="treenail.SessionForked", policy=SlicePolicy.LOG)
+@dataclass(frozen=True, slots=True)
+class SessionForked:
+    """This session began as a copy of another one, up to an event. Its workspace is its own."""
+
+    from_session: str
+    at_seq: int
+    """The last event that both have in common."""
+    call_id: str
+    """The tool call at whose boundary they part."""
+    side: Literal["before", "after"]
+    workspace: str | None = None
+    """The directory of its workspace, so that a resume finds it; None for one in memory."""

@@ -1,0 +1,670 @@
+"""Tools for files: read, write, edit, list, find, search, delete, move.
+
+Each answers in text that a model can act on, and never with more than it can use: long answers are cut,
+and say how to see the rest. A mistake (no such file, text that does not match) is a failed result that
+says what is there instead. Paths are relative to the workspace root.
+
+Names that begin with a dot (`.git`, `.venv`, `.env`) are left out of searches unless they are asked for;
+reading and listing shows them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import field
+from typing import Any, BinaryIO, Literal, TypeVar
+
+from treenail.errors import PathEscapeError, ReadOnlyError
+from treenail.records import dataclass
+from treenail.tools.context import ToolContext
+from treenail.tools.tool import ReadyTool, Tool, ToolExample, ToolResult
+from treenail.workspace.base import Filesystem, GrepMatch
+from treenail.workspace.diffs import is_binary, unified_text
+from treenail.workspace.lines import split_lines
+from treenail.workspace.matching import compile_pattern
+from treenail.workspace.paths import name as last_segment
+from treenail.workspace.paths import normalize, parent
+
+MAX_RESULT_CHARS = 30_000
+"""The longest answer of any of these tools, notes aside."""
+
+MAX_LINE_CHARS = 2_000
+"""The longest line that `read_file` shows whole."""
+
+MAX_MATCH_CHARS = 300
+"""The longest line that `grep_files` shows whole."""
+
+MAX_READ_LINES = 1_000
+"""How many lines `read_file` shows at once."""
+
+MAX_ENTRIES = 500
+"""How many paths `list_directory` and `glob_files` show at once."""
+
+MAX_MATCHES = 200
+"""How many matches `grep_files` shows at once."""
+
+_GREP_ROUNDS = (2_000, 50_000)
+"""How many matches are looked through to find enough that are not hidden."""
+
+_MAX_COMPARED_LINES = 5_000
+_MAX_DIFF_CHARS = 4_000
+
+P = TypeVar("P")
+_Answer = ToolResult[str]
+
+
+def _described(text: str, **default: Any) -> Any:
+    return field(metadata={"description": text}, **default)
+
+
+_PATH = "Path relative to the workspace root, such as src/app.py."
+
+
+# --- mistakes --------------------------------------------------------------------------------------
+
+
+def _explained(handler: Callable[..., _Answer]) -> Callable[..., _Answer]:
+    """Turn the filesystem's errors into answers that a model can act on."""
+
+    @functools.wraps(handler)
+    def explained(params: Any, *, context: ToolContext) -> _Answer:
+        try:
+            return handler(params, context=context)
+        except ReadOnlyError:
+            return ToolResult.error("The workspace is read-only here; nothing was changed.")
+        except PathEscapeError as error:
+            return ToolResult.error(f"{_sentence(error)} Nothing was changed.")
+        except FileNotFoundError as error:
+            return ToolResult.error(_not_found(context.filesystem, str(error.filename or "")))
+        except OSError as error:
+            path = f"{error.filename}: " if error.filename else ""
+            return ToolResult.error(f"{path}{error.strerror or error}. Nothing was changed.")
+        except ValueError as error:
+            return ToolResult.error(f"{_sentence(error)} Nothing was changed.")
+
+    return explained
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error)
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def _not_found(filesystem: Filesystem, path: str) -> str:
+    """Say that nothing is at a path, and what is near it."""
+    text = f"There is nothing at {path!r}."
+    try:
+        directory = parent(normalize(path))
+        names = [entry.name for entry in filesystem.list(directory)]
+    except (OSError, ValueError):
+        return f"{text} Its directory does not exist either; list_directory shows what is there."
+    close = difflib.get_close_matches(last_segment(path), names[:_MAX_COMPARED_LINES], n=3)
+    if close:
+        prefix = "" if directory == "." else f"{directory}/"
+        return f"{text} Did you mean {' or '.join(prefix + each for each in close)}?"
+    return f"{text} list_directory shows what is in {directory!r}."
+
+
+# --- read_file -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """What `read_file` takes."""
+
+    path: str = _described(_PATH)
+    start_line: int = _described("First line to show; lines count from 1.", default=1)
+    max_lines: int = _described(f"How many lines to show, at most {MAX_READ_LINES}.", default=MAX_READ_LINES)
+
+
+@_explained
+def _read_file(params: ReadFile, *, context: ToolContext) -> _Answer:
+    if params.start_line < 1 or params.max_lines < 1:
+        return ToolResult.error("start_line and max_lines count from 1; both must be at least 1.")
+    filesystem = context.filesystem
+    with filesystem.open_read(params.path) as stream:
+        lines = _numbered_lines(stream, params.start_line, min(params.max_lines, MAX_READ_LINES))
+    if lines is None:
+        # A link's own size would mislead; what is read is what it leads to.
+        size = filesystem.read_bytes(params.path, limit=0).size_bytes
+        return ToolResult.error(
+            f"{params.path} is a binary file of {size} bytes; it cannot be shown as text."
+        )
+    shown, next_line, ended_at = lines
+    if not shown:
+        if ended_at == 0:
+            return ToolResult.ok(message=f"{params.path} is empty.")
+        return ToolResult.error(
+            f"{params.path} has {ended_at} lines; line {params.start_line} is after its end."
+        )
+    text = "".join(shown)
+    if next_line is not None:
+        text += f"[{params.path} goes on; see more with start_line={next_line}]"
+    return ToolResult.ok(message=text)
+
+
+def _numbered_lines(
+    stream: BinaryIO, start_line: int, max_lines: int
+) -> tuple[list[str], int | None, int] | None:
+    """Return numbered lines, the line to go on with if there are more, and where the file ended.
+
+    None if the file is binary. Only a line at a time is held, and of that only a part.
+    """
+    if is_binary(stream.read(8_192)):
+        return None
+    stream.seek(0)
+    shown: list[str] = []
+    total_chars = number = 0
+    # A character of UTF-8 has at most four bytes.
+    while raw := stream.readline(MAX_LINE_CHARS * 4 + 2):
+        cut_bytes = 0
+        while not raw.endswith(b"\n") and (rest := stream.readline(1_048_576)):
+            cut_bytes += len(rest.removesuffix(b"\n"))
+            if rest.endswith(b"\n"):
+                break
+        number += 1
+        if number < start_line:
+            continue
+        if len(shown) == max_lines or total_chars > MAX_RESULT_CHARS:
+            return shown, number, number
+        line = raw.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
+        if cut_bytes or len(line) > MAX_LINE_CHARS:
+            left = cut_bytes + len(line[MAX_LINE_CHARS:].encode())
+            line = f"{line[:MAX_LINE_CHARS]} [line cut here: {left} more bytes]"
+        shown.append(f"{number:>6}\t{line}\n")
+        total_chars += len(shown[-1])
+    return shown, None, number
+
+
+read_file: Tool[ReadFile, str] = ReadyTool[ReadFile, str](
+    name="read_file",
+    description=(
+        "Read a text file. Each line is shown with its number and a tab before it, which are not part of "
+        f"the file. At most {MAX_READ_LINES} lines are shown at once: go on with start_line. Read a file "
+        "before you edit it."
+    ),
+    handler=_read_file,
+    effects="none",
+    examples=(
+        ToolExample("Read a file", ReadFile("src/app.py"), "     1\timport sys\n     2\tprint(sys.argv)\n"),
+        ToolExample("Read on from line 200", ReadFile("notes.md", 200, 50), "   200\t## Later\n"),
+    ),
+)
+"""Shows a text file, line by line, with numbers."""
+
+
+# --- write_file ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFile:
+    """What `write_file` takes."""
+
+    path: str = _described(_PATH)
+    content: str = _described("The whole text to write.")
+    mode: Literal["overwrite", "create", "append"] = _described(
+        "overwrite replaces the file or makes it, create fails if it exists, append adds to its end.",
+        default="overwrite",
+    )
+
+
+@_explained
+def _write_file(params: WriteFile, *, context: ToolContext) -> _Answer:
+    filesystem = context.filesystem
+    existed = filesystem.exists(params.path)
+    result = filesystem.write(params.path, params.content, mode=params.mode)
+    lines = len(split_lines(params.content))
+    what = f"{lines} lines, {result.bytes_written} bytes"
+    if params.mode == "append":
+        return ToolResult.ok(message=f"Added {what} to the end of {result.path}.")
+    verb = "Replaced the content of" if existed else "Made the new file"
+    return ToolResult.ok(message=f"{verb} {result.path}: {what}.")
+
+
+write_file: Tool[WriteFile, str] = ReadyTool[WriteFile, str](
+    name="write_file",
+    description=(
+        "Write a text file, whole. Missing directories are made. To change a part of a file that exists, use "
+        "edit_file: it is shorter and safer."
+    ),
+    handler=_write_file,
+    effects="workspace",
+    examples=(
+        ToolExample(
+            "Make a new file",
+            WriteFile("docs/plan.md", "# Plan\n", "create"),
+            "Made the new file docs/plan.md: 1 lines, 7 bytes.",
+        ),
+    ),
+)
+"""Writes, makes or appends to a text file."""
+
+
+# --- edit_file -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EditFile:
+    """What `edit_file` takes."""
+
+    path: str = _described(_PATH)
+    old_text: str = _described(
+        "The exact text to replace, with its indentation and line breaks, without line numbers. It must be "
+        "unique in the file: include lines around it if need be."
+    )
+    new_text: str = _described("The text to put in its place; empty to delete it.")
+    replace_all: bool = _described("Replace every occurrence instead of the only one.", default=False)
+
+
+@_explained
+def _edit_file(params: EditFile, *, context: ToolContext) -> _Answer:
+    if not params.old_text:
+        return ToolResult.error("old_text is empty. To write a new file or a whole file, use write_file.")
+    if params.old_text == params.new_text:
+        return ToolResult.error("old_text and new_text are the same, so nothing would change.")
+    filesystem = context.filesystem
+    before = filesystem.read_bytes(params.path).content
+    try:
+        text = before.decode("utf-8")
+    except UnicodeDecodeError:
+        return ToolResult.error(f"{params.path} is not UTF-8 text, so it cannot be edited as text.")
+    old, new = params.old_text, params.new_text
+    if old not in text and "\r\n" in text and "\r\n" not in old:
+        # The file has Windows line endings, which a model does not see; they are kept.
+        old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
+    count = text.count(old)
+    if count == 0:
+        return ToolResult.error(_no_match(params.path, text, params.old_text))
+    if count > 1 and not params.replace_all:
+        return ToolResult.error(_several_matches(params.path, text, old, count))
+    after = text.replace(old, new)
+    filesystem.write_bytes(params.path, after.encode("utf-8"))
+    diff = unified_text(normalize(params.path), before, after.encode("utf-8"))
+    if len(diff) > _MAX_DIFF_CHARS:
+        diff = diff[:_MAX_DIFF_CHARS] + "\n[... the rest of the change is not shown]"
+    times = "once" if count == 1 else f"{count} times"
+    return ToolResult.ok(message=f"Replaced {times} in {params.path}:\n{diff}")
+
+
+def _several_matches(path: str, text: str, old: str, count: int) -> str:
+    numbers: list[int] = []
+    position = text.find(old)
+    while position != -1 and len(numbers) < 20:
+        numbers.append(text.count("\n", 0, position) + 1)
+        position = text.find(old, position + len(old))
+    where = ", ".join(map(str, numbers)) + (", ..." if count > len(numbers) else "")
+    return (
+        f"old_text occurs {count} times in {path}, beginning at lines {where}. Nothing was changed. Include "
+        "more of the lines around the one you mean, or set replace_all to true to replace all of them."
+    )
+
+
+def _no_match(path: str, text: str, old: str) -> str:
+    """Say that text does not occur, and show the lines of the file that are most like it."""
+    message = f"old_text does not occur in {path}. Nothing was changed."
+    wanted, lines = old.splitlines(), text.splitlines()
+    if _squeeze(old) and _squeeze(old) in _squeeze(text):
+        message += " It would match if spaces, tabs and line breaks did not count: copy them exactly."
+    nearest = _nearest(wanted, lines[:_MAX_COMPARED_LINES])
+    if nearest is None:
+        return f"{message} No line in it is similar; read the file again with read_file."
+    first = max(0, nearest - 1)
+    last = min(len(lines), nearest + len(wanted[:20]) + 1)
+    shown = "\n".join(f"{n + 1:>6}\t{lines[n][:MAX_MATCH_CHARS]}" for n in range(first, last))
+    return f"{message} The most similar lines are:\n{shown}"
+
+
+def _squeeze(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _nearest(wanted: Sequence[str], lines: Sequence[str]) -> int | None:
+    """Return where in a file a block of lines fits best, or None if nowhere."""
+    plain = [line.strip() for line in lines]
+    for offset, line in enumerate(wanted):
+        # Lines of a few characters, such as brackets, are everywhere and tell nothing.
+        if len(line.strip()) < 3:
+            continue
+        close = difflib.get_close_matches(line.strip()[:MAX_MATCH_CHARS], plain, n=5, cutoff=0.6)
+        if not close:
+            continue
+        places = [n for n, each in enumerate(plain) if each in close and n - offset >= 0]
+        if places:
+            return max(places, key=lambda n: (_likeness(wanted, plain, n - offset), -n)) - offset
+        return plain.index(close[0])
+    return None
+
+
+def _likeness(wanted: Sequence[str], plain: Sequence[str], start: int) -> float:
+    here = plain[start : start + len(wanted)]
+    return sum(
+        difflib.SequenceMatcher(None, mine.strip()[:MAX_MATCH_CHARS], theirs[:MAX_MATCH_CHARS]).ratio()
+        for mine, theirs in zip(wanted[:20], here, strict=False)
+    )
+
+
+edit_file: Tool[EditFile, str] = ReadyTool[EditFile, str](
+    name="edit_file",
+    description=(
+        "Change a part of a text file: replace old_text by new_text. old_text must be exactly what is in the "
+        "file, spaces and line breaks included, and occur once, unless replace_all is true. The answer shows "
+        "the change as a diff."
+    ),
+    handler=_edit_file,
+    effects="workspace",
+    examples=(
+        ToolExample(
+            "Change one line",
+            EditFile("app.py", "DEBUG = True\n", "DEBUG = False\n"),
+            "Replaced once in app.py:\n--- a/app.py\n+++ b/app.py\n@@ -1 +1 @@\n"
+            "-DEBUG = True\n+DEBUG = False\n",
+        ),
+        ToolExample(
+            "Rename everywhere in a file",
+            EditFile("app.py", "colour", "color", replace_all=True),
+            "Replaced 3 times in app.py:\n--- a/app.py\n+++ b/app.py\n@@ -1,3 +1,3 @@\n...",
+        ),
+    ),
+)
+"""Replaces exact text in a file, and shows the change."""
+
+
+# --- list_directory --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ListDirectory:
+    """What `list_directory` takes."""
+
+    path: str = _described("Directory relative to the workspace root; '.' is the root.", default=".")
+    skip: int = _described("How many entries to skip, to see more of a long directory.", default=0)
+
+
+@_explained
+def _list_directory(params: ListDirectory, *, context: ToolContext) -> _Answer:
+    filesystem = context.filesystem
+    entries = filesystem.list(params.path)
+    if not entries:
+        return ToolResult.ok(message=f"{params.path} is empty.")
+
+    def shown() -> Iterable[str]:
+        for entry in entries[params.skip :]:
+            if entry.is_directory:
+                yield f"{entry.name}/"
+                continue
+            stat = filesystem.stat(entry.path)
+            yield (
+                f"{entry.name} -> {stat.link_target}"
+                if stat.is_link
+                else f"{entry.name} ({stat.size_bytes} bytes)"
+            )
+
+    return _page(shown(), params.skip, len(entries), "entries")
+
+
+def _page(lines: Iterable[str], skip: int, total: int, noun: str, extra: str = "") -> _Answer:
+    """Show the first of many lines, and say how to see the others."""
+    if skip < 0:
+        return ToolResult.error("skip must be 0 or more.")
+    if skip >= total:
+        return ToolResult.error(f"There are {total} {noun}, so skip={skip} leaves none.")
+    kept: list[str] = []
+    size = 0
+    for line in lines:
+        size += len(line) + 1
+        if len(kept) == MAX_ENTRIES or size > MAX_RESULT_CHARS:
+            break
+        kept.append(line)
+    text = "\n".join(kept) + "\n"
+    after = skip + len(kept)
+    if after < total:
+        text += (
+            f"[{noun} {skip + 1} to {after} of {total}; see more with skip={after}, or narrow the request]\n"
+        )
+    return ToolResult.ok(message=text + extra)
+
+
+list_directory: Tool[ListDirectory, str] = ReadyTool[ListDirectory, str](
+    name="list_directory",
+    description=(
+        "List a directory, one entry per line: directories end with '/', files show their size, links what "
+        "they lead to. Hidden entries are shown. To find files at any depth, use glob_files."
+    ),
+    handler=_list_directory,
+    effects="none",
+    examples=(ToolExample("List the root", ListDirectory(), "README.md (1204 bytes)\nsrc/\n"),),
+)
+"""Lists one directory."""
+
+
+# --- glob_files ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GlobFiles:
+    """What `glob_files` takes."""
+
+    pattern: str = _described("Such as **/*.py, src/*.{js,ts} or docs/**; ** crosses directories.")
+    path: str = _described("Directory to begin in.", default=".")
+    include_hidden: bool = _described("Also show names that begin with a dot.", default=False)
+    skip: int = _described("How many matches to skip, to see more of many.", default=0)
+
+
+@_explained
+def _glob_files(params: GlobFiles, *, context: ToolContext) -> _Answer:
+    found = context.filesystem.glob(params.pattern, path=params.path)
+    wanted = _Hidden(params.include_hidden, params.pattern, params.path)
+    matches = [match for match in found if wanted.shows(match.path)]
+    note = wanted.note(len(found) - len(matches))
+    if not matches:
+        return ToolResult.ok(
+            message=f"Nothing matches {params.pattern!r} in {params.path!r}.{note and ' '}{note}"
+        )
+    directories = _directories(context.filesystem, [m.path for m in matches if not m.is_file][:MAX_ENTRIES])
+    lines = (match.path + ("/" if match.path in directories else "") for match in matches[params.skip :])
+    return _page(lines, params.skip, len(matches), "matches", note)
+
+
+def _directories(filesystem: Filesystem, paths: Sequence[str]) -> frozenset[str]:
+    return frozenset(path for path in paths if filesystem.stat(path).is_directory)
+
+
+class _Hidden:
+    """Decides whether hidden names are shown: if asked for, or if the request itself names one."""
+
+    def __init__(self, include: bool, *requests: str) -> None:
+        named = any(
+            segment.startswith(".") and segment not in (".", "..")
+            for request in requests
+            for segment in request.replace("{", "/").replace(",", "/").split("/")
+        )
+        self._show_all = include or named
+
+    def shows(self, path: str) -> bool:
+        return self._show_all or not any(segment.startswith(".") for segment in path.split("/"))
+
+    def note(self, count: int) -> str:
+        if not count:
+            return ""
+        return f"[{count} hidden matches left out; set include_hidden to true to see them]\n"
+
+
+glob_files: Tool[GlobFiles, str] = ReadyTool[GlobFiles, str](
+    name="glob_files",
+    description=(
+        "Find files and directories by name. ** crosses directories, * and ? stay within a name, [abc] is "
+        "one of these characters, {a,b} is either. Answers with paths, sorted; directories end with '/'. "
+        "Hidden names are left out unless the pattern names one or include_hidden is true."
+    ),
+    handler=_glob_files,
+    effects="none",
+    examples=(ToolExample("Find Python files", GlobFiles("**/*.py"), "setup.py\nsrc/app.py\n"),),
+)
+"""Finds paths by pattern."""
+
+
+# --- grep_files ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GrepFiles:
+    """What `grep_files` takes."""
+
+    pattern: str = _described("A regular expression, in Python's syntax, matched line by line.")
+    path: str = _described("File or directory to search.", default=".")
+    glob: str | None = _described("Only search files that match, such as *.py or src/**/*.ts.", default=None)
+    ignore_case: bool = _described("Match upper and lower case alike.", default=False)
+    include_hidden: bool = _described("Also search names that begin with a dot.", default=False)
+    max_matches: int = _described(f"How many matches to show, at most {MAX_MATCHES}.", default=100)
+
+
+@_explained
+def _grep_files(params: GrepFiles, *, context: ToolContext) -> _Answer:
+    if params.max_matches < 1:
+        return ToolResult.error("max_matches must be at least 1.")
+    compile_pattern(params.pattern)
+    pattern = f"(?i){params.pattern}" if params.ignore_case else params.pattern
+    wanted = _Hidden(params.include_hidden, params.path, params.glob or "")
+    limit = min(params.max_matches, MAX_MATCHES)
+    found: Sequence[GrepMatch] = ()
+    matches: list[GrepMatch] = []
+    for round_limit in _GREP_ROUNDS:
+        found = context.filesystem.grep(pattern, path=params.path, glob=params.glob, max_matches=round_limit)
+        matches = [match for match in found if wanted.shows(match.path)]
+        if len(matches) > limit or len(found) < round_limit:
+            break
+    note = wanted.note(len(found) - len(matches))
+    if not matches:
+        return ToolResult.ok(
+            message=f"No line matches {params.pattern!r} in {params.path!r}.{note and ' '}{note}"
+        )
+    lines: list[str] = []
+    size = 0
+    for match in matches[:limit]:
+        line = f"{match.path}:{match.line_number}: {_around(match)}"
+        size += len(line) + 1
+        if size > MAX_RESULT_CHARS:
+            break
+        lines.append(line)
+    text = "\n".join(lines) + "\n"
+    if len(lines) < len(matches):
+        text += (
+            f"[the first {len(lines)} matches; there are more: narrow the pattern, the path or the glob]\n"
+        )
+    return ToolResult.ok(message=text + note)
+
+
+def _around(match: GrepMatch) -> str:
+    """Return a match's line, or, if it is long, what is around the match."""
+    line = match.line_content
+    if len(line) <= MAX_MATCH_CHARS:
+        return line
+    start = max(0, min(match.match_start - MAX_MATCH_CHARS // 3, len(line) - MAX_MATCH_CHARS))
+    end = start + MAX_MATCH_CHARS
+    return ("..." if start else "") + line[start:end] + ("..." if end < len(line) else "")
+
+
+grep_files: Tool[GrepFiles, str] = ReadyTool[GrepFiles, str](
+    name="grep_files",
+    description=(
+        "Search the text of files for a regular expression. Answers with path:line: text, in path order. "
+        "Binary files are skipped; hidden ones too, unless path or glob names one or include_hidden is true. "
+        "A backslash makes a special character literal."
+    ),
+    handler=_grep_files,
+    effects="none",
+    examples=(
+        ToolExample(
+            "Find where a function is defined",
+            GrepFiles(r"def handle_\w+", glob="*.py"),
+            "src/app.py:12: def handle_request(event):\n",
+        ),
+    ),
+)
+"""Searches the lines of files."""
+
+
+# --- delete_file, move_file ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFile:
+    """What `delete_file` takes."""
+
+    path: str = _described(_PATH)
+    recursive: bool = _described("Delete a directory with everything in it.", default=False)
+
+
+@_explained
+def _delete_file(params: DeleteFile, *, context: ToolContext) -> _Answer:
+    filesystem = context.filesystem
+    stat = filesystem.stat(params.path)
+    if stat.is_directory and not params.recursive and filesystem.list(params.path):
+        count = len(filesystem.list(params.path))
+        return ToolResult.error(
+            f"{params.path} is a directory with {count} entries. Set recursive to true to delete all of it."
+        )
+    filesystem.delete(params.path, recursive=params.recursive)
+    noun = "link" if stat.is_link else "directory" if stat.is_directory else "file"
+    return ToolResult.ok(message=f"Deleted the {noun} {stat.path}.")
+
+
+delete_file: Tool[DeleteFile, str] = ReadyTool[DeleteFile, str](
+    name="delete_file",
+    description=(
+        "Delete a file, a link or an empty directory; with recursive, a directory and everything in it. A "
+        "link is deleted itself, not what it leads to."
+    ),
+    handler=_delete_file,
+    effects="workspace",
+    examples=(ToolExample("Delete a file", DeleteFile("old.txt"), "Deleted the file old.txt."),),
+)
+"""Deletes a file or a directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveFile:
+    """What `move_file` takes."""
+
+    path: str = _described("What to move, relative to the workspace root.")
+    target: str = _described("Where to: the new path with its name, not only the directory.")
+    overwrite: bool = _described("Replace a file that is at the target.", default=False)
+
+
+@_explained
+def _move_file(params: MoveFile, *, context: ToolContext) -> _Answer:
+    filesystem = context.filesystem
+    filesystem.stat(params.path)  # a mistake in the path must not leave a new directory behind
+    target = normalize(params.target)
+    if not params.overwrite and filesystem.exists(target):
+        hint = (
+            f" To move it into that directory, use target={target}/{last_segment(normalize(params.path))}."
+            if filesystem.stat(target).is_directory
+            else " Set overwrite to true to replace it."
+        )
+        return ToolResult.error(f"Something is at {target} already.{hint} Nothing was changed.")
+    filesystem.mkdir(parent(target))
+    filesystem.move(params.path, target, overwrite=params.overwrite)
+    return ToolResult.ok(message=f"Moved {normalize(params.path)} to {target}.")
+
+
+move_file: Tool[MoveFile, str] = ReadyTool[MoveFile, str](
+    name="move_file",
+    description="Move or rename a file, a link or a directory. Missing directories of the target are made.",
+    handler=_move_file,
+    effects="workspace",
+    examples=(ToolExample("Rename a file", MoveFile("a.txt", "docs/b.txt"), "Moved a.txt to docs/b.txt."),),
+)
+"""Moves or renames."""
+
+
+READING_TOOLS: tuple[Tool[Any, str], ...] = (read_file, list_directory, glob_files, grep_files)
+"""The tools that look and change nothing."""
+
+WRITING_TOOLS: tuple[Tool[Any, str], ...] = (write_file, edit_file, delete_file, move_file)
+"""The tools that change the workspace."""
+
+FILE_TOOLS: tuple[Tool[Any, str], ...] = READING_TOOLS + WRITING_TOOLS
+"""All tools for files."""

@@ -1,0 +1,112 @@
+"""Delivering what committed calls asked for: at least once, in order, with stable keys.
+
+`OutboxPut` stands in the log only if its call was committed, so nothing is delivered
+for a call that was rolled back. A delivery is recorded after it was made; a crash in
+between makes it twice, with the same key, which is what the receiver deduplicates by.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from weakref import WeakKeyDictionary
+
+from treenail.records import dataclass
+from treenail.state.session import Session
+from treenail.tools.events import OutboxDelivered, OutboxFailed, OutboxPut
+
+_logger = logging.getLogger("treenail.tools")
+
+Deliver = Callable[[OutboxPut], object]
+"""Hands one message over to the outside; raising means that it did not arrive."""
+
+
+class _Waiting:
+    """A session's messages that wait, kept up to date by reading only what is new in its slices."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.is_flushing = False
+        self._messages: dict[str, OutboxPut] = {}
+        self._attempts: dict[str, int] = {}
+        self._seen = (0, 0, 0)
+
+    def messages(self, session: Session) -> tuple[OutboxPut, ...]:
+        """Return what waits, oldest first."""
+        puts, done = session[OutboxPut].view(), session[OutboxDelivered].view()
+        failed = session[OutboxFailed].view()
+        if len(puts) < self._seen[0] or len(done) < self._seen[1] or len(failed) < self._seen[2]:
+            self._messages, self._attempts, self._seen = {}, {}, (0, 0, 0)  # The history was pruned.
+        for position in range(self._seen[0], len(puts)):
+            message = puts[position]
+            self._messages[message.key] = message
+        for position in range(self._seen[1], len(done)):
+            self._messages.pop(done[position].key, None)
+        for position in range(self._seen[2], len(failed)):
+            self._attempts[failed[position].key] = failed[position].attempt
+        self._seen = (len(puts), len(done), len(failed))
+        return tuple(self._messages.values())
+
+    def next_attempt(self, key: str) -> int:
+        """Return the number of the attempt that comes after those recorded."""
+        return self._attempts.get(key, 0) + 1
+
+
+_waiting: WeakKeyDictionary[Session, _Waiting] = WeakKeyDictionary()
+_waiting_lock = threading.Lock()
+
+
+def _waiting_of(session: Session) -> _Waiting:
+    with _waiting_lock:
+        return _waiting.setdefault(session, _Waiting())
+
+
+def undelivered(session: Session) -> tuple[OutboxPut, ...]:
+    """Return the messages that were committed and not yet delivered, oldest first."""
+    waiting = _waiting_of(session)
+    with waiting.lock:
+        return waiting.messages(session)
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Hands committed messages to the operator's handlers, one per topic."""
+
+    handlers: Mapping[str, Deliver] = field(default_factory=dict)
+
+    def flush(self, session: Session) -> tuple[OutboxPut, ...]:
+        """Deliver what waits. Returns what still does: its handler failed, or its topic has none.
+
+        A message is held back while an earlier one of its topic waits, so that order is kept. One
+        flush at a time; one that a handler asks for in the middle of another leaves the work to it.
+        """
+        waiting = _waiting_of(session)
+        with waiting.lock:
+            if waiting.is_flushing:
+                return waiting.messages(session)
+            waiting.is_flushing = True
+            try:
+                blocked: set[str] = set()
+                for message in waiting.messages(session):
+                    if message.topic not in blocked and not self._deliver(session, waiting, message):
+                        blocked.add(message.topic)
+                return waiting.messages(session)
+            finally:
+                waiting.is_flushing = False
+
+    def _deliver(self, session: Session, waiting: _Waiting, message: OutboxPut) -> bool:
+        """Deliver one message. Says whether it arrived."""
+        handler = self.handlers.get(message.topic)
+        if handler is None:
+            return False
+        try:
+            handler(message)
+        except Exception as error:  # noqa: BLE001  # the receiver is foreign code; the message stays
+            attempt = waiting.next_attempt(message.key)
+            _logger.warning("delivering %s failed (attempt %d): %s", message.key, attempt, error)
+            session.dispatch(OutboxFailed(message.key, attempt, f"{type(error).__name__}: {error}"))
+            return False
+        session.dispatch(OutboxDelivered(message.key))
+        return True

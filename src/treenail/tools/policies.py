@@ -1,0 +1,250 @@
+"""May this call run? Policies look at the state; permissions ask a person.
+
+A policy that denies makes an error result for the model; the handler does not run.
+Permissions are the operator's: `auto` lets tools run, `read_only` refuses those with
+effects, and `ask` waits for a person. The waiting is durable: the hold is an event,
+the run stops, and the answer resumes that one call, in this process or another.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from enum import Enum
+from typing import Any, Protocol, runtime_checkable
+
+from treenail.errors import UsageError
+from treenail.log.event import SlicePolicy
+from treenail.records import dataclass
+from treenail.state.events import event
+from treenail.state.session import Session
+from treenail.state.slices import Append, Replace, Slice, SliceOp
+from treenail.tools.context import ToolContext
+from treenail.tools.events import HoldAnswered, ToolHeld
+from treenail.tools.tool import Tool, ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDecision:
+    """Whether a call may run, and if not, why: the reason goes back to the model."""
+
+    allowed: bool
+    reason: str | None = None
+
+    @classmethod
+    def allow(cls) -> PolicyDecision:
+        """Let it run."""
+        return cls(True)
+
+    @classmethod
+    def deny(cls, reason: str) -> PolicyDecision:
+        """Refuse it, saying what to do instead."""
+        return cls(False, reason)
+
+
+@runtime_checkable
+class ToolPolicy(Protocol):
+    """A rule about calls. All policies of a tool must allow it."""
+
+    @property
+    def name(self) -> str:
+        """The policy's name."""
+        ...
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        """Decide before the handler runs."""
+        ...
+
+    def on_result(
+        self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
+    ) -> None:
+        """Learn from a call that succeeded; what is recorded here is committed with it."""
+        ...
+
+
+@event(name="treenail.PolicyState", policy=SlicePolicy.STATE)
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """What a policy remembers: rolled back with everything else."""
+
+    policy_name: str
+    invoked_tools: frozenset[str] = frozenset()
+    invoked_keys: frozenset[str] = frozenset()
+
+
+def _join(states: Slice[PolicyState], learned: PolicyState) -> SliceOp[PolicyState]:
+    """Keep one item per policy, which only learns: calls side by side forget nothing of each other."""
+    known = states.all()
+    for position, each in enumerate(known):
+        if each.policy_name == learned.policy_name:
+            joined = PolicyState(
+                each.policy_name,
+                each.invoked_tools | learned.invoked_tools,
+                each.invoked_keys | learned.invoked_keys,
+            )
+            return Replace((*known[:position], joined, *known[position + 1 :]))
+    return Append(learned)
+
+
+def register_policy_state(session: Session) -> None:
+    """Keep one `PolicyState` per policy in a session."""
+    session[PolicyState].register(PolicyState, _join)
+
+
+def _remembered(name: str, session: Session) -> PolicyState:
+    for state in session[PolicyState].all():
+        if state.policy_name == name:
+            return state
+    return PolicyState(name)
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialDependencyPolicy:
+    """A tool may run only after others have succeeded."""
+
+    dependencies: Mapping[str, frozenset[str]]
+    """Tool to the tools that must have succeeded before it."""
+    name: str = "sequential_dependency"
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        """Allow a tool whose requirements have all succeeded."""
+        required = frozenset(self.dependencies.get(tool.name, frozenset()))
+        missing = required - _remembered(self.name, context.session).invoked_tools
+        if missing:
+            return PolicyDecision.deny(
+                f"{tool.name} needs these to succeed first: {', '.join(sorted(missing))}."
+            )
+        return PolicyDecision.allow()
+
+    def on_result(
+        self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
+    ) -> None:
+        """Remember that a tool has succeeded."""
+        known = _remembered(self.name, context.session)
+        if tool.name not in known.invoked_tools:
+            context.session.dispatch(PolicyState(self.name, invoked_tools=frozenset({tool.name})))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBeforeWritePolicy:
+    """A file that exists must be read before it is written; a new file is free."""
+
+    read_tools: frozenset[str]
+    write_tools: frozenset[str]
+    mount_point: str | None = None
+    """A prefix under which tools see the workspace; it is taken off their paths."""
+    path_field: str = "path"
+    name: str = "read_before_write"
+
+    def _path(self, params: Any) -> str | None:
+        raw = getattr(params, self.path_field, None)
+        if not isinstance(raw, str):
+            return None
+        if self.mount_point and raw.startswith(self.mount_point):
+            raw = raw[len(self.mount_point) :].lstrip("/")
+        return posixpath.normpath(raw)
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        """Allow a write to a file that was read in this session, or that does not exist."""
+        path = self._path(params)
+        if tool.name not in self.write_tools or path is None:
+            return PolicyDecision.allow()
+        if path in _remembered(self.name, context.session).invoked_keys:
+            return PolicyDecision.allow()
+        if not context.filesystem.exists(path):
+            return PolicyDecision.allow()
+        readers = " or ".join(sorted(self.read_tools))
+        return PolicyDecision.deny(f"{path} exists and was not read yet. Read it first with {readers}.")
+
+    def on_result(
+        self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
+    ) -> None:
+        """Remember which files are known."""
+        path = self._path(params)
+        if path is None or tool.name not in self.read_tools | self.write_tools:
+            return
+        known = _remembered(self.name, context.session)
+        if path not in known.invoked_keys:
+            context.session.dispatch(PolicyState(self.name, invoked_keys=frozenset({path})))
+
+
+# --- permissions -----------------------------------------------------------------------------------
+
+
+class PermissionMode(Enum):
+    """What happens when a tool with effects is called."""
+
+    AUTO = "auto"
+    ASK = "ask"
+    READ_ONLY = "read_only"
+
+
+Approver = Callable[["PermissionRequest"], bool | None]
+"""Answers at once: yes, no, or None for "ask a person later"."""
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionRequest:
+    """What a person is asked."""
+
+    call_id: str
+    tool_name: str
+    arguments: str
+    effects: str
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """The operator's say over tools with effects. Tools without effects always run."""
+
+    mode: PermissionMode = PermissionMode.AUTO
+    tools: Mapping[str, PermissionMode] = field(default_factory=dict)
+    """Modes for single tools, in place of `mode`."""
+    approver: Approver | None = None
+    """Who can answer right away, such as a terminal; without one, `ask` holds the call."""
+
+    def mode_for(self, tool: Tool[Any, Any]) -> PermissionMode:
+        """Return the mode that applies to a tool. `read_only` as the general mode allows no exception."""
+        if self.mode is PermissionMode.READ_ONLY:
+            return self.mode
+        return self.tools.get(tool.name, self.mode)
+
+
+def _held_call(held: ToolHeld) -> object:
+    return held.call_id, held.attempt_id
+
+
+def _answered_hold(answer: HoldAnswered) -> object:
+    return answer.hold_id
+
+
+def pending_holds(session: Session) -> tuple[ToolHeld, ...]:
+    """Return the calls that wait for a person, oldest first."""
+    newest = {_held_call(each): each for each in session[ToolHeld].all()}
+    return tuple(each for each in newest.values() if answer_of(session, each) is None)
+
+
+def hold_of(session: Session, call_id: str, *, attempt_id: str = "") -> ToolHeld | None:
+    """Return the newest hold of a call, answered or not, or None."""
+    holds = session[ToolHeld].view()
+    position = holds.find(_held_call, (call_id, attempt_id))
+    return None if position is None else holds[position]
+
+
+def answer_of(session: Session, held: ToolHeld) -> HoldAnswered | None:
+    """Return the answer that a person gave to a hold, or None."""
+    answers = session[HoldAnswered].view()
+    position = answers.find(_answered_hold, held.hold_id)
+    return None if position is None else answers[position]
+
+
+def answer_hold(
+    session: Session, call_id: str, *, approved: bool, note: str = "", answered_by: str = ""
+) -> None:
+    """Answer a call that waits. Resuming the run then runs it, or tells the model that it was refused."""
+    waiting = {each.call_id: each for each in pending_holds(session)}
+    if call_id not in waiting:
+        known = ", ".join(sorted(waiting)) or "none"
+        raise UsageError(f"no call {call_id!r} waits for an answer in this session (waiting: {known})")
+    session.dispatch(HoldAnswered(call_id, approved, note, answered_by, waiting[call_id].hold_id))

@@ -1,0 +1,641 @@
+"""Tools: what a model may call, and what comes back.
+
+A tool is a function with a name, a description, a parameter type and a statement
+of what it does to the world (`effects`). Parameters are parsed strictly: nothing is
+coerced, nothing unknown is accepted, and the error that goes back to the model names
+the field, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import json
+import re
+import typing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import field
+from typing import Any, Generic, Literal, TypeVar, cast, overload
+
+import pydantic  # Each of its names is loaded when it is first used, and not all programs use one.
+from pydantic_core import ValidationError, to_jsonable_python
+
+from treenail.codec import sparse
+from treenail.containment.pricing import estimate_tokens
+from treenail.errors import ToolDefinitionError, ToolValidationError
+from treenail.records import dataclass, is_model, quick
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+Effects = Literal["none", "workspace", "external"]
+"""What a tool does: nothing lasting; changes to state and files, which can be undone; or acts outside."""
+
+_NAME = re.compile(r"[a-z0-9_-]{1,64}")
+_MAX_DESCRIPTION = 1_024
+_SHOWN_INPUT = 120
+_SHOWN_ERRORS = 8
+
+
+@sparse
+@quick
+@dataclass(frozen=True, slots=True)
+class ToolResult(Generic[R]):
+    """What a tool call came to."""
+
+    message: str
+    value: R | None = None
+    success: bool = True
+    exclude_value_from_context: bool = False
+    """Show the model the message only, and keep the value for the program."""
+
+    @classmethod
+    def ok(cls, value: R | None = None, message: str = "OK") -> ToolResult[R]:
+        """Make the result of a call that did what it should."""
+        return cls(message=message, value=value)
+
+    @classmethod
+    def error(cls, message: str) -> ToolResult[R]:
+        """Make the result of a call that failed; everything it changed is rolled back."""
+        return cls(message=message, success=False)
+
+    def render(self) -> str:
+        """Return the text that the model reads: the value if there is one to show, else the message."""
+        if self.value is None or self.exclude_value_from_context or not self.success:
+            return self.message
+        render = getattr(self.value, "render", None)
+        if callable(render):
+            return str(render())
+        if isinstance(self.value, str):
+            return self.value
+        try:
+            return json.dumps(to_jsonable_python(self.value), ensure_ascii=False)
+        except (ValueError, TypeError):
+            return self.message
+
+
+@dataclass(frozen=True, slots=True)
+class ToolExample(Generic[P, R]):
+    """One good call of a tool, shown to the model."""
+
+    description: str
+    input: P
+    output: R
+
+
+@quick
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A model's request to run a tool. `arguments` is what it wrote: JSON text, or an object."""
+
+    id: str
+    name: str
+    arguments: str | Mapping[str, Any] = "{}"
+
+    @property
+    def function(self) -> ToolCall:
+        """The call itself: some providers nest name and arguments under `function`."""
+        return self
+
+    @property
+    def arguments_json(self) -> str:
+        """The arguments as JSON text."""
+        if isinstance(self.arguments, str):
+            return self.arguments
+        return json.dumps(to_jsonable_python(dict(self.arguments)), ensure_ascii=False)
+
+
+ProviderToolCall = ToolCall
+"""The name that adapters use for it."""
+
+Handler = Callable[..., Any]
+"""The function behind a tool, sync or async."""
+
+
+@dataclass(frozen=True)
+class Tool(Generic[P, R]):
+    """A function that a model may call.
+
+    `Tool[Params, Result](name=..., description=..., handler=...)` takes a handler of the shape
+    `handler(params, *, context) -> ToolResult[Result]`, sync or async. `Tool.wrap(function)` makes
+    one of any annotated function.
+    """
+
+    name: str
+    description: str
+    handler: Handler | None = None
+    examples: tuple[ToolExample[P, R], ...] = ()
+    effects: Effects = "workspace"
+    foreign: bool = False
+    """Whether it lets another process loose on the workspace, so that the tree must be scanned."""
+    idempotent: bool = False
+    """Whether running it again with the same `call_id` does no harm, also outside."""
+    on_unknown: Literal["tell", "hold"] = "tell"
+    """After a crash in the middle of an external call: tell the model, or wait for a person."""
+    accepts_overrides: bool = True
+    prepare: Callable[[Any], object] | None = field(default=None, repr=False)
+    """Called with the session when a runner is made: registers the reducers that the tool's events need."""
+    params_type: Any = field(default=None, repr=False)
+    result_type: Any = field(default=None, repr=False)
+    spread: bool = field(default=False, repr=False)
+    """Whether the handler takes the parameters one by one instead of as one object."""
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        """Bind parameter and result types: `Tool[Params, Result](...)`."""
+        alias = super().__class_getitem__(item)  # type: ignore[misc]  # typing.Generic provides it
+        arguments = item if isinstance(item, tuple) else (item,)
+        if len(arguments) != 2 or any(isinstance(each, TypeVar) for each in arguments):
+            return alias
+        return _BoundTool(cls, alias, arguments[0], arguments[1])
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ToolDefinitionError(
+                f"{self.name!r} is not a tool name: use 1 to 64 of a-z, 0-9, '_' and '-'"
+            )
+        if not 1 <= len(self.description.strip()) <= _MAX_DESCRIPTION:
+            raise ToolDefinitionError(
+                f"the tool {self.name!r} needs a description of 1 to {_MAX_DESCRIPTION} characters: "
+                "it is what the model decides by"
+            )
+        if self.effects not in ("none", "workspace", "external"):
+            raise ToolDefinitionError(
+                f"the tool {self.name!r} has effects {self.effects!r}; say 'none', 'workspace' or 'external'"
+            )
+        if self.foreign and self.effects == "none":
+            raise ToolDefinitionError(
+                f"the tool {self.name!r} lets another process loose on the workspace, so its effects are not "
+                "'none'; say effects='workspace'"
+            )
+        if self.handler is not None and self.params_type is None and not self.spread:
+            params, result = _types_of_handler(self.name, self.handler)
+            object.__setattr__(self, "params_type", params)
+            if self.result_type is None:
+                object.__setattr__(self, "result_type", result)
+        self._check_examples()
+        self._check_parameters()
+
+    def _check_examples(self) -> None:
+        for each in self.examples:
+            expected = self.params_type
+            if isinstance(expected, type) and type(each.input) is not expected:
+                raise ToolDefinitionError(
+                    f"an example of the tool {self.name!r} has an input of type "
+                    f"{type(each.input).__qualname__}, not {expected.__qualname__}"
+                )
+
+    def _check_parameters(self) -> None:
+        _ = self._adapter  # A type that cannot be parsed is found now, not in production.
+
+    @classmethod
+    def wrap(
+        cls,
+        function: Handler,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        effects: Effects = "workspace",
+        examples: Sequence[ToolExample[Any, Any]] = (),
+        foreign: bool = False,
+        idempotent: bool = False,
+        on_unknown: Literal["tell", "hold"] = "tell",
+        prepare: Callable[[Any], object] | None = None,
+    ) -> Tool[Any, Any]:
+        """Make a tool of a function: name, description and parameters from what it says of itself.
+
+        The function takes one dataclass or model, or any number of annotated parameters; and a
+        keyword `context` if it wants one. It returns a `ToolResult`, or just a value.
+        """
+        text = inspect.getdoc(function) or ""
+        given = description or text.split("\n\n", 1)[0].replace("\n", " ").strip()
+        label = name or function.__name__.strip("_").lower()
+        if not given:
+            raise ToolDefinitionError(
+                f"the function {function.__name__} has no docstring; its first sentence tells the model "
+                "when to use it"
+            )
+        parameters, result = _signature(label, function)
+        single = len(parameters) == 1 and _is_record(parameters[0].annotation)
+        params_type: Any
+        if single:
+            params_type = parameters[0].annotation
+        elif parameters:
+            params_type = _params_model(label, parameters, _argument_texts(text))
+        else:
+            params_type = None
+        return cls(
+            name=label,
+            description=given[:_MAX_DESCRIPTION],
+            handler=function,
+            examples=tuple(examples),
+            effects=effects,
+            foreign=foreign,
+            idempotent=idempotent,
+            on_unknown=on_unknown,
+            prepare=prepare,
+            params_type=params_type,
+            result_type=result,
+            spread=not single,
+        )
+
+    @functools.cached_property
+    def _adapter(self) -> pydantic.TypeAdapter[Any] | None:
+        if self.params_type is None or self.params_type is type(None):
+            return None
+        try:
+            return pydantic.TypeAdapter(self.params_type)
+        except (pydantic.PydanticSchemaGenerationError, pydantic.PydanticUserError) as error:
+            raise _indescribable(self.name, error) from error
+
+    @functools.cached_property
+    def parameters_schema(self) -> Mapping[str, Any]:
+        """The JSON schema of the parameters, as providers want it."""
+        if self._adapter is None:
+            return {"type": "object", "properties": {}, "additionalProperties": False}
+        try:
+            schema = self._adapter.json_schema()
+        except pydantic.PydanticUserError as error:
+            raise ToolDefinitionError(
+                f"the parameters of the tool {self.name!r} have no JSON schema: {error}"
+            ) from error
+        return cast("Mapping[str, Any]", _closed(_described(schema, self.params_type)))
+
+    @functools.cached_property
+    def contract(self) -> str:
+        """What a model is told of the tool besides its name, as JSON text: the same in every process."""
+        said = [self.description, self.parameters_schema]
+        return json.dumps(said, sort_keys=True, separators=(",", ":"))
+
+    @functools.cached_property
+    def tokens(self) -> int:
+        """About how many tokens the tool takes beside a conversation, rather too many than too few."""
+        return estimate_tokens((self.name, self.description, self.parameters_schema))
+
+    def parse(self, arguments: str | Mapping[str, Any]) -> Any:
+        """Parse a call's arguments strictly. Raises `ToolValidationError`, written for the model."""
+        text = arguments if isinstance(arguments, str) else json.dumps(to_jsonable_python(dict(arguments)))
+        if self._adapter is None:
+            data = _parse_object(self.name, text)
+            if data:
+                raise ToolValidationError(
+                    f"The tool {self.name} takes no arguments, but got: {', '.join(sorted(data))}. "
+                    "Call it with {}."
+                )
+            return None
+        try:
+            # JSON mode: ISO dates, UUIDs, enum values and arrays are written as text and lists there.
+            return self._adapter.validator.validate_json(text.strip() or "{}", strict=True, extra="forbid")
+        except ValidationError as error:
+            _parse_object(self.name, text)  # What is no JSON object at all has an explanation of its own.
+            raise ToolValidationError(_explain(self.name, error)) from None
+
+    def call(self, params: Any, context: Any) -> Any:
+        """Call the handler; the outcome of an async one is an awaitable."""
+        if self.handler is None:
+            raise ToolDefinitionError(f"the tool {self.name!r} has no handler: it runs elsewhere")
+        if not self.spread:
+            return self.handler(params, context=context) if self.takes_context else self.handler(params)
+        keywords = {} if params is None else {each: getattr(params, each) for each in self._spread_names}
+        if self.takes_context:
+            keywords["context"] = context
+        return self.handler(**keywords)
+
+    @functools.cached_property
+    def _spread_names(self) -> tuple[str, ...]:
+        return tuple(self.params_type.model_fields)
+
+    @functools.cached_property
+    def takes_context(self) -> bool:
+        """Whether the handler wants the call's context; for one that does not, none is made."""
+        return self.handler is not None and "context" in inspect.signature(self.handler).parameters
+
+    @functools.cached_property
+    def is_async(self) -> bool:
+        """Whether the handler is a coroutine function."""
+        return inspect.iscoroutinefunction(self.handler) or inspect.iscoroutinefunction(
+            getattr(self.handler, "__call__", None)  # noqa: B004  # asks about the method, not whether it is callable
+        )
+
+
+class ReadyTool(Tool[P, R]):
+    """A tool of this package: its parameters are described when they are needed, as tests have done before.
+
+    Describing those of all of them takes longer than importing the package does, and a program may
+    use none.
+    """
+
+    def _check_parameters(self) -> None: ...
+
+
+class _BoundTool:
+    """`Tool[Params, Result]`: makes tools with these types."""
+
+    def __init__(self, cls: type[Tool[Any, Any]], alias: Any, params: Any, result: Any) -> None:
+        self._cls = cls
+        self._alias = alias
+        self._params = params
+        self._result = result
+
+    def __call__(self, **keywords: Any) -> Tool[Any, Any]:
+        for label, given in (("params", self._params), ("result", self._result)):
+            if given is not None and not _is_allowed(given):
+                raise ToolDefinitionError(
+                    f"the {label} type of the tool {keywords.get('name')!r} is {given!r}; use a dataclass, a "
+                    "pydantic model, a list or tuple of them, or None"
+                )
+        handler = keywords.get("handler")
+        if handler is not None:
+            _check_shape(str(keywords.get("name")), handler)
+        params = type(None) if self._params is None else self._params
+        return self._cls(**{"params_type": params, "result_type": self._result, **keywords})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._alias, name)
+
+
+@overload
+def tool(function: Handler, /) -> Tool[Any, Any]: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    effects: Effects = "workspace",
+    examples: Sequence[ToolExample[Any, Any]] = (),
+    foreign: bool = False,
+    idempotent: bool = False,
+    on_unknown: Literal["tell", "hold"] = "tell",
+    prepare: Callable[[Any], object] | None = None,
+) -> Callable[[Handler], Tool[Any, Any]]: ...
+def tool(
+    function: Handler | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    effects: Effects = "workspace",
+    examples: Sequence[ToolExample[Any, Any]] = (),
+    foreign: bool = False,
+    idempotent: bool = False,
+    on_unknown: Literal["tell", "hold"] = "tell",
+    prepare: Callable[[Any], object] | None = None,
+) -> Tool[Any, Any] | Callable[[Handler], Tool[Any, Any]]:
+    """Turn a function into a tool: `@tool` or `@tool(effects="none")`."""
+
+    def make(wrapped: Handler) -> Tool[Any, Any]:
+        return Tool.wrap(
+            wrapped,
+            name=name,
+            description=description,
+            effects=effects,
+            examples=examples,
+            foreign=foreign,
+            idempotent=idempotent,
+            on_unknown=on_unknown,
+            prepare=prepare,
+        )
+
+    return make if function is None else make(function)
+
+
+def as_result(outcome: Any) -> ToolResult[Any]:
+    """Turn what a handler returned into a `ToolResult`."""
+    if isinstance(outcome, ToolResult):
+        return outcome
+    if isinstance(outcome, str):
+        return ToolResult(outcome)
+    return ToolResult.ok(outcome)
+
+
+# --- reading functions -----------------------------------------------------------------------------
+
+
+def _is_record(annotation: Any) -> bool:
+    plain = typing.get_origin(annotation) or annotation
+    return isinstance(plain, type) and (dataclasses.is_dataclass(plain) or is_model(plain))
+
+
+def _is_allowed(annotation: Any) -> bool:
+    if _is_record(annotation) or annotation in (str, type(None)):
+        return True
+    origin = typing.get_origin(annotation)
+    arguments = [each for each in typing.get_args(annotation) if each is not Ellipsis]
+    return origin in (list, tuple, Sequence) and all(_is_record(each) for each in arguments)
+
+
+def _hints(name: str, function: Handler) -> dict[str, Any]:
+    target = inspect.unwrap(function)
+    if not inspect.isroutine(target) and callable(target):
+        target = type(target).__call__
+    try:
+        return typing.get_type_hints(target, include_extras=True)
+    except NameError as error:
+        raise ToolDefinitionError(
+            f"the annotations of the tool {name!r} cannot be resolved: {error}; "
+            "define the types at module level"
+        ) from error
+
+
+def _signature(name: str, function: Handler) -> tuple[list[inspect.Parameter], Any]:
+    """Return the parameters that the model fills in, and the type of the result's value."""
+    hints = _hints(name, function)
+    parameters = []
+    for each in inspect.signature(function).parameters.values():
+        if each.name == "context":
+            continue
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            raise ToolDefinitionError(
+                f"the tool {name!r} takes *{each.name}: a model needs named parameters, so name each of them"
+            )
+        if each.name not in hints:
+            raise ToolDefinitionError(
+                f"the parameter {each.name!r} of the tool {name!r} has no annotation: "
+                "the model cannot know what it is"
+            )
+        parameters.append(each.replace(annotation=hints[each.name]))
+    return parameters, _value_type(hints.get("return"))
+
+
+def _value_type(annotation: Any) -> Any:
+    if typing.get_origin(annotation) is Awaitable:
+        (annotation,) = typing.get_args(annotation)
+    if annotation is ToolResult:
+        return None
+    if typing.get_origin(annotation) is ToolResult:
+        (inner,) = typing.get_args(annotation)
+        return None if inner is type(None) else inner
+    return None if annotation is type(None) else annotation
+
+
+def _types_of_handler(name: str, handler: Handler) -> tuple[Any, Any]:
+    _check_shape(name, handler)
+    parameters, result = _signature(name, handler)
+    params = parameters[0].annotation
+    return (type(None) if params is None else params), result
+
+
+def _check_shape(name: str, handler: Handler) -> None:
+    taken = [each for each in inspect.signature(handler).parameters.values() if each.name != "context"]
+    required = [each for each in taken if each.default is each.empty or each.kind is not each.KEYWORD_ONLY]
+    if len(required) != 1 or required[0].kind is required[0].KEYWORD_ONLY:
+        raise ToolDefinitionError(
+            f"the handler of the tool {name!r} must take its parameters as one object: "
+            "handler(params, *, context). Use Tool.wrap or @tool for a function with several parameters."
+        )
+
+
+def _params_model(
+    name: str, parameters: list[inspect.Parameter], texts: Mapping[str, str]
+) -> type[pydantic.BaseModel]:
+    fields: dict[str, Any] = {}
+    for each in parameters:
+        default = ... if each.default is each.empty else each.default
+        annotation = each.annotation
+        if each.name in texts:
+            annotation = typing.Annotated[annotation, pydantic.Field(description=texts[each.name])]
+        fields[each.name] = (annotation, default)
+    title = "".join(part.capitalize() for part in re.split(r"[_-]", name)) + "Params"
+    try:
+        model: type[pydantic.BaseModel] = pydantic.create_model(
+            title, __config__=pydantic.ConfigDict(frozen=True, arbitrary_types_allowed=False), **fields
+        )
+    except (pydantic.PydanticSchemaGenerationError, pydantic.PydanticUserError, ValueError) as error:
+        raise _indescribable(name, error) from error
+    if lost := fields.keys() - model.model_fields.keys():
+        raise ToolDefinitionError(
+            f"the tool {name!r} cannot have a parameter called {' or '.join(sorted(lost))}, which no model "
+            "could fill in; rename it, without an underscore at its beginning"
+        )
+    return model
+
+
+def _indescribable(name: str, error: Exception) -> ToolDefinitionError:
+    return ToolDefinitionError(f"the parameters of the tool {name!r} cannot be described to a model: {error}")
+
+
+def _argument_texts(doc: str) -> dict[str, str]:
+    """Read the descriptions of parameters from an `Args:` section."""
+    texts: dict[str, str] = {}
+    current = None
+    inside = False
+    for line in doc.splitlines():
+        if line.strip() in ("Args:", "Arguments:", "Parameters:"):
+            inside = True
+            continue
+        if inside and line.strip() and not line.startswith((" ", "\t")):
+            break
+        if not inside:
+            continue
+        found = re.match(r"\s+(\w+)\s*(?:\([^)]*\))?:\s*(.+)", line)
+        if found:
+            current = found.group(1)
+            texts[current] = found.group(2).strip()
+        elif current and line.strip():
+            texts[current] += " " + line.strip()
+    return texts
+
+
+# --- schemas and errors ----------------------------------------------------------------------------
+
+
+def _described(schema: dict[str, Any], params_type: Any) -> dict[str, Any]:
+    """Add the descriptions that dataclass fields carry as `metadata={"description": ...}`."""
+    found: dict[str, type] = {}
+    _collect_records(params_type, found)
+    for name, record in found.items():
+        place = schema if record is params_type else schema.get("$defs", {}).get(name, {})
+        for each in dataclasses.fields(record) if dataclasses.is_dataclass(record) else ():
+            text = each.metadata.get("description")
+            if text and each.name in place.get("properties", {}):
+                place["properties"][each.name].setdefault("description", text)
+    return schema
+
+
+def _collect_records(annotation: Any, found: dict[str, type]) -> None:
+    """Find the dataclasses and models in a type, however deep."""
+    for inner in typing.get_args(annotation):
+        _collect_records(inner, found)
+    if not _is_record(annotation):
+        return
+    plain = cast(type, typing.get_origin(annotation) or annotation)
+    if plain.__name__ not in found:
+        found[plain.__name__] = plain
+        for inner in typing.get_type_hints(plain).values():
+            _collect_records(inner, found)
+
+
+def _closed(schema: Any) -> Any:
+    """Close every object to unknown keys, and drop the titles, which cost tokens and say nothing."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "title" and isinstance(value, str):
+            continue
+        if key in ("properties", "$defs"):
+            out[key] = {name: _closed(each) for name, each in value.items()}
+        else:
+            out[key] = _closed(value)
+    if out.get("type") == "object" and "properties" in out:
+        out.setdefault("additionalProperties", False)
+    return out
+
+
+def _parse_object(name: str, text: str) -> dict[str, Any]:
+    if text == "{}" or not text.strip():
+        return {}
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ToolValidationError(
+            f"The arguments of {name} are not valid JSON: {error}. They began with {text[:_SHOWN_INPUT]!r}. "
+            "Send one JSON object."
+        ) from None
+    except RecursionError:
+        raise ToolValidationError(f"The arguments of {name} are nested too deeply.") from None
+    if not isinstance(data, dict):
+        raise ToolValidationError(
+            f"The arguments of {name} must be one JSON object, but came as {_kind(data)}. Send {{...}}."
+        )
+    return data
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "an array", str: "text", bool: "true/false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _explain(name: str, error: ValidationError) -> str:
+    """Say, per field, what was expected and what came."""
+    lines = []
+    errors = error.errors(include_url=False)
+    for each in errors[:_SHOWN_ERRORS]:
+        where = _location(each["loc"])
+        came = _shorten(each.get("input"))
+        if each["type"] == "missing":
+            lines.append(f"- {where}: required, but missing")
+        elif each["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            lines.append(f"- {where}: not a parameter of this tool; leave it out")
+        else:
+            lines.append(f"- {where}: {each['msg']}; got {came} ({_kind(each.get('input'))})")
+    if len(errors) > _SHOWN_ERRORS:
+        lines.append(f"- and {len(errors) - _SHOWN_ERRORS} more")
+    return f"The arguments of {name} do not fit. Correct these and call it again:\n" + "\n".join(lines)
+
+
+def _location(loc: tuple[int | str, ...]) -> str:
+    text = ""
+    for each in loc:
+        text += f"[{each}]" if isinstance(each, int) else f".{each}" if text else str(each)
+    return text or "arguments"
+
+
+def _shorten(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= _SHOWN_INPUT else text[: _SHOWN_INPUT - 3] + "..."

@@ -1,0 +1,134 @@
+"""The containment of a run, with its ledger in the session's log.
+
+Every reservation is durable before its call is dispatched and every settlement when it is
+known, so that a process that takes over knows what was spent: also by a call that was
+dispatched and never heard of again, which counts in full.
+
+One run has one ledger, and it is in the log of the session at its root. A child that is spawned
+from the run's containment (a nested evaluation, a subagent, a workflow's step) books there, whatever
+session its own conversation is in: so after a kill of everything the root alone knows what all of
+them had reserved, without opening their logs. Only a child that lives in another process keeps its
+ledger in its own log; its events name the chains above it, and its parent takes them in when it is
+opened again (`contain(..., above=...)` there, `contain(..., also=...)` here).
+
+The ceilings are in the log as well: a turn that begins or goes on under other ones than those of before
+says so there (`CeilingsSet`). Whoever goes on without a word about ceilings is held to the newest ones, or
+they would end with the process that was told of them.
+"""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Iterable, Sequence
+
+from treenail.containment import (
+    ChainMetadata,
+    ChainStopped,
+    CircuitBreaker,
+    CircuitBreakers,
+    ExecutionConfig,
+    ExecutionContext,
+    LedgerEvent,
+    Limits,
+    LoopPolicy,
+    PriceTable,
+    Reserved,
+    RetryTaken,
+    SafetyEvent,
+    Settled,
+    ShieldPipeline,
+)
+from treenail.log.event import SlicePolicy
+from treenail.records import dataclass
+from treenail.state.events import event
+from treenail.state.session import Session
+
+LEDGER_EVENTS: tuple[type[LedgerEvent], ...] = (Reserved, Settled, RetryTaken, ChainStopped)
+"""What the ledger writes into a log. It is history: neither a rollback nor a prune gives money back."""
+
+for _kind in LEDGER_EVENTS:
+    event(name=f"treenail.{_kind.__name__}", policy=SlicePolicy.LOG, outlives_prune=True)(_kind)
+event(name="treenail.SafetyEvent", policy=SlicePolicy.LOG)(SafetyEvent)
+
+
+@event(name="treenail.CeilingsSet", policy=SlicePolicy.LOG, outlives_prune=True)
+@dataclass(frozen=True, slots=True)
+class CeilingsSet:
+    """What a run may use up from here on, children included; the newest one holds."""
+
+    limits: Limits
+    by: str = ""
+    """Who set them: a user and a machine. When is the event's own time."""
+
+
+def ceilings_of(session: Session) -> Limits | None:
+    """Return the ceilings that a session was last put under; None if it never was.
+
+    A pot of money that is shared with other chains is not among them: it lives in a process.
+    """
+    newest = session[CeilingsSet].latest()
+    return None if newest is None else newest.limits
+
+
+def newly_set(session: Session, containment: ExecutionContext | None) -> tuple[CeilingsSet, ...]:
+    """Return what a session's log has yet to say about its ceilings: nothing, if they are as they were.
+
+    Ceilings of a chain that is a child of another session's are that session's matter.
+    """
+    if containment is None or containment.chain_id != str(session.session_id):
+        return ()
+    config = containment.config
+    limits = Limits(
+        max_cost_usd=config.max_cost_usd,
+        max_steps=config.max_steps,
+        max_retries=config.max_retries_total,
+        timeout=config.timeout_ms / 1000 or None,
+        on_unknown_price=config.on_unknown_price,
+        max_depth=config.max_depth,
+    )
+    return () if limits == ceilings_of(session) else (CeilingsSet(limits, _who()),)
+
+
+def _who() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        return socket.gethostname()  # A user without a name, as in some containers.
+
+
+def ledger_of(session: Session) -> list[LedgerEvent]:
+    """Return what a session's log says about reservations and settlements. Their order does not matter."""
+    return [each for kind in LEDGER_EVENTS for each in session.select_all(kind)]
+
+
+def contain(
+    session: Session,
+    limits: ExecutionConfig | Limits,
+    *,
+    pipeline: ShieldPipeline | None = None,
+    circuit_breaker: CircuitBreaker | CircuitBreakers | None = None,
+    prices: PriceTable | None = None,
+    loops: LoopPolicy | None = None,
+    above: Sequence[str] = (),
+    also: Iterable[LedgerEvent] = (),
+) -> ExecutionContext:
+    """Put a session's work under ceilings, going on from what its log says was spent.
+
+    `above` are the ids of the sessions, from the root down, that this one is a child of in another
+    process. `also` is what children in other processes have spent: `ledger_of` their sessions. What is
+    given twice counts once.
+    """
+    metadata = ChainMetadata(request_id=str(session.session_id), chain_id=str(session.session_id))
+    return ExecutionContext.resume(
+        limits,
+        [*ledger_of(session), *also],
+        pipeline,
+        metadata,
+        circuit_breaker=circuit_breaker,
+        clock=session.clock,
+        prices=prices,
+        journal=session.dispatch,
+        loops=loops,
+        above=above,
+    )

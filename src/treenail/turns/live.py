@@ -1,0 +1,354 @@
+"""The live channel: what a turn shows while it runs. None of it is ever logged.
+
+Theory of operation
+-------------------
+Whoever runs a turn publishes to a `LiveFeed`; whoever watches subscribes to it. Publishing never waits and
+never raises. Each subscriber has a queue of its own with a bound, so that one that is slow, stuck or dead
+costs memory up to that bound and harms nobody: not the turn, and not the other subscribers.
+
+A queue that is full forgets its oldest entry of the same sort: pieces of text push out pieces of text, and
+everything else pushes out everything else, so that a flood of deltas never hides that a tool finished. The
+subscriber is told how much it missed (`Lagged`) before it gets the next entry. What it missed is not lost:
+the log has the whole text, and a screen that fell behind reads it there.
+
+A subscription is read by an event loop (`async for`), by a thread (`for`), or by a callback on a thread of
+its own. It ends when it is closed, when the feed is closed, or when nobody refers to it any more; a callback
+that raises is not called again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Literal
+from weakref import WeakSet
+
+import anyio
+
+from treenail.containment.threads import threadsafe
+from treenail.conversation.events import ContextPressure
+from treenail.errors import UsageError
+from treenail.log.event import Channel
+from treenail.providers.base import ModelEvent, ReasoningDelta, TextDelta
+from treenail.records import dataclass, quick
+from treenail.state.dispatch import Dispatcher
+from treenail.state.events import event
+from treenail.turns.states import TurnState
+
+_logger = logging.getLogger("treenail.turns")
+
+DEFAULT_CAPACITY = 1024
+"""How many deltas, and how many other events, wait for a subscriber at most."""
+
+Status = Literal[
+    "thinking",
+    "running_tools",
+    "judging",
+    "compacting",
+    "waiting",
+    "done",
+    "error",
+    "interrupted",
+    "held",
+]
+"""What a turn is doing: the last four say that it is over."""
+
+
+@event(name="treenail.live.StatusChanged", channel=Channel.LIVE)
+@quick
+@dataclass(frozen=True, slots=True)
+class StatusChanged:
+    """The turn does something else now. What follows in the feed belongs to this turn and step."""
+
+    status: Status
+    turn_id: str = ""
+    step: int = 0
+    """Which answer of the model in this turn is being made, or was made last: 1, 2, 3 ..."""
+    detail: str = ""
+
+
+@event(name="treenail.live.ToolCallBegan", channel=Channel.LIVE)
+@quick
+@dataclass(frozen=True, slots=True)
+class ToolCallBegan:
+    """A tool is being run."""
+
+    call_id: str
+    name: str
+    arguments: str
+    """JSON text, as the model wrote it."""
+
+
+@event(name="treenail.live.ToolCallFinished", channel=Channel.LIVE)
+@quick
+@dataclass(frozen=True, slots=True)
+class ToolCallFinished:
+    """A tool has ended, and what it changed was kept or undone. The log has it already."""
+
+    call_id: str
+    name: str
+    success: bool
+    summary: str = ""
+    elapsed_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """One step of a plan, for display."""
+
+    content: str
+    status: str = "pending"
+    priority: str = ""
+
+
+@event(name="treenail.live.PlanChanged", channel=Channel.LIVE)
+@dataclass(frozen=True, slots=True)
+class PlanChanged:
+    """The agent's plan stands like this now."""
+
+    entries: tuple[PlanEntry, ...] = ()
+
+
+@event(name="treenail.live.UsageChanged", channel=Channel.LIVE)
+@quick
+@dataclass(frozen=True, slots=True)
+class UsageChanged:
+    """What the turn has used so far."""
+
+    steps: int = 0
+    tokens: int = 0
+    cost_usd: float | None = None
+    elapsed_s: float = 0.0
+
+
+@event(name="treenail.live.FeedbackGiven", channel=Channel.LIVE)
+@dataclass(frozen=True, slots=True)
+class FeedbackGiven:
+    """A judge has said something; the log has it in full."""
+
+    source: str
+    summary: str
+    severity: str = "info"
+
+
+@event(name="treenail.live.TurnFinished", channel=Channel.LIVE)
+@dataclass(frozen=True, slots=True)
+class TurnFinished:
+    """The turn has an ending, and it is in the log."""
+
+    turn_id: str
+    state: TurnState
+    error_kind: str | None = None
+    next_actions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lagged:
+    """This many events were left out here, because the subscriber was too slow for them."""
+
+    count: int
+
+
+LiveEvent = (
+    ModelEvent
+    | StatusChanged
+    | ToolCallBegan
+    | ToolCallFinished
+    | PlanChanged
+    | ContextPressure
+    | UsageChanged
+    | FeedbackGiven
+    | TurnFinished
+)
+"""What a feed carries: what the model says as it says it, and what the turn does."""
+
+LIVE_EVENTS: tuple[type, ...] = (
+    StatusChanged,
+    ToolCallBegan,
+    ToolCallFinished,
+    PlanChanged,
+    ContextPressure,
+    UsageChanged,
+    FeedbackGiven,
+    TurnFinished,
+)
+"""The event types of the live channel."""
+
+_ENDED: dict[TurnState, Status] = {
+    TurnState.COMPLETED: "done",
+    TurnState.INTERRUPTED: "interrupted",
+    TurnState.HELD: "held",
+}
+
+
+def status_of(state: TurnState) -> Status:
+    """Return the status that a turn's ending is shown as: whatever is no clean answer is no `done`."""
+    return _ENDED.get(state, "error")
+
+
+class Subscription:
+    """One subscriber's end of a feed. Iterate over it, from an event loop or from a thread."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._changed = threading.Condition()
+        self._deltas: deque[tuple[int, LiveEvent]] = deque()
+        self._others: deque[tuple[int, LiveEvent]] = deque()
+        self._count = 0
+        self._lost = 0
+        self._closed = False
+        self._wake: Callable[[], None] | None = None
+        self._callback_ended = threading.Event()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing new will come. What is there can still be read."""
+        return self._closed
+
+    def close(self) -> None:
+        """Take nothing more. Whoever waits is let go."""
+        with self._changed:
+            self._closed = True
+            self._tell()
+
+    def wait_for_callback(self, timeout_s: float | None = None) -> bool:
+        """Wait until the callback has seen everything that was published before the close; say whether."""
+        return self._callback_ended.wait(timeout_s)
+
+    def _put(self, published: LiveEvent) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            is_delta = isinstance(published, TextDelta | ReasoningDelta)
+            queue = self._deltas if is_delta else self._others
+            if len(queue) >= self._capacity:
+                queue.popleft()
+                self._lost += 1
+            self._count += 1
+            queue.append((self._count, published))
+            self._tell()
+
+    def _tell(self) -> None:
+        self._changed.notify_all()
+        wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
+
+    def _pop(self) -> LiveEvent | Lagged | None:
+        if self._lost:
+            lost, self._lost = self._lost, 0
+            return Lagged(lost)
+        queues = [each for each in (self._deltas, self._others) if each]
+        if not queues:
+            return None
+        return min(queues, key=lambda queue: queue[0][0]).popleft()[1]
+
+    def get_nowait(self) -> LiveEvent | Lagged | None:
+        """Return the next event, or None if there is none right now."""
+        with self._changed:
+            return self._pop()
+
+    def __iter__(self) -> Iterator[LiveEvent | Lagged]:
+        """Yield what comes, and wait for it in this thread, until the subscription is closed."""
+        while True:
+            with self._changed:
+                found = self._pop()
+                while found is None:
+                    if self._closed:
+                        return
+                    self._changed.wait()
+                    found = self._pop()
+            yield found
+
+    async def __aiter__(self) -> AsyncIterator[LiveEvent | Lagged]:
+        """Yield what comes, and wait for it in this event loop, until the subscription is closed."""
+        while True:
+            arrived = anyio.Event()
+            with self._changed:
+                found = self._pop()
+                if found is None:
+                    if self._closed:
+                        return
+                    self._wake = threadsafe(arrived.set)
+            if found is None:
+                await arrived.wait()
+            else:
+                yield found
+
+
+class LiveFeed:
+    """Carries what happens in a turn to everybody who watches. Any thread may publish and subscribe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Weak: a subscriber that went away without a word is gone from here as well.
+        self._subscriptions: WeakSet[Subscription] = WeakSet()
+        self._callbacks: set[Subscription] = set()
+        self._closed = False
+
+    def publish(self, published: LiveEvent) -> None:
+        """Show an event to every subscriber. It never waits and never raises; it can be a loop's `watch`."""
+        try:
+            with self._lock:
+                subscriptions = list(self._subscriptions)
+            for each in subscriptions:
+                each._put(published)
+        except Exception:
+            # A screen is not worth a turn, whatever is wrong with it.
+            _logger.exception("a live event could not be shown")
+
+    def subscribe(self, *, capacity: int = DEFAULT_CAPACITY) -> Subscription:
+        """Begin to watch; what was published before is not seen. Keep the subscription, or it ends."""
+        if capacity < 1:
+            raise UsageError(f"a subscription needs room for at least one event, not {capacity}")
+        made = Subscription(capacity)
+        with self._lock:
+            if self._closed:
+                made.close()
+            self._subscriptions.add(made)
+        return made
+
+    def subscribe_callback(
+        self, callback: Callable[[LiveEvent | Lagged], object], *, capacity: int = DEFAULT_CAPACITY
+    ) -> Subscription:
+        """Call a function for each event, on a thread of its own. One that raises is not called again."""
+        made = self.subscribe(capacity=capacity)
+        with self._lock:
+            self._callbacks.add(made)
+
+        def run() -> None:
+            try:
+                for each in made:
+                    callback(each)
+            except Exception:
+                _logger.exception("whoever watches the turn failed; it is not told anything more")
+            finally:
+                made.close()
+                with self._lock:
+                    self._callbacks.discard(made)
+                    self._subscriptions.discard(made)
+                made._callback_ended.set()
+
+        threading.Thread(target=run, name="treenail-live-callback", daemon=True).start()
+        return made
+
+    def follow(self, dispatcher: Dispatcher) -> None:
+        """Show the live events that a session's dispatcher is told, such as `ContextPressure`."""
+        for each in LIVE_EVENTS:
+            dispatcher.subscribe(each, self.publish)
+
+    @property
+    def subscriber_count(self) -> int:
+        """How many are watching."""
+        with self._lock:
+            return sum(not each.is_closed for each in self._subscriptions)
+
+    def close(self) -> None:
+        """End every subscription, when what waits for it was read."""
+        with self._lock:
+            self._closed = True
+            subscriptions = list(self._subscriptions)
+        for each in subscriptions:
+            each.close()

@@ -1,0 +1,250 @@
+"""The private store of workspaces: whose history is where, and what is kept for how long.
+
+One store is a bare git repository with a directory of our own in it:
+
+```
+HEAD config objects/ refs/heads/<line>     what git knows
+treenail/lock                              held by whoever uses objects, exclusively by a sweep
+treenail/<line>/line                       the boundaries
+treenail/<line>/spool                      objects that are not in a pack yet
+treenail/<line>/call.journal               how to undo the open call
+treenail/<line>/ambient.journal            how to undo what was written outside of calls
+treenail/<line>/manifest                   everything known about the tree
+treenail/<line>/originals/                 files that were replaced, for a quick way back
+```
+
+A line is the history of one workspace. Lines share objects; erasing a line and sweeping the store removes
+what no other line needs.
+
+A boundary's objects are in the line's spool before the boundary is in the line. Git knows neither, so a
+branch stands for the newest boundary whose objects are in *packs*.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from treenail.errors import UsageError, WorkspaceError
+from treenail.workspace.journal import Boundary, Journal, Line
+from treenail.workspace.manifest import Manifest, ManifestFile
+from treenail.workspace.objects import ObjectStore, make_directory
+from treenail.workspace.originals import clear
+
+_OWN_DIRECTORY = "treenail"
+_LINE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+class History:
+    """The files of one line in the private store."""
+
+    def __init__(self, store_path: str, line: str, *, durable: bool) -> None:
+        self.store_path = store_path
+        self.directory = os.path.join(store_path, _OWN_DIRECTORY, line)
+        self.objects = ObjectStore(store_path, durable=durable, spool=os.path.join(self.directory, "spool"))
+        self.objects.create(head=line)
+        self._durable = durable
+        self._ref = f"refs/heads/{line}"
+        make_directory(os.path.dirname(self.directory))
+        make_directory(self.directory)
+        self.call_path = os.path.join(self.directory, "call.journal")
+        self.ambient_path = os.path.join(self.directory, "ambient.journal")
+        self.originals_path = os.path.join(self.directory, "originals")
+        self.line = Line(os.path.join(self.directory, "line"), durable=durable)
+        self._is_ahead = False
+        """Whether the branch does not stand for the newest boundary yet."""
+        self.dirty: set[str] = set()
+        """Directories of the manifest that are not on disk as they are in memory."""
+        self._manifest_file = ManifestFile(os.path.join(self.directory, "manifest"))
+        self._manifest: Manifest | None = None
+        self._lock_path = os.path.join(store_path, _OWN_DIRECTORY, "lock")
+        self._lock_descriptor = -1
+        self._holders = 0
+        self._sweeps = -1
+        """How often the store had been swept when this history last held it; the lock's length counts it."""
+
+    def close(self) -> None:
+        """Let go of the store."""
+        if self._lock_descriptor != -1:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = -1
+
+    def hold(self) -> None:
+        """Keep others from sweeping objects away that this history is about to need."""
+        if self._lock_descriptor == -1:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._lock_descriptor = os.open(self._lock_path, flags, 0o600)
+        if self._holders == 0:
+            fcntl.flock(self._lock_descriptor, fcntl.LOCK_SH)
+            sweeps = os.lseek(self._lock_descriptor, 0, os.SEEK_END)
+            if sweeps != self._sweeps:
+                # Somebody swept since: what was there may be gone.
+                self.objects.forget()
+                self._sweeps = sweeps
+        self._holders += 1
+
+    def release(self) -> None:
+        """End one `hold`."""
+        self._holders -= 1
+        if self._holders == 0 and self._lock_descriptor != -1:
+            fcntl.flock(self._lock_descriptor, fcntl.LOCK_UN)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold for a block."""
+        self.hold()
+        try:
+            yield
+        finally:
+            self.release()
+
+    def append(self, boundary: Boundary) -> None:
+        """Make a boundary the newest one. Repeating it does nothing."""
+        self.line.append(boundary)
+        self._is_ahead = True
+        if self.objects.is_packed or self.objects.is_due:
+            self.pack()
+
+    def pack(self) -> None:
+        """Let git see everything up to the newest boundary."""
+        if not self._is_ahead and self.objects.is_packed:
+            return
+        head = self.line.head
+        if self.objects.pack() and head is not None:
+            self.objects.write_ref(self._ref, head.commit)
+        self._is_ahead = False
+
+    def load_ambient(self) -> Journal | None:
+        """Return the journal of writes outside of calls that an earlier process left, if any."""
+        journal = Journal.load(self.ambient_path, durable=self._durable)
+        if journal is None:
+            return None
+        if any(boundary.journal == journal.id for boundary in self.line.boundaries[-2:]):
+            journal.end()
+            return None
+        self.stage(journal)
+        return journal
+
+    def stage(self, journal: Journal) -> None:
+        """Let the object store have the content that only a journal has."""
+        for data in journal.blobs.values():
+            self.objects.write("blob", data)
+
+    def load_manifest(self) -> Manifest:
+        """Return the manifest, from memory or from disk; a new one is `baseline_missing`."""
+        if self._manifest is None:
+            self._manifest = self._manifest_file.load()
+            if self._manifest is None or self._manifest.position > len(self.line):
+                self._manifest = Manifest()
+                self._manifest.baseline_missing = True
+        return self._manifest
+
+    def forget_manifest(self) -> None:
+        """Drop what is in memory; the manifest on disk and the boundaries since are what counts."""
+        self._manifest = None
+        self.dirty.clear()
+
+    def adopt_manifest(self, manifest: Manifest, dirty: set[str]) -> None:
+        """Make a call's manifest the present one."""
+        self._manifest = manifest
+        self.dirty |= dirty
+
+    def save_manifest(self, manifest: Manifest) -> None:
+        """Keep the manifest on disk, as far as it changed."""
+        if self.dirty:
+            self._manifest_file.save(manifest, self.dirty, durable=self._durable)
+            self.dirty.clear()
+
+
+def check_line_name(line: str) -> None:
+    """Refuse a name that cannot be a git branch and a directory."""
+    if not _LINE_NAME.fullmatch(line) or line.endswith((".lock", ".")) or ".." in line:
+        raise UsageError(
+            f"the line name {line!r} cannot be used; it takes letters, digits, '_', '-' and '.', "
+            f"begins with a letter, a digit or '_', and is at most 100 characters long"
+        )
+
+
+def lines(store: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the lines in a store, sorted."""
+    try:
+        with os.scandir(os.path.join(store, _OWN_DIRECTORY)) as listing:
+            return sorted(entry.name for entry in listing if entry.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return []
+
+
+def left_open(store: str | os.PathLike[str], line: str) -> str | None:
+    """Return the call whose changes in a line's workspace are neither kept nor undone yet, or None."""
+    journal = Journal.load(os.path.join(store, _OWN_DIRECTORY, line, "call.journal"), durable=False)
+    if journal is None or not (journal.foreign or journal.touched or journal.segments):
+        return None
+    return journal.call_id
+
+
+def erase_line(store: str | os.PathLike[str], line: str) -> int:
+    """Erase a line with everything that no other line needs; return how many objects went.
+
+    Afterwards the content is in no file of the store. A line that is not there is fine: erasing may be
+    repeated after a crash. Raises `WorkspaceError` while a call is open on any line of the store.
+    """
+    check_line_name(line)
+    return sweep(store, [name for name in lines(store) if name != line])
+
+
+def sweep(store: str | os.PathLike[str], keep_lines: Iterable[str] | None = None) -> int:
+    """Remove every object that no line needs; return how many. With `keep_lines`, erase the others first.
+
+    Raises `WorkspaceError` while a call is open on any line of the store: then nothing is removed.
+    """
+    objects = ObjectStore(store)
+    if not objects.exists:
+        return 0
+    own = os.path.join(store, _OWN_DIRECTORY)
+    os.makedirs(own, mode=0o700, exist_ok=True)
+    descriptor = os.open(os.path.join(own, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WorkspaceError(
+                f"the store {os.fspath(store)} is in use by an open call; sweep it when the call is over"
+            ) from None
+        # Whoever uses the store next sees by the lock's length that what it remembers may be gone.
+        os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_END) + 1)
+        keep = None if keep_lines is None else set(keep_lines)
+        for line in lines(store):
+            if keep is not None and line not in keep:
+                objects.delete_ref(f"refs/heads/{line}")
+                shutil.rmtree(os.path.join(own, line))
+            else:
+                # What is needed of it is found in packs, and what is not is swept from there.
+                history = History(os.fspath(store), line, durable=False)
+                history.pack()
+                clear(history.originals_path)
+        roots = {bytes.fromhex(commit) for commit in objects.refs().values()}
+        for line in lines(store):
+            roots |= _roots(objects, os.path.join(own, line))
+        return objects.sweep(roots)
+    finally:
+        os.close(descriptor)
+
+
+def _roots(objects: ObjectStore, directory: str) -> set[bytes]:
+    """Return what a line needs: its boundaries, and what its open journals would put back."""
+    line = Line(os.path.join(directory, "line"), durable=False)
+    needed = {bytes.fromhex(boundary.commit) for boundary in line.boundaries}
+    for name in ("call.journal", "ambient.journal"):
+        journal = Journal.load(os.path.join(directory, name), durable=False)
+        if journal is not None:
+            needed |= {bytes.fromhex(segment.commit) for segment in journal.segments}
+            needed |= {
+                change.before.oid
+                for change in journal.intents
+                if change.before.oid and change.before.oid not in journal.blobs
+            }
+    return {oid for oid in needed if objects.contains(oid)}

@@ -1,0 +1,948 @@
+"""A filesystem in memory whose snapshots are free.
+
+Theory of operation
+-------------------
+The tree is made of values that never change: files, links, and directories that map names to other
+values. A write builds new directories along the path to what it changes, shares everything else with
+the tree before, and then swaps the root in one assignment. So
+
+- a snapshot keeps a reference to the root, and a restore puts it back: both are O(1);
+- a reader that took the root sees one consistent tree, whatever a writer does meanwhile, without a
+  lock; writers take turns;
+- two trees are compared by walking down only where they are not the same object.
+
+A write costs O(depth + entries of the directories on the path), because a directory is a plain `dict`
+that is copied when it changes. A persistent hash map would make that O(depth * log entries), and every
+read slower; copying a dict of a thousand names takes microseconds, and directories of an agent's
+workspace are rarely larger. Many files are loaded at once by the constructor, which copies nothing.
+
+Each value carries a digest of its content that is computed when it is made. A directory's digest is a
+sum over its entries, so that changing one entry does not hash the others again. The digest of the root
+is a snapshot's `commit_ref`: equal trees have equal references, modification times apart.
+
+Nothing outlives the process. A call that is open when the process dies needs no undoing, because the
+tree is gone with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, NoReturn, TextIO
+from uuid import UUID
+
+from treenail.clock import Clock, SystemClock, new_id
+from treenail.errors import PathEscapeError, SnapshotMismatchError, UsageError, WorkspaceError
+from treenail.records import dataclass
+from treenail.workspace.base import (
+    MAX_GREP_MATCHES,
+    MAX_READ_LINES,
+    FileEntry,
+    FileStat,
+    Filesystem,
+    FilesystemSnapshot,
+    GlobMatch,
+    GrepMatch,
+    ReadBytesResult,
+    ReadResult,
+    RestoreReport,
+    WorkspaceCall,
+    WorkspaceDiff,
+    WriteMode,
+    WriteResult,
+)
+from treenail.workspace.diffs import Version, describe
+from treenail.workspace.lines import check_loadable, check_range, read_lines, read_range
+from treenail.workspace.paths import MAX_DEPTH, ROOT, encode_content, join, normalize, split
+from treenail.workspace.search import glob_tree, grep_tree
+from treenail.workspace.views import ReadOnlyFilesystem
+
+MAX_TOTAL_BYTES = 1024 * 1024 * 1024
+"""What all files together may hold, unless the constructor says otherwise."""
+
+MAX_ENTRIES = 1_000_000
+"""How many files, directories and links there may be, unless the constructor says otherwise."""
+
+MAX_SNAPSHOTS = 10_000
+"""How many snapshots are held, unless the constructor says otherwise; the oldest are forgotten first."""
+
+_MAX_LINKS = 40
+"""How many links one path may lead through: what Linux allows."""
+
+_DIGEST_BYTES = 20
+_DIGEST_MODULUS = 1 << (8 * _DIGEST_BYTES)
+_FILE_PERMISSIONS = 0o644
+_DIRECTORY_PERMISSIONS = 0o755
+_LINK_PERMISSIONS = 0o777
+
+
+# --- the values that a tree is made of -------------------------------------------------------------
+
+
+def _digest(*parts: bytes) -> int:
+    state = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        state.update(len(part).to_bytes(8, "big"))
+        state.update(part)
+    return int.from_bytes(state.digest(), "big")
+
+
+def _digest_bytes(digest: int) -> bytes:
+    return digest.to_bytes(_DIGEST_BYTES, "big")
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file that is never changed: a write makes another."""
+
+    content: bytes
+    permissions: int
+    modified_at: datetime
+    digest: int
+
+    @classmethod
+    def make(cls, content: bytes, permissions: int, modified_at: datetime) -> _File:
+        digest = _digest(b"file", permissions.to_bytes(2, "big"), content)
+        return cls(content, permissions, modified_at, digest)
+
+    def with_permissions(self, permissions: int) -> _File:
+        return self.make(self.content, permissions, self.modified_at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A symbolic link."""
+
+    target: str
+    modified_at: datetime
+    digest: int
+
+    @classmethod
+    def make(cls, target: str, modified_at: datetime) -> _Link:
+        return cls(target, modified_at, _digest(b"link", target.encode("utf-8", "surrogateescape")))
+
+
+@dataclass(frozen=True, slots=True)
+class _Directory:
+    """A directory. `entries` is never changed after the directory is made."""
+
+    entries: Mapping[str, _Node]
+    permissions: int
+    modified_at: datetime
+    entries_digest: int = 0
+    total_bytes: int = 0
+    total_entries: int = 0
+
+    @classmethod
+    def make(cls, entries: Mapping[str, _Node], permissions: int, modified_at: datetime) -> _Directory:
+        return cls(
+            entries=entries,
+            permissions=permissions,
+            modified_at=modified_at,
+            entries_digest=sum(_entry_digest(*entry) for entry in entries.items()) % _DIGEST_MODULUS,
+            total_bytes=sum(map(_total_bytes, entries.values())),
+            total_entries=sum(map(_total_entries, entries.values())),
+        )
+
+    @property
+    def digest(self) -> int:
+        return _digest(b"directory", self.permissions.to_bytes(2, "big"), _digest_bytes(self.entries_digest))
+
+    def with_entry(self, name: str, node: _Node | None, modified_at: datetime) -> _Directory:
+        """Return a directory where `name` is `node`, or is not there if that is None."""
+        entries = dict(self.entries)
+        before = entries.pop(name, None)
+        digest, size, count = self.entries_digest, self.total_bytes, self.total_entries
+        if before is not None:
+            digest -= _entry_digest(name, before)
+            size -= _total_bytes(before)
+            count -= _total_entries(before)
+        if node is not None:
+            entries[name] = node
+            digest += _entry_digest(name, node)
+            size += _total_bytes(node)
+            count += _total_entries(node)
+        return _Directory(
+            entries=entries,
+            permissions=self.permissions,
+            # A directory is modified when its names change, not when what they stand for does.
+            modified_at=self.modified_at if before is not None and node is not None else modified_at,
+            entries_digest=digest % _DIGEST_MODULUS,
+            total_bytes=size,
+            total_entries=count,
+        )
+
+    def with_permissions(self, permissions: int) -> _Directory:
+        return replace(self, permissions=permissions)
+
+
+_Node = _File | _Link | _Directory
+
+
+def _entry_digest(name: str, node: _Node) -> int:
+    return _digest(name.encode("utf-8", "surrogateescape"), _digest_bytes(node.digest))
+
+
+def _total_bytes(node: _Node) -> int:
+    if isinstance(node, _Directory):
+        return node.total_bytes
+    return len(node.content) if isinstance(node, _File) else 0
+
+
+def _total_entries(node: _Node) -> int:
+    return 1 + (node.total_entries if isinstance(node, _Directory) else 0)
+
+
+def _height(node: _Node) -> int:
+    """Say how many levels there are below a node."""
+    height, level = 0, [node]
+    while level := [
+        child for parent in level if isinstance(parent, _Directory) for child in parent.entries.values()
+    ]:
+        height += 1
+    return height
+
+
+def _put(
+    directory: _Directory, segments: Sequence[str], node: _Node | None, modified_at: datetime
+) -> _Directory:
+    """Return the tree where the path is `node`; directories that are missing on the way are made.
+
+    Every directory on the way that exists must be one: `_locate` has resolved the links.
+    """
+    name, *rest = segments
+    if rest:
+        child = directory.entries.get(name)
+        if child is None:
+            child = _Directory({}, _DIRECTORY_PERMISSIONS, modified_at)
+        assert isinstance(child, _Directory)
+        node = _put(child, rest, node, modified_at)
+    return directory.with_entry(name, node, modified_at)
+
+
+# --- paths -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a path leads: segments free of links, what is there, and how many of them are missing."""
+
+    segments: tuple[str, ...]
+    node: _Node | None
+    missing: int = 0
+
+
+def _locate(root: _Directory, path: str, *, follow: bool) -> _Place:
+    """Walk a normalised path. Links on the way are followed, one at its end if `follow`.
+
+    What is missing is returned as such; a file in the way, a loop and an escape are errors.
+    """
+    # The last segment of `pending` comes next. `trail` holds the directories that lead to `node`.
+    pending = list(reversed(split(path)))
+    done: list[str] = []
+    trail: list[_Directory] = [root]
+    node: _Node = root
+    links = 0
+    while pending:
+        if not isinstance(node, _Directory):
+            _fail(errno.ENOTDIR, f"{'/'.join(done)!r} is not a directory", path)
+        name = pending.pop()
+        if name == "..":  # from a link's target: paths themselves hold none
+            if not done:
+                raise PathEscapeError(
+                    f"the path {path!r} leads out of the workspace through a link; "
+                    f"use paths that stay below the workspace root"
+                )
+            done.pop()
+            trail.pop()
+            node = trail[-1]
+            continue
+        child = node.entries.get(name)
+        if child is None:
+            rest = (name, *reversed(pending))
+            if ".." in rest:
+                _fail(errno.ENOENT, "no such file or directory", path)
+            return _Place((*done, *rest), None, missing=len(rest))
+        if isinstance(child, _Link) and (pending or follow):
+            links += 1
+            if links > _MAX_LINKS:
+                _fail(errno.ELOOP, "the links on this path lead in a circle", path)
+            if child.target.startswith("/"):
+                raise PathEscapeError(
+                    f"the path {path!r} leads through a link to {child.target!r}, out of the workspace; "
+                    f"use paths that stay below the workspace root"
+                )
+            pending.extend(s for s in reversed(child.target.split("/")) if s not in ("", "."))
+            continue
+        done.append(name)
+        node = child
+        if isinstance(node, _Directory):
+            trail.append(node)
+    return _Place(tuple(done), node)
+
+
+def _fail(number: int, reason: str, path: str) -> NoReturn:
+    # OSError picks the subclass that belongs to the number, such as FileNotFoundError.
+    raise OSError(number, reason, path)
+
+
+# --- the filesystem --------------------------------------------------------------------------------
+
+
+class InMemoryFilesystem:
+    """A workspace that lives in this process, with O(1) snapshots.
+
+    `files` are the first files, by path; text is stored as UTF-8. All operations may be used from
+    several threads. Permission bits are kept and shown, and not enforced. What the files hold together
+    is bounded by `max_total_bytes`, how many entries there are by `max_entries` (`OSError`, ENOSPC), and
+    the snapshots held by `max_snapshots`: older ones are forgotten and can no longer be restored.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, str | bytes] | None = None,
+        *,
+        clock: Clock | None = None,
+        max_total_bytes: int = MAX_TOTAL_BYTES,
+        max_entries: int = MAX_ENTRIES,
+        max_snapshots: int = MAX_SNAPSHOTS,
+    ) -> None:
+        for name, limit in (
+            ("max_total_bytes", max_total_bytes),
+            ("max_entries", max_entries),
+            ("max_snapshots", max_snapshots),
+        ):
+            if limit < 1:
+                raise UsageError(f"{name} is {limit}; it must be at least 1")
+        self._clock: Clock = clock if clock is not None else SystemClock()
+        self._max_total_bytes = max_total_bytes
+        self._max_entries = max_entries
+        self._max_snapshots = max_snapshots
+        self._lock = threading.RLock()
+        self._held: OrderedDict[UUID, _Directory] = OrderedDict()
+        self._call: _MemoryCall | None = None
+        self._root = _Directory({}, _DIRECTORY_PERMISSIONS, self._clock.now())
+        if files:
+            self._set_root(_load(files, self._clock.now()), ROOT)
+
+    def __repr__(self) -> str:
+        root = self._root
+        return f"<InMemoryFilesystem: {root.total_entries} entries, {root.total_bytes} bytes>"
+
+    @property
+    def root(self) -> str:
+        """The root as shown to people and tools: `/`."""
+        return "/"
+
+    @property
+    def read_only(self) -> bool:
+        """False; `read_only_view` returns a view that cannot change the tree."""
+        return False
+
+    @property
+    def host_root(self) -> Path | None:
+        """None: there is no directory on disk where a process could work."""
+        return None
+
+    # --- reading ---
+
+    def read(self, path: str, *, offset: int = 0, limit: int = MAX_READ_LINES) -> ReadResult:
+        """Read text lines from `offset`; `limit=-1` reads all. Line endings are kept as they are."""
+        path = normalize(path)
+        check_range(offset, limit)
+        file = self._file(path)
+        check_loadable(path, len(file.content))
+        return read_lines(path, file.content, offset=offset, limit=limit)
+
+    def read_bytes(self, path: str, *, offset: int = 0, limit: int = -1) -> ReadBytesResult:
+        """Read bytes from `offset`; `limit=-1` reads all."""
+        path = normalize(path)
+        return read_range(path, self._file(path).content, offset=offset, limit=limit)
+
+    def exists(self, path: str) -> bool:
+        """Say whether something is at the path. A dangling link exists."""
+        try:
+            return _locate(self._root, normalize(path), follow=False).node is not None
+        except PathEscapeError:
+            raise
+        except OSError:  # a file in the way, or links in a circle: nothing can be there
+            return False
+
+    def stat(self, path: str) -> FileStat:
+        """Describe what is at the path, without following a link at its end."""
+        path = normalize(path)
+        node = self._existing(self._root, path, follow=False).node
+        if isinstance(node, _Link):
+            return FileStat(
+                path=path,
+                is_file=False,
+                is_directory=False,
+                size_bytes=len(node.target.encode("utf-8", "surrogateescape")),
+                is_link=True,
+                link_target=node.target,
+                permissions=_LINK_PERMISSIONS,
+                modified_at=node.modified_at,
+            )
+        assert node is not None
+        return FileStat(
+            path=path,
+            is_file=isinstance(node, _File),
+            is_directory=isinstance(node, _Directory),
+            size_bytes=len(node.content) if isinstance(node, _File) else 0,
+            permissions=node.permissions,
+            modified_at=node.modified_at,
+        )
+
+    def list(self, path: str = ROOT) -> Sequence[FileEntry]:
+        """List a directory, sorted by name."""
+        return _list(self._root, normalize(path))
+
+    def glob(self, pattern: str, *, path: str = ROOT) -> Sequence[GlobMatch]:
+        """Match paths below `path`, sorted. See `treenail.workspace.search` for patterns."""
+        # The root is read once: the whole search sees one tree.
+        root, path = self._root, normalize(path)
+        return glob_tree(lambda directory: _list(root, directory), pattern, path=path)
+
+    def grep(
+        self,
+        pattern: str,
+        *,
+        path: str = ROOT,
+        glob: str | None = None,
+        max_matches: int = MAX_GREP_MATCHES,
+    ) -> Sequence[GrepMatch]:
+        """Search text files for a regular expression, one match per line, in path order."""
+        root, path = self._root, normalize(path)
+        start = self._existing(root, path, follow=True)
+
+        def open_file(candidate: str) -> BinaryIO:
+            node = _locate(root, candidate, follow=True).node
+            assert isinstance(node, _File)
+            return io.BytesIO(node.content)
+
+        return grep_tree(
+            lambda directory: _list(root, directory),
+            open_file,
+            pattern,
+            path=path,
+            is_file=isinstance(start.node, _File),
+            glob=glob,
+            max_matches=max_matches,
+        )
+
+    def open_read(self, path: str) -> BinaryIO:
+        """Open a file for streaming reads; it shows the content of this moment, whatever is written later."""
+        # A reader around the buffer, because the buffer alone would accept writes that go nowhere.
+        return io.BufferedReader(io.BytesIO(self._file(normalize(path)).content))
+
+    def open_text(self, path: str) -> TextIO:
+        """Open a text file for streaming reads; line endings are kept as they are."""
+        return io.TextIOWrapper(self.open_read(path), encoding="utf-8", newline="\n")
+
+    def read_only_view(self) -> Filesystem:
+        """Return a view of the same tree that cannot change it."""
+        return ReadOnlyFilesystem(self)
+
+    # --- changing ---
+
+    def write(
+        self, path: str, content: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
+    ) -> WriteResult:
+        """Write text as UTF-8."""
+        data = encode_content(path, content)
+        return self.write_bytes(path, data, mode=mode, create_parents=create_parents)
+
+    def write_bytes(
+        self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
+    ) -> WriteResult:
+        """Write bytes. Readers see the old content or the new, never a part."""
+        path = normalize(path)
+        data = bytes(content)
+        with self._lock:
+            place = self._writable(path, mode, create_parents)
+            now = self._clock.now()
+            before = place.node if isinstance(place.node, _File) else None
+            whole = before.content + data if before is not None and mode == "append" else data
+            permissions = _FILE_PERMISSIONS if before is None else before.permissions
+            node = _File.make(whole, permissions, now)
+            self._set_root(_put(self._root, place.segments, node, now), path)
+        return WriteResult(path=path, bytes_written=len(data), mode=mode)
+
+    def open_write(
+        self, path: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
+    ) -> BinaryIO:
+        """Open a file for streaming writes; its content appears when the stream is closed.
+
+        A stream that is left by an exception, or never closed, changes nothing. One that was opened
+        in a tool call cannot be closed after it: the call has ended, and would be changed afterwards.
+        """
+        path = normalize(path)
+        with self._lock:
+            self._writable(path, mode, create_parents)
+            call = self._call
+
+        def publish(content: bytes) -> None:
+            with self._lock:
+                if self._call is not call:
+                    raise WorkspaceError(
+                        f"the stream for {path!r} was closed after the tool call that opened it had ended; "
+                        f"its content was discarded: close streams before the call returns"
+                    )
+                self.write_bytes(path, content, mode=mode, create_parents=create_parents)
+
+        return WriteStream(path, publish, self._max_total_bytes)
+
+    def delete(self, path: str, *, recursive: bool = False) -> None:
+        """Delete a file or a link, or a directory (with its content if `recursive`)."""
+        path = normalize(path)
+        with self._lock:
+            place = self._existing(self._root, path, follow=False)
+            self._refuse_root(place, path, "deleted")
+            if isinstance(place.node, _Directory) and place.node.entries and not recursive:
+                _fail(errno.ENOTEMPTY, "the directory is not empty; delete it with recursive=True", path)
+            self._root = _put(self._root, place.segments, None, self._clock.now())
+
+    def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """Rename a file, a link or a directory, with the rules of POSIX `rename` about what may replace what.
+
+        The target's directory must exist. What is at the target is replaced only if `overwrite`.
+        """
+        source, target = normalize(source), normalize(target)
+        with self._lock:
+            origin = self._existing(self._root, source, follow=False)
+            goal = _locate(self._root, target, follow=False)
+            self._refuse_root(origin, source, "moved")
+            self._refuse_root(goal, target, "replaced")
+            node, there = origin.node, goal.node
+            assert node is not None
+            if goal.missing > 1:
+                _fail(errno.ENOENT, "the directory to move to does not exist; make it first", target)
+            if there is not None and not overwrite:
+                _fail(errno.EEXIST, "something is there already; pass overwrite=True to replace it", target)
+            if goal.segments == origin.segments:
+                return
+            if goal.segments[: len(origin.segments)] == origin.segments:
+                _fail(errno.EINVAL, f"cannot move the directory {source!r} into itself", target)
+            if isinstance(there, _Directory) and not isinstance(node, _Directory):
+                _fail(errno.EISDIR, "a directory is there; delete it first", target)
+            if isinstance(node, _Directory) and there is not None and not isinstance(there, _Directory):
+                _fail(errno.ENOTDIR, "a directory cannot replace what is there; delete it first", target)
+            if isinstance(there, _Directory) and there.entries:
+                _fail(errno.ENOTEMPTY, "the directory to replace is not empty; delete it first", target)
+            self._check_depth(len(goal.segments) + _height(node), target)
+            now = self._clock.now()
+            without = _put(self._root, origin.segments, None, now)
+            self._set_root(_put(without, goal.segments, node, now), target)
+
+    def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
+        """Make a directory."""
+        path = normalize(path)
+        with self._lock:
+            place = _locate(self._root, path, follow=False)
+            if isinstance(place.node, _Link):
+                # A link to a directory will do as one; a link to anything else is in the way.
+                place = replace(place, node=_locate(self._root, path, follow=True).node or place.node)
+            if place.node is not None:
+                if exist_ok and isinstance(place.node, _Directory):
+                    return
+                _fail(errno.EEXIST, "something is there already", path)
+            if place.missing > 1 and not parents:
+                _fail(errno.ENOENT, "the parent directory does not exist; pass parents=True to make it", path)
+            self._check_depth(len(place.segments), path)
+            now = self._clock.now()
+            made = _Directory({}, _DIRECTORY_PERMISSIONS, now)
+            self._set_root(_put(self._root, place.segments, made, now), path)
+
+    def chmod(self, path: str, permissions: int) -> None:
+        """Set the permission bits of a file or directory; a link is followed."""
+        path = normalize(path)
+        if not 0 <= permissions <= 0o777:
+            raise ValueError(f"the permissions {permissions:#o} are not between 0 and 0o777")
+        with self._lock:
+            place = self._existing(self._root, path, follow=True)
+            node = place.node
+            assert isinstance(node, _File | _Directory)
+            changed = node.with_permissions(permissions)
+            if place.segments:
+                self._root = _put(self._root, place.segments, changed, self._clock.now())
+            else:
+                assert isinstance(changed, _Directory)
+                self._root = changed
+
+    def symlink(self, path: str, target: str) -> None:
+        """Make a symbolic link, as a process on disk could. The target is checked when it is followed."""
+        path = normalize(path)
+        if not target or "\0" in target:
+            raise ValueError(f"the link target {target!r} is empty or holds a NUL character")
+        with self._lock:
+            place = _locate(self._root, path, follow=False)
+            if place.node is not None:
+                _fail(errno.EEXIST, "something is there already", path)
+            self._check_depth(len(place.segments), path)
+            now = self._clock.now()
+            self._set_root(_put(self._root, place.segments, _Link.make(target, now), now), path)
+
+    # --- boundaries ---
+
+    def snapshot(self, *, tag: str | None = None, scan: bool = False) -> FilesystemSnapshot:
+        """Take a boundary, in O(1). It always covers the whole tree, with `scan` or without."""
+        with self._lock:
+            return self._hold(self._root, tag)
+
+    def restore(self, snapshot: FilesystemSnapshot) -> RestoreReport:
+        """Go back to a boundary. The swap is O(1); the report costs as much as differs.
+
+        Raises `SnapshotMismatchError` if this filesystem does not hold the snapshot.
+        """
+        with self._lock:
+            root = self._held_root(snapshot)
+            before, self._root = self._root, root
+        return RestoreReport(restored=tuple(sorted(path for path, _, _ in _differences(before, root))))
+
+    def diff(self, before: FilesystemSnapshot, after: FilesystemSnapshot | None = None) -> WorkspaceDiff:
+        """Say what differs between two boundaries, or between one and now."""
+        with self._lock:
+            old = self._held_root(before)
+            new = self._root if after is None else self._held_root(after)
+        return describe(_differences(old, new))
+
+    def fork(self, snapshot: FilesystemSnapshot) -> InMemoryFilesystem:
+        """Return a filesystem of its own that begins at a boundary of this one.
+
+        They share what neither has changed. The fork holds the snapshot, so it can go back to it and
+        show what it has changed since.
+        """
+        with self._lock:
+            root = self._held_root(snapshot)
+        fork = InMemoryFilesystem(
+            clock=self._clock,
+            max_total_bytes=self._max_total_bytes,
+            max_entries=self._max_entries,
+            max_snapshots=self._max_snapshots,
+        )
+        fork._root = root
+        fork._held[snapshot.snapshot_id] = root
+        return fork
+
+    def begin(self, call_id: str, *, tool_name: str = "", foreign: bool = False) -> WorkspaceCall:
+        """Hold the workspace for one tool call.
+
+        `foreign` makes no difference: no other process can reach the tree. Raises `WorkspaceError`
+        while another call holds it.
+        """
+        if not call_id:
+            raise UsageError("a call needs an id; pass the tool call's own")
+        with self._lock:
+            if self._call is not None:
+                raise WorkspaceError(
+                    f"the call {self._call.call_id!r} holds the workspace, so {call_id!r} cannot begin; "
+                    f"finish it or roll it back first"
+                )
+            self._call = _MemoryCall(self, call_id, self._hold(self._root, tool_name or None), self._root)
+            return self._call
+
+    def unfinished(self) -> Sequence[str]:
+        """List the call that is open in this object, if any. A new object has none."""
+        call = self._call
+        return [] if call is None else [call.call_id]
+
+    def recover(self, call_id: str, *, committed: bool) -> RestoreReport:
+        """End an open call, the way the log says it ended."""
+        with self._lock:
+            call = self._call
+            if call is None or call.call_id != call_id:
+                raise WorkspaceError(
+                    f"there is no open call {call_id!r} to recover; unfinished() lists those that are"
+                )
+            if committed:
+                call.finish()
+                return RestoreReport()
+            return call.rollback()
+
+    # --- inside ---
+
+    def _file(self, path: str) -> _File:
+        node = self._existing(self._root, path, follow=True).node
+        if isinstance(node, _Directory):
+            _fail(errno.EISDIR, "this is a directory, not a file", path)
+        assert isinstance(node, _File)
+        return node
+
+    def _existing(self, root: _Directory, path: str, *, follow: bool) -> _Place:
+        place = _locate(root, path, follow=follow)
+        if place.node is None:
+            _fail(errno.ENOENT, "no such file or directory", path)
+        return place
+
+    def _writable(self, path: str, mode: WriteMode, create_parents: bool) -> _Place:
+        """Find where a write goes, or refuse it."""
+        if mode not in ("create", "overwrite", "append"):
+            raise ValueError(f"the mode is {mode!r}; it must be 'create', 'overwrite' or 'append'")
+        # A new file must not appear at the end of a link: `create` looks at the link itself.
+        place = _locate(self._root, path, follow=mode != "create")
+        if isinstance(place.node, _Directory):
+            _fail(errno.EISDIR, "this is a directory; choose a file name below it", path)
+        if place.node is not None and mode == "create":
+            _fail(errno.EEXIST, "the file exists; write with mode='overwrite' to replace it", path)
+        if place.missing > 1 and not create_parents:
+            _fail(errno.ENOENT, "the parent directory does not exist; pass create_parents=True", path)
+        self._check_depth(len(place.segments), path)
+        return place
+
+    def _refuse_root(self, place: _Place, path: str, verb: str) -> None:
+        if not place.segments:
+            raise ValueError(f"the workspace root {path!r} cannot be {verb}; name something below it")
+
+    def _check_depth(self, depth: int, path: str) -> None:
+        # Paths are limited where they are spelled; links and moves can still lead deeper.
+        if depth > MAX_DEPTH:
+            _fail(errno.ENAMETOOLONG, f"the tree would be {depth} levels deep; at most {MAX_DEPTH} fit", path)
+
+    def _set_root(self, root: _Directory, path: str) -> None:
+        if root.total_bytes > max(self._max_total_bytes, self._root.total_bytes):
+            _fail(
+                errno.ENOSPC,
+                f"the workspace would hold {root.total_bytes} bytes; at most {self._max_total_bytes} fit",
+                path,
+            )
+        if root.total_entries > max(self._max_entries, self._root.total_entries):
+            _fail(
+                errno.ENOSPC,
+                f"the workspace would have {root.total_entries} entries; at most {self._max_entries} fit",
+                path,
+            )
+        self._root = root
+
+    def _hold(self, root: _Directory, tag: str | None) -> FilesystemSnapshot:
+        snapshot = FilesystemSnapshot(
+            snapshot_id=new_id(),
+            created_at=self._clock.now(),
+            commit_ref=_digest_bytes(root.digest).hex(),
+            root_path=self.root,
+            tag=tag,
+            scanned=True,
+        )
+        self._keep(snapshot, root)
+        return snapshot
+
+    def _keep(self, snapshot: FilesystemSnapshot, root: _Directory) -> None:
+        """Hold a snapshot's tree as the newest one."""
+        self._held[snapshot.snapshot_id] = root
+        self._held.move_to_end(snapshot.snapshot_id)
+        if len(self._held) > self._max_snapshots:
+            self._held.popitem(last=False)
+
+    def _held_root(self, snapshot: FilesystemSnapshot) -> _Directory:
+        root = self._held.get(snapshot.snapshot_id)
+        if root is None:
+            raise SnapshotMismatchError(
+                f"this in-memory filesystem does not hold the snapshot {snapshot.snapshot_id} "
+                f"({snapshot.root_path}, {snapshot.created_at.isoformat()}): it was taken by another "
+                f"filesystem or in an earlier process, or is older than the last {self._max_snapshots}; "
+                f"nothing was changed"
+            )
+        return root
+
+
+class _MemoryCall:
+    """One tool call's hold on the tree. The tree before it is kept until the call ends."""
+
+    __slots__ = ("_base", "_call_id", "_filesystem", "_finished", "_root")
+
+    def __init__(
+        self, filesystem: InMemoryFilesystem, call_id: str, base: FilesystemSnapshot, root: _Directory
+    ) -> None:
+        self._filesystem = filesystem
+        self._call_id = call_id
+        self._base = base
+        self._root = root
+        self._finished = False
+
+    @property
+    def call_id(self) -> str:
+        """The tool call that holds the workspace."""
+        return self._call_id
+
+    @property
+    def base(self) -> FilesystemSnapshot:
+        """The boundary before the call."""
+        return self._base
+
+    def prepare(self) -> FilesystemSnapshot:
+        """Take the boundary after the call; the call can still be rolled back."""
+        with self._filesystem._lock:
+            self._require_open("prepared")
+            if self._filesystem._root is self._root:
+                # Nothing was touched: the boundary after the call is the one before it.
+                self._filesystem._keep(self._base, self._root)
+                return self._base
+            return self._filesystem._hold(self._filesystem._root, self._base.tag)
+
+    def finish(self) -> None:
+        """Forget how to undo the call. Only after the log has committed it."""
+        with self._filesystem._lock:
+            if self._finished:
+                return
+            self._require_open("finished")
+            self._finished = True
+            self._filesystem._call = None
+
+    def rollback(self) -> RestoreReport:
+        """Put back exactly what the call changed. Calling it again does nothing."""
+        with self._filesystem._lock:
+            if self._filesystem._call is not self:
+                if self._finished:
+                    raise WorkspaceError(
+                        f"the call {self._call_id!r} is finished and cannot be rolled back; "
+                        f"restore its base snapshot instead"
+                    )
+                return RestoreReport()
+            self._filesystem._call = None
+            before, self._filesystem._root = self._filesystem._root, self._root
+        paths = (path for path, _, _ in _differences(before, self._root))
+        return RestoreReport(restored=tuple(sorted(paths)))
+
+    def _require_open(self, verb: str) -> None:
+        if self._filesystem._call is not self:
+            raise WorkspaceError(f"the call {self._call_id!r} has ended and cannot be {verb}")
+
+
+class WriteStream(io.BytesIO):
+    """Collects what is written and publishes it when closed, unless an exception came first."""
+
+    def __init__(self, path: str, publish: Callable[[bytes], None], max_bytes: int) -> None:
+        super().__init__()
+        self.name = path
+        self._publish: Callable[[bytes], None] | None = publish
+        self._max_bytes = max_bytes
+
+    def write(self, data: object, /) -> int:
+        """Add bytes to the content that will appear."""
+        written = super().write(data)  # type: ignore[arg-type]  # any buffer
+        if self.tell() > self._max_bytes:
+            self._publish = None
+            _fail(
+                errno.ENOSPC, f"more than {self._max_bytes} bytes do not fit; the stream is lost", self.name
+            )
+        return written
+
+    def close(self) -> None:
+        """Let the content appear. Closing again does nothing."""
+        publish, self._publish = self._publish, None
+        content = b"" if self.closed else self.getvalue()
+        super().close()
+        if publish is not None:
+            publish(content)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._publish = None
+        self.close()
+
+    def __del__(self) -> None:
+        if self._publish is not None:
+            # Whoever lost the stream may have been in the middle of writing: a part must not appear.
+            self._publish = None
+            warnings.warn(
+                f"the stream for {self.name!r} was never closed; its content was discarded",
+                ResourceWarning,
+                stacklevel=1,
+                source=self,
+            )
+        super().close()
+
+
+def _list(root: _Directory, path: str) -> list[FileEntry]:
+    place = _locate(root, path, follow=True)
+    if place.node is None:
+        _fail(errno.ENOENT, "no such directory", path)
+    if not isinstance(place.node, _Directory):
+        _fail(errno.ENOTDIR, "this is not a directory", path)
+    return [
+        FileEntry(
+            name=name,
+            path=join(path, name),
+            is_file=isinstance(node, _File),
+            is_directory=isinstance(node, _Directory),
+            is_link=isinstance(node, _Link),
+        )
+        for name, node in sorted(place.node.entries.items())
+    ]
+
+
+def _load(files: Mapping[str, str | bytes], now: datetime) -> _Directory:
+    """Build a tree in one pass, without copying a directory for each file in it."""
+    tree: dict[str, object] = {}
+    for given, content in files.items():
+        path = normalize(given)
+        segments = split(path)
+        if not segments:
+            raise ValueError(f"the path {given!r} is the workspace root, which cannot be a file")
+        directory = tree
+        for segment in segments[:-1]:
+            child = directory.setdefault(segment, {})
+            if not isinstance(child, dict):
+                _fail(errno.ENOTDIR, f"{segment!r} is a file in the same set of files", path)
+            directory = child
+        if segments[-1] in directory:
+            _fail(errno.EEXIST, "the set of files names this path twice", path)
+        data = content.encode("utf-8") if isinstance(content, str) else bytes(content)
+        directory[segments[-1]] = _File.make(data, _FILE_PERMISSIONS, now)
+    return _freeze(tree, now)
+
+
+def _freeze(tree: dict[str, object], now: datetime) -> _Directory:
+    entries: dict[str, _Node] = {}
+    for name, child in tree.items():
+        if isinstance(child, dict):
+            entries[name] = _freeze(child, now)
+        else:
+            assert isinstance(child, _File)
+            entries[name] = child
+    return _Directory.make(entries, _DIRECTORY_PERMISSIONS, now)
+
+
+def _differences(
+    before: _Directory, after: _Directory
+) -> Iterator[tuple[str, Version | None, Version | None]]:
+    """Walk two trees side by side, going down only where they differ."""
+    if before.permissions != after.permissions:
+        yield ROOT, _version(before), _version(after)
+    pending: list[tuple[str, _Node | None, _Node | None]] = [(ROOT, before, after)]
+    while pending:
+        path, old, new = pending.pop()
+        if old is new or (old is not None and new is not None and old.digest == new.digest):
+            continue
+        if path != ROOT:
+            old_version, new_version = _version(old), _version(new)
+            if old_version != new_version:
+                yield path, old_version, new_version
+        old_entries = old.entries if isinstance(old, _Directory) else {}
+        new_entries = new.entries if isinstance(new, _Directory) else {}
+        for name in old_entries.keys() | new_entries.keys():
+            pending.append((join(path, name), old_entries.get(name), new_entries.get(name)))
+
+
+def _version(node: _Node | None) -> Version | None:
+    if node is None:
+        return None
+    if isinstance(node, _Directory):
+        return Version(kind="directory", permissions=node.permissions)
+    if isinstance(node, _Link):
+        target = node.target.encode("utf-8", "surrogateescape")
+        return Version("link", _LINK_PERMISSIONS, len(target), target)
+    return Version("file", node.permissions, len(node.content), node.content)

@@ -1,0 +1,287 @@
+"""Going back: what the goal of each path is, and bringing paths to their goals.
+
+Theory of operation
+-------------------
+`fold` sums up the changes of neighbouring boundaries: where each path was, and where it should be now.
+`apply` brings paths to their goals in three passes. What is in the way goes first, deepest first; then
+directories and content come, outermost first; permission bits of directories come last, because they may
+forbid what comes before. A file takes its place in one step (temporary file and rename), so that a reader
+sees the one or the other.
+
+Each step looks at what is there before it acts and does nothing if the goal is reached. So a restore that
+was cut off by a crash is completed by applying the same plan again. No step follows a link, and a directory
+is removed only if it is empty: what somebody else put into it stays, and is reported.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
+
+from treenail.records import dataclass
+from treenail.workspace.base import RestoreReport
+from treenail.workspace.journal import Boundary
+from treenail.workspace.manifest import ANY, TEMPORARY_PREFIX, TEMPORARY_SUFFIX, State, same
+from treenail.workspace.objects import ObjectStore
+from treenail.workspace.originals import Originals
+from treenail.workspace.paths import ROOT
+from treenail.workspace.rooted import (
+    Place,
+    RootedDirectory,
+    change_mode,
+    discard,
+    dress,
+    open_directory,
+    own,
+    put_file,
+    put_link,
+)
+
+_ONE_STEP = ("file", "link")
+_ONE_STEP_FROM = ("file", "link", "absent")
+
+
+@dataclass(slots=True)
+class Step:
+    """A path's way through several boundaries."""
+
+    first: State
+    last: State
+    broken: bool = False
+    """Whether somebody else changed it between two of our changes."""
+
+
+def fold(boundaries: Iterable[Boundary], *, outside: bool) -> dict[str, Step]:
+    """Sum up the changes of neighbouring boundaries; `outside` takes in what others changed."""
+    steps: dict[str, Step] = {}
+    for boundary in boundaries:
+        if boundary.kind == "scan" and not outside:
+            continue
+        for path, before, after in boundary.changes:
+            step = steps.get(path)
+            if step is None:
+                steps[path] = Step(before, after)
+            else:
+                step.broken = step.broken or not same(step.last, before)
+                step.last = after
+        for path in boundary.edited:
+            steps[path].broken = True
+    return steps
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a restore or a rollback has done so far."""
+
+    restored: set[str] = field(default_factory=set)
+    conflicts: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def report(self, notes: Iterable[str] = ()) -> RestoreReport:
+        """Return the report for the caller."""
+        return RestoreReport(
+            restored=tuple(sorted(self.restored)),
+            conflicts=tuple(sorted(set(self.conflicts))),
+            notes=(*self.notes, *notes),
+        )
+
+
+def apply(
+    tree: RootedDirectory,
+    objects: ObjectStore,
+    plan: Mapping[str, State],
+    current: Mapping[str, State],
+    owner: str,
+    outcome: Outcome,
+    *,
+    sync: bool,
+    originals: Originals | None = None,
+) -> None:
+    """Bring each path of a plan to its goal, given what is there now; say in `outcome` what was done.
+
+    `owner` is in the names of temporary files, so that whoever recovers knows them. `originals` may have
+    files that need not be made anew.
+    """
+    worker = _Worker(tree, objects, owner, outcome, sync=sync, originals=originals)
+    inward = sorted(plan, key=lambda path: path.count("/"))
+    try:
+        for path in reversed(inward):
+            # A file or link takes the place of another in one step.
+            if plan[path].kind not in _ONE_STEP or current[path].kind not in _ONE_STEP_FROM:
+                worker.clear(path, plan[path])
+        for path in inward:
+            worker.put(path, plan[path], current[path])
+        for path in reversed(inward):
+            worker.dress_directory(path, plan[path])
+    finally:
+        worker.close()
+
+
+class _Worker:
+    """Brings paths to their goals, one step at a time."""
+
+    def __init__(
+        self,
+        tree: RootedDirectory,
+        objects: ObjectStore,
+        owner: str,
+        outcome: Outcome,
+        *,
+        sync: bool,
+        originals: Originals | None,
+    ) -> None:
+        self._tree = tree
+        self._originals = originals
+        self._objects = objects
+        self._temporary = f"{TEMPORARY_PREFIX}{owner}-0{TEMPORARY_SUFFIX}"
+        self._outcome = outcome
+        self._sync = sync
+        self._relaxed: dict[str, int] = {}
+
+    def close(self) -> None:
+        """Take back the permissions that were needed on the way."""
+        for path, mode in reversed(self._relaxed.items()):
+            try:
+                with self._tree.strict(path) as place:
+                    change_mode(place, mode)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+
+    def clear(self, path: str, goal: State) -> None:
+        """Remove what cannot be replaced in one step."""
+        self._attempt(path, lambda place: self._clear(place, goal), missing_is_fine=True)
+
+    def _clear(self, place: Place, goal: State) -> None:
+        status = place.lstat()
+        if status is None:
+            return
+        if stat.S_ISDIR(status.st_mode):
+            if goal.kind == "directory":
+                return
+            try:
+                os.rmdir(place.name, dir_fd=place.descriptor)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
+                    raise
+                if goal.kind == "absent":
+                    self._outcome.notes.append(f"{place.path} was left: somebody else's files are in it")
+                else:
+                    self._outcome.conflicts.append(place.path)
+                return
+            self._outcome.restored.add(place.path)
+        elif goal.kind in ("absent", "directory"):
+            os.unlink(place.name, dir_fd=place.descriptor)
+            self._outcome.restored.add(place.path)
+
+    def put(self, path: str, goal: State, current: State) -> None:
+        """Make a directory, a file or a link, or correct a file that has the right content."""
+        if goal.kind == "absent" or path in self._outcome.conflicts:
+            return
+        self._attempt(path, lambda place: self._put(place, goal, current), missing_is_fine=False)
+
+    def _put(self, place: Place, goal: State, current: State) -> None:
+        if goal.kind == "directory":
+            if place.lstat() is None:
+                os.mkdir(place.name, 0o700, dir_fd=place.descriptor)
+                self._outcome.restored.add(place.path)
+            return
+        if goal.kind == "link":
+            if same(current, goal):
+                return
+            target = self._objects.read_blob(goal.oid)
+            self._afresh(place, lambda: put_link(place, self._temporary, target))
+        elif current.kind == "file" and current.oid == goal.oid and self._redress(place, goal, current):
+            if same(current, goal):
+                # Only its time was put right; to a reader nothing had changed.
+                return
+        elif self._originals is None or not self._originals.put_back(place, goal, current):
+            self._afresh(
+                place,
+                lambda: put_file(
+                    place,
+                    self._temporary,
+                    self._objects.stream_blob(goal.oid, goal.size),
+                    like=goal,
+                    sync=self._sync,
+                ),
+            )
+        self._outcome.restored.add(place.path)
+
+    def _afresh(self, place: Place, put: Callable[[], None]) -> None:
+        """Put something in place, over a temporary file that a crash may have left."""
+        try:
+            put()
+        except FileExistsError:
+            discard(place, self._temporary)
+            put()
+
+    def _redress(self, place: Place, goal: State, current: State) -> bool:
+        """Correct bits, owner and time of a file in place; say whether that could be done."""
+        try:
+            descriptor = os.open(
+                place.name,
+                os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
+                dir_fd=place.descriptor,
+            )
+        except OSError:
+            return False
+        try:
+            status = os.fstat(descriptor)
+            # A hard link shares bits and times with its other names, which are none of ours.
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                return False
+            dress(descriptor, goal)
+        except PermissionError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def dress_directory(self, path: str, goal: State) -> None:
+        """Give a directory its permission bits and owner."""
+        if goal.kind != "directory" or path in self._outcome.conflicts:
+            return
+        self._attempt(path, lambda place: self._dress_directory(place, goal), missing_is_fine=True)
+        self._relaxed.pop(path, None)
+
+    def _dress_directory(self, place: Place, goal: State) -> None:
+        status = place.lstat()
+        if status is None or not stat.S_ISDIR(status.st_mode):
+            return
+        if (goal.uid, goal.gid) != (status.st_uid, status.st_gid):
+            descriptor = open_directory(place, place.path)
+            try:
+                own(descriptor, goal.uid, goal.gid)
+            finally:
+                os.close(descriptor)
+        if goal.mode not in (ANY, stat.S_IMODE(status.st_mode)):
+            change_mode(place, goal.mode)
+            self._outcome.restored.add(place.path)
+
+    def _attempt(self, path: str, step: Callable[[Place], None], *, missing_is_fine: bool) -> None:
+        for relaxed in (False, True):
+            try:
+                with self._tree.strict(path) as place:
+                    step(place)
+                return
+            except PermissionError:
+                if relaxed or not self._relax(path.rpartition("/")[0] or ROOT):
+                    raise
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                # Somebody else removed or replaced the directory that it belongs in.
+                if not missing_is_fine:
+                    self._outcome.conflicts.append(path)
+                return
+
+    def _relax(self, directory: str) -> bool:
+        """Let the owner write to a directory whose bits forbid it, for as long as this takes."""
+        with self._tree.strict(directory) as place:
+            status = place.lstat()
+            if status is None or status.st_mode & 0o700 == 0o700:
+                return False
+            self._relaxed[directory] = stat.S_IMODE(status.st_mode)
+            change_mode(place, stat.S_IMODE(status.st_mode) | 0o700)
+        return True
