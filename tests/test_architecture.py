@@ -208,20 +208,6 @@ def test_the_quickstarts_names_load_nothing_that_describes_types() -> None:
     assert loaded_by("from treenail import tool\n@tool\ndef echo(text: str):\n    'Say it.'", late) == late
 
 
-def test_dataclasses_are_those_whose_methods_are_written_at_first_use() -> None:
-    """Hundreds of classes whose methods are compiled on import would be most of the time it takes."""
-    for path in MODULES:
-        for node in ast.walk(tree_of(path)):
-            if (
-                isinstance(node, ast.ImportFrom)
-                and node.module == "dataclasses"
-                and path != SRC / "records.py"
-            ):
-                assert "dataclass" not in {each.name for each in node.names}, (
-                    f"{path.relative_to(SRC)}: say `from treenail.records import dataclass`"
-                )
-
-
 def test_no_door_pulls_in_a_driver() -> None:
     """Presenters are the exception: they are what the terminal's libraries are for."""
     statement = "import " + ", ".join(f"treenail.{room}" for room in ROOMS if room != "presenters")

@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -29,7 +29,6 @@ from treenail.prompt.sections import MarkdownSection
 from treenail.prompt.template import Prompt
 from treenail.providers.base import Provider
 from treenail.providers.retrying import RetryPolicy
-from treenail.records import dataclass
 from treenail.state.execution import ExecutionState
 from treenail.state.resources import ResourceRegistry
 from treenail.state.session import Session

@@ -12,13 +12,12 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, runtime_checkable
 from uuid import UUID, SafeUUID
 
 import anyio
-
-from treenail.records import dataclass
 
 
 @runtime_checkable

@@ -70,6 +70,7 @@ import types
 import typing
 import zoneinfo
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal, InvalidOperation
 from enum import Enum, Flag
@@ -81,7 +82,6 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic_core import PydanticSerializationError, PydanticUndefined, TzInfo, from_json, to_json
 
 from treenail.errors import DecodeError, EncodeError, UnknownTypeError, UsageError
-from treenail.records import dataclass, is_model
 
 Json = Any
 """What `json.loads` returns. JSON is where static types end; `Any` says so once."""
@@ -252,6 +252,12 @@ def _derived_name(cls: type) -> str:
         )
         return f"{_derived_name(generic['origin'])}[{inner}]"
     return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def is_model(kind: type) -> bool:
+    """Say whether a class is a pydantic model, without importing pydantic for it."""
+    # Pydantic's dataclasses have the fields and the validator too, but are not models.
+    return hasattr(kind, "__pydantic_root_model__") and hasattr(kind, "__pydantic_fields__")
 
 
 def _is_record(cls: object) -> bool:

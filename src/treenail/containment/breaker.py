@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol
@@ -25,7 +25,6 @@ from typing import Protocol
 from treenail.clock import Clock, SystemClock
 from treenail.containment.limits import integer, number
 from treenail.containment.threads import logger
-from treenail.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, tzinfo
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -20,7 +20,6 @@ from treenail.clock import Clock, SystemClock
 from treenail.containment.limits import StopReason, integer, number
 from treenail.containment.shield import Answer, Decision, DegradePlan, SafetyEvent, ToolCallContext
 from treenail.errors import UsageError
-from treenail.records import dataclass
 
 
 def _fraction(owner: str, field_name: str, value: object) -> float:

@@ -19,13 +19,13 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
 
 from treenail.containment.limits import Account, StopReason, number, to_pico
 from treenail.errors import LogDamagedError, UsageError
-from treenail.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
 from treenail.errors import UsageError
-from treenail.records import dataclass
 
 if TYPE_CHECKING:
     from treenail.containment.budgets import BudgetBackend

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import Literal
 
 from treenail.containment.limits import integer
 from treenail.errors import UsageError
-from treenail.records import dataclass
 
 Signature = tuple[str, str, str]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from treenail.containment.limits import integer, number
 from treenail.errors import UsageError
-from treenail.records import dataclass
 
 MILLION = 1_000_000
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import dataclass
 
 from treenail.clock import Clock
 from treenail.containment.limits import integer, number
 from treenail.errors import UsageError
-from treenail.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

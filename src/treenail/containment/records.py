@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
 from typing import Generic, Literal, TypeVar, overload
@@ -12,7 +12,6 @@ from treenail.containment.cancel import PartialResultBuffer
 from treenail.containment.limits import StopReason, integer, number
 from treenail.containment.shield import Decision, DegradePlan, SafetyEvent
 from treenail.errors import BudgetExceededError, CallRefused, CancelledByToken, DeadlineExceededError
-from treenail.records import dataclass
 
 T = TypeVar("T")
 Item = TypeVar("Item")

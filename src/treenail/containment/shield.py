@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
@@ -28,7 +28,6 @@ from treenail.clock import Clock, SystemClock
 from treenail.containment.limits import integer
 from treenail.containment.threads import Gate, Handover, call_later, describe, logger
 from treenail.errors import UsageError
-from treenail.records import dataclass
 
 _NO_METADATA: Mapping[str, object] = MappingProxyType({})
 

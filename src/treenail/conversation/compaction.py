@@ -28,7 +28,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import anyio
@@ -47,7 +47,6 @@ from treenail.conversation.messages import ImagePart, InnerMessage, ToolCallReco
 from treenail.conversation.pressure import ContextWindows, known_window, pressure
 from treenail.conversation.replay import BYTES_PER_TOKEN, Replayer
 from treenail.errors import ModelCallError, PromptEvaluationError, UsageError
-from treenail.records import dataclass
 from treenail.state.session import Session
 from treenail.tools.events import ToolInvoked, ToolStarted
 from treenail.tools.plan import Plan

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
 from treenail.codec import sparse
 from treenail.log.event import Channel, SlicePolicy
-from treenail.records import dataclass, quick
 from treenail.state.budget import TokenUsage
 from treenail.state.events import event
 
@@ -137,7 +137,6 @@ def _shortened(text: str, limit: int) -> str:
 
 @event(name="treenail.ProviderUsage", policy=SlicePolicy.LOG)
 @sparse
-@quick
 @dataclass(frozen=True, slots=True)
 class ProviderUsage:
     """One model call: what it used, and which input it was sent. Never replayed."""
@@ -168,7 +167,6 @@ PressureTier = Literal["none", "advisory", "warning", "critical"]
 
 
 @event(name="treenail.ContextPressure", channel=Channel.LIVE)
-@quick
 @dataclass(frozen=True, slots=True)
 class ContextPressure:
     """How full the model's context is. Published while a turn runs, never logged."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from treenail.conversation.events import HistoryCompacted
 from treenail.conversation.messages import ReasoningPart
 from treenail.conversation.replay import SHOWN_HASH, LeftOut, Replayer, ReplayItem
-from treenail.records import dataclass
 from treenail.state.session import Session
 
 

@@ -9,7 +9,7 @@ next step is taken. Adding the hundred-thousandth costs what adding the first di
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 from uuid import UUID
@@ -17,7 +17,6 @@ from uuid import UUID
 from treenail.clock import new_id
 from treenail.codec import sparse
 from treenail.log.event import Channel, SlicePolicy
-from treenail.records import dataclass, quick
 from treenail.state.events import event
 from treenail.state.session import Session
 from treenail.state.slices import Append, ReducerContext, Replace, Slice, SliceOp
@@ -26,7 +25,6 @@ from treenail.state.views import SessionProtocol
 Role = Literal["system", "assistant", "user", "tool"]
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ToolCallRecord:
     """A tool call that the assistant made."""
@@ -77,7 +75,6 @@ def _now() -> datetime:
     captured=True,
 )
 @sparse
-@quick
 @dataclass(frozen=True, slots=True)
 class InnerMessage:
     """One message of a conversation."""

@@ -35,7 +35,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Generic, Literal, NamedTuple, TypeVar, overload
 
@@ -58,7 +58,6 @@ from treenail.conversation.messages import (
 )
 from treenail.errors import CodecError
 from treenail.log.event import Draft, Envelope
-from treenail.records import dataclass, quick
 from treenail.state.events import ClearSlice, InitializeSlice, RestoredItem, StateRestored, spec_of
 from treenail.state.session import Session
 
@@ -137,7 +136,6 @@ class Growing(Sequence[T], Generic[T]):
         return repr(tuple(self))
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ReplayCall:
     """A tool call as it is sent: its id is unique in the input."""
@@ -147,7 +145,6 @@ class ReplayCall:
     arguments: str
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ReplayItem:
     """One message of the input, provider-neutral."""
@@ -190,7 +187,6 @@ class LeftOut(NamedTuple):
     reason: str
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Replay:
     """What a provider is sent, and what was left out of it."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 from uuid import UUID
@@ -29,7 +29,6 @@ from treenail.judges.context import MAX_NESTED_DURATION, JudgeContext, NestedExe
 from treenail.judges.feedback import recent_calls
 from treenail.prompt.template import Prompt
 from treenail.providers.adapter import ProviderAdapter
-from treenail.records import dataclass
 from treenail.state.budget import BudgetTracker, Deadline
 from treenail.state.run_context import RunContext
 from treenail.state.views import SessionProtocol

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, cast
@@ -39,7 +39,6 @@ from treenail.errors import NestedEvaluationError, UsageError
 from treenail.judges.events import NestedEvaluated
 from treenail.prompt.output import OutputT
 from treenail.providers.adapter import ProviderAdapter
-from treenail.records import dataclass
 from treenail.state.budget import Budget, BudgetTracker, Deadline, TokenUsage
 from treenail.state.execution import ExecutionState
 from treenail.state.resources import Binding, ResourceContext, is_snapshotable

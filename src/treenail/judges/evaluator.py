@@ -22,6 +22,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, Generic, Literal, cast
@@ -67,7 +68,6 @@ from treenail.prompt.events import PromptExecuted, PromptResponse
 from treenail.prompt.output import OutputT
 from treenail.prompt.template import Prompt
 from treenail.providers.adapter import ProviderAdapter
-from treenail.records import dataclass
 from treenail.state.budget import Budget, BudgetRemaining, BudgetTracker, Deadline, TokenUsage
 from treenail.state.execution import ExecutionState
 from treenail.state.resources import ResourceRegistry

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import html
 import re
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
 from treenail.log.event import SlicePolicy
-from treenail.records import dataclass
 from treenail.state.budget import TokenUsage
 from treenail.state.events import event
 from treenail.state.run_context import RunContext

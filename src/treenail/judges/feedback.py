@@ -8,7 +8,7 @@ after every call.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -18,7 +18,6 @@ from treenail.judges.context import JudgeContext, NestedExecutionConfig, as_view
 from treenail.judges.events import Feedback, Severity
 from treenail.prompt.template import Prompt
 from treenail.providers.adapter import ProviderAdapter
-from treenail.records import dataclass
 from treenail.state.budget import BudgetTracker, Deadline
 from treenail.state.run_context import RunContext
 from treenail.state.slices import entries_of, opened

@@ -7,7 +7,7 @@ then is for `NestedExecutionConfig` to say.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
@@ -31,7 +31,6 @@ from treenail.judges.prompts import (
 )
 from treenail.prompt.template import Prompt
 from treenail.providers.adapter import ProviderAdapter
-from treenail.records import dataclass
 from treenail.state.budget import Budget, BudgetTracker
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from treenail.judges.events import shortened
@@ -21,7 +21,6 @@ from treenail.prompt.render import walk
 from treenail.prompt.sections import MarkdownSection
 from treenail.prompt.template import Prompt, PromptTemplate
 from treenail.prompt.values import as_data, as_text, fields_of
-from treenail.records import dataclass
 from treenail.state.events import event
 from treenail.state.views import SessionProtocol
 from treenail.tools.events import ToolInvoked

@@ -24,7 +24,7 @@ import inspect
 import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from operator import itemgetter
 from typing import Any, Final, Generic, TypeVar, cast
@@ -69,7 +69,6 @@ from treenail.judges.events import (
 from treenail.judges.feedback import FeedbackContext, FeedbackProvider, FeedbackProviderConfig, placed
 from treenail.prompt.template import Prompt
 from treenail.providers.adapter import ProviderAdapter
-from treenail.records import dataclass
 from treenail.state.budget import BudgetTracker, Deadline, TokenUsage
 from treenail.state.run_context import RunContext
 from treenail.state.session import Session

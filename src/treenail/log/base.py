@@ -22,12 +22,12 @@ checks an implementation against these promises.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol, runtime_checkable
 from uuid import UUID
 
 from treenail.log.event import Draft, Envelope, SessionInfo
-from treenail.records import dataclass
 
 DEFAULT_LEASE_SECONDS = 10.0
 """How long a lease lasts without a heartbeat."""

@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from treenail.log import wal
-from treenail.records import dataclass
 
 PAGE = 4096
 """The page size of every log file."""

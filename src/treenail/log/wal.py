@@ -31,10 +31,9 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
-
-from treenail.records import dataclass
 
 _HEADER = struct.Struct(">8I")
 _FRAME = struct.Struct(">6I")

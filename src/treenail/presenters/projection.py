@@ -20,7 +20,7 @@ it hands the event to `add_live`. One in another process calls `catch_up` alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -40,7 +40,6 @@ from treenail.judges.events import CompletionChecked, Feedback, JudgeEvent, Nest
 from treenail.log.base import Log
 from treenail.log.event import Envelope
 from treenail.providers.base import ReasoningDelta, TextDelta
-from treenail.records import dataclass
 from treenail.state.events import AttentionNeeded, AttentionResolved, StateRestored
 from treenail.state.session import Session
 from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted

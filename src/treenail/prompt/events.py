@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Generic, cast
 from uuid import UUID
@@ -14,7 +14,6 @@ from treenail.prompt.output import OutputT
 from treenail.prompt.render import PromptDescriptor, RenderedPrompt
 from treenail.prompt.template import Prompt
 from treenail.prompt.values import as_data, is_record
-from treenail.records import dataclass
 from treenail.state.budget import TokenUsage
 from treenail.state.events import event
 from treenail.state.run_context import RunContext

@@ -32,6 +32,7 @@ import json
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
@@ -41,7 +42,6 @@ from pydantic_core import ValidationError
 from treenail.errors import OutputParseError, PromptValidationError
 from treenail.prompt.capture import name_of
 from treenail.prompt.values import is_record
-from treenail.records import dataclass
 
 if TYPE_CHECKING:
     # At run time typing's own will do: only a type checker reads the default.

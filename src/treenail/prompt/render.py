@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Generic
@@ -39,7 +39,6 @@ from treenail.prompt.visibility import (
     dotted,
     overrides_of,
 )
-from treenail.records import dataclass
 from treenail.state.budget import Deadline
 from treenail.state.views import SessionProtocol
 from treenail.tools.policies import ToolPolicy

@@ -20,14 +20,13 @@ import string
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from treenail.errors import PromptRenderError, PromptValidationError
 from treenail.prompt.capture import Captures, name_of
 from treenail.prompt.values import as_text, is_record, names_of, values_of
 from treenail.prompt.visibility import SectionPath, SectionVisibility
-from treenail.records import dataclass
 from treenail.state.resources import ResourceRegistry
 from treenail.state.views import SessionProtocol
 from treenail.tools.policies import ToolPolicy

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, cast
 
 from treenail.errors import PromptValidationError
@@ -40,7 +40,6 @@ from treenail.prompt.visibility import (
     dotted,
     overrides_of,
 )
-from treenail.records import dataclass
 from treenail.state.budget import Deadline
 from treenail.state.resources import ResourceRegistry
 from treenail.state.views import SessionProtocol

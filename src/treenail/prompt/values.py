@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from treenail.records import is_model
+from treenail.codec import is_model
 
 _PLAIN = frozenset((str, int, bool, type(None)))
 """What is JSON data as it is."""

@@ -16,13 +16,12 @@ enough: `read_section` returns the text and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from treenail.errors import PromptEvaluationError, ToolValidationError, VisibilityExpansionRequired
 from treenail.log.event import SlicePolicy
-from treenail.records import dataclass
 from treenail.state.events import event
 from treenail.state.session import Session
 from treenail.state.slices import reducer

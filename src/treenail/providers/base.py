@@ -7,12 +7,11 @@ comes back. It decides nothing: the loop records, runs tools, retries and stops.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from treenail.conversation.messages import ReasoningPart
 from treenail.conversation.replay import ReplayItem
-from treenail.records import dataclass, quick
 from treenail.state.budget import TokenUsage
 from treenail.tools.tool import Tool, ToolCall
 
@@ -20,7 +19,6 @@ StopReason = Literal["end", "tools", "length", "filtered", "refused"]
 """Why a model stopped: it was done, it wants tools, it ran out of room, or it would not."""
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """What one model call is given."""
@@ -37,7 +35,6 @@ class ModelRequest:
     """The most to ask for, if that is less than what the provider asks for by itself."""
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class TextDelta:
     """A piece of the answer's text."""
@@ -45,7 +42,6 @@ class TextDelta:
     text: str
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
     """A piece of what the model thought."""
@@ -53,7 +49,6 @@ class ReasoningDelta:
     text: str
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ReasoningBlock:
     """A whole block of thought, which the provider wants back unchanged with the next request."""
@@ -61,7 +56,6 @@ class ReasoningBlock:
     part: ReasoningPart
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ToolCallRequested:
     """The model wants a tool to be run."""
@@ -69,7 +63,6 @@ class ToolCallRequested:
     call: ToolCall
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class UsageReported:
     """What the call has used so far, in the provider's own numbers. The last one of a call counts."""
@@ -85,7 +78,6 @@ class UsageReported:
     """What of it the newest attempt has used, if those before it are counted in: they are booked already."""
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """The answer is complete."""

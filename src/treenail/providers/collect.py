@@ -7,7 +7,7 @@ mended is said in `notes`, so that the log can keep it. Nothing here raises.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from treenail.conversation.messages import ReasoningPart
 from treenail.providers.base import (
@@ -19,7 +19,6 @@ from treenail.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
-from treenail.records import dataclass, quick
 from treenail.state.budget import TokenUsage
 from treenail.tools.tool import ToolCall
 
@@ -42,7 +41,6 @@ MAX_NOTES = 16
 """How many notes an answer carries; the rest is counted."""
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class CollectedAnswer:
     """A whole answer of a model."""

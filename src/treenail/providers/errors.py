@@ -22,13 +22,12 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Literal
 
 from treenail.errors import ModelCallError, ThrottleError
-from treenail.records import dataclass
 
 FailureKind = Literal[
     "throttled",

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import anyio
 
@@ -45,7 +45,6 @@ from treenail.providers.base import (
     takes_output_schema,
 )
 from treenail.providers.degrading import degraded
-from treenail.records import dataclass
 from treenail.state.budget import TokenUsage
 
 _NOTHING = UsageReported(TokenUsage())

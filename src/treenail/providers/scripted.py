@@ -9,6 +9,7 @@ memory, so that a resumed run goes on where the script was.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import anyio.lowlevel
@@ -26,7 +27,6 @@ from treenail.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
-from treenail.records import dataclass, quick
 from treenail.state.budget import TokenUsage
 from treenail.tools.tool import ToolCall
 
@@ -36,7 +36,6 @@ _USUAL = TokenUsage(input_tokens=100, output_tokens=20)
 """What an answer uses, unless the script says something else."""
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One scripted answer of the model."""

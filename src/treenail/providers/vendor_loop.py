@@ -25,12 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from treenail.log.event import SlicePolicy
 from treenail.providers.base import Provider
-from treenail.records import dataclass
 from treenail.state.events import event
 from treenail.tools.tool import Tool, ToolCall, ToolResult
 

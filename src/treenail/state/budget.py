@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal, NoReturn, TypeVar
@@ -27,7 +27,6 @@ from treenail.clock import Clock, SystemClock
 from treenail.codec import sparse
 from treenail.errors import BudgetExceededError, DeadlineExceededError, UsageError
 from treenail.log.event import SlicePolicy
-from treenail.records import dataclass, quick
 
 MIN_DEADLINE_AHEAD: Final = timedelta(seconds=1)
 """How far ahead a deadline made by `Deadline.create` must at least be."""
@@ -42,7 +41,6 @@ Dimension = Literal["deadline", "input", "output", "total", "cost"]
 
 
 @sparse
-@quick
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
     """Tokens that were used; None stands for "the provider did not say".

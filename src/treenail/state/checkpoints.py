@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Protocol
 
 from treenail.clock import Clock, SystemClock
 from treenail.errors import UsageError
-from treenail.records import dataclass
 from treenail.state.snapshot import CompositeSnapshot
 
 DEFAULT_CHECKPOINTS = 100

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, overload
-
-from treenail.records import dataclass, quick
 
 T = TypeVar("T")
 
@@ -27,7 +26,6 @@ class HandlerFailure:
     error: Exception
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class DispatchResult:
     """What became of one dispatched event."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from treenail.codec import register_type
 from treenail.log.event import Channel, SlicePolicy
-from treenail.records import dataclass
 
 T = TypeVar("T")
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
 
 from treenail.clock import Clock, SystemClock, new_id
 from treenail.errors import RestoreFailedError, SnapshotMismatchError, TreenailError, UsageError
 from treenail.log.event import SlicePolicy
-from treenail.records import dataclass
 from treenail.state.checkpoints import CheckpointStore
 from treenail.state.events import AttentionNeeded
 from treenail.state.resources import ResourceContext, ResourceRegistry, Snapshotable

@@ -28,7 +28,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,7 +50,6 @@ from treenail.errors import (
 )
 from treenail.log.base import Lease, Log
 from treenail.log.event import Draft, Envelope, SlicePolicy
-from treenail.records import dataclass
 from treenail.state.dispatch import Dispatcher, HandlerFailure, Outcome, Outcomes, call_isolated
 from treenail.state.events import (
     SYSTEM_EVENTS,

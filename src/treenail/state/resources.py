@@ -33,7 +33,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType, TracebackType
 from typing import Final, Generic, Literal, Protocol, TypeGuard, TypeVar, cast, overload, runtime_checkable
@@ -47,7 +47,6 @@ from treenail.errors import (
     UsageError,
 )
 from treenail.log.event import SlicePolicy
-from treenail.records import dataclass
 
 _log = logging.getLogger(__name__)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from treenail.clock import new_id, new_span_id, new_trace_id
 from treenail.errors import UsageError
-from treenail.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

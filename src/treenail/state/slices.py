@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from treenail.codec import Codec
 from treenail.errors import UsageError
-from treenail.records import dataclass
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Literal
@@ -23,7 +23,6 @@ from uuid import UUID
 from treenail.codec import Codec, codec, parse_json
 from treenail.errors import CodecError, DecodeError, SnapshotRestoreError
 from treenail.log.event import SlicePolicy
-from treenail.records import dataclass
 from treenail.state.slices import Slice, sealed
 
 SNAPSHOT_VERSION = "1"

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from treenail.codec import Codec, parse_json
 from treenail.errors import DecodeError
 from treenail.log.event import Envelope
-from treenail.records import dataclass
 from treenail.state.slices import Entry, Kept, Slice, entries_of, sealed
 
 _VERSION = 1

@@ -6,11 +6,10 @@ less; what is asked beyond the ceiling is narrowed to it, and that is said.
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from treenail.containment import ExecutionConfig, Limits
 from treenail.containment.limits import as_config, integer, number
-from treenail.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
 
-from treenail.records import dataclass
 from treenail.subagents.states import SubagentStatus
 
 WaitStatus = Literal["completed", "partial", "incomplete"]

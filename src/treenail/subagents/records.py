@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from treenail.log.event import SlicePolicy
-from treenail.records import dataclass
 from treenail.state.events import event
 from treenail.workspace.base import FilesystemSnapshot
 

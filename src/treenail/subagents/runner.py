@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast, runtime_checkable
 
 from treenail.agent import Agent
 from treenail.containment import CancellationToken, ExecutionContext
 from treenail.providers.base import Provider
-from treenail.records import dataclass
 from treenail.state.execution import ExecutionState
 from treenail.tools.policies import Permissions
 from treenail.tools.tool import Tool

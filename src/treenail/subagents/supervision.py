@@ -35,7 +35,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -61,7 +61,6 @@ from treenail.containment.threads import call_later, threadsafe
 from treenail.conversation.events import SubagentEvent
 from treenail.conversation.messages import InnerMessage
 from treenail.errors import LeaseHeldError, SessionNotFoundError, TreenailError, UsageError
-from treenail.records import dataclass
 from treenail.state.execution import ExecutionState
 from treenail.state.resources import ResourceRegistry
 from treenail.state.session import Session, family_tags, stamped

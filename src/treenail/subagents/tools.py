@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
 from treenail.errors import UsageError, WorkspaceConflictError
-from treenail.records import dataclass
 from treenail.subagents.limits import Allowance
 from treenail.subagents.records import SubagentChangesApplied, WorkspaceMode
 from treenail.tools.context import ToolContext

@@ -10,11 +10,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
 from treenail.errors import UsageError
-from treenail.records import dataclass
 from treenail.state.execution import ExecutionState
 from treenail.subagents.records import SubagentCharter, WorkspaceMode
 from treenail.tools.context import filesystem_of

@@ -18,7 +18,7 @@ import base64
 import json
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import anyio
@@ -42,7 +42,6 @@ from treenail.providers.collect import MAX_TEXT_CHARS, CollectedAnswer, Collecto
 from treenail.providers.errors import Facts, classify, model_call_error
 from treenail.providers.retrying import Retrying, RetryPolicy
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.records import dataclass
 from treenail.state.budget import TokenUsage
 from treenail.testing.clock import FakeClock
 from treenail.testing.wire import Broken, Fault, Step, WireServer, fault_response

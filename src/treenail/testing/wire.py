@@ -25,12 +25,11 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from treenail.errors import UsageError
 from treenail.providers.scripted import Answer
-from treenail.records import dataclass
 from treenail.testing.wire_rules import (
     anthropic_violations,
     openai_chat_violations,

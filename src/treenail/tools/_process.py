@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,6 @@ from treenail.clock import Clock, SystemClock, new_id
 from treenail.containment.cancel import CancellationToken
 from treenail.containment.threads import call_later
 from treenail.errors import ToolError, UsageError
-from treenail.records import dataclass
 from treenail.tools.gate import foremost
 
 MAX_OUTPUT_BYTES = 1024 * 1024

@@ -7,7 +7,7 @@ that ran the calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 from uuid import UUID
@@ -16,7 +16,6 @@ from treenail.clock import new_id
 from treenail.codec import FrozenDict
 from treenail.errors import UsageError
 from treenail.log.event import SlicePolicy
-from treenail.records import dataclass
 from treenail.state.execution import ExecutionState
 from treenail.state.resources import Binding, ResourceContext, ResourceRegistry, is_snapshotable
 from treenail.state.session import Session

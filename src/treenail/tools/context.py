@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast, overload
 
 from treenail.containment.cancel import CancellationToken
 from treenail.errors import UnboundResourceError, UsageError
 from treenail.log.event import SlicePolicy
-from treenail.records import dataclass, quick
 from treenail.state.budget import BudgetTracker, Deadline
 from treenail.state.execution import ExecutionState
 from treenail.state.resources import ResourceContext, ResourceRegistry, Snapshotable, ToolScope
@@ -87,7 +86,6 @@ class CallOutbox:
             return tuple(self._messages)
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ToolContext:
     """Everything a handler may use.

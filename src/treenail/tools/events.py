@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
@@ -10,7 +10,6 @@ from uuid import UUID
 from treenail.clock import new_id
 from treenail.codec import FrozenDict, sparse
 from treenail.log.event import SlicePolicy
-from treenail.records import dataclass, quick
 from treenail.state.budget import TokenUsage
 from treenail.state.events import event
 from treenail.state.run_context import RunContext
@@ -24,7 +23,6 @@ cut off by a cancellation or a crash and rolled back; cut off outside, so that n
 
 @event(name="treenail.ToolStarted", policy=SlicePolicy.LOG)
 @sparse
-@quick
 @dataclass(frozen=True, slots=True)
 class ToolStarted:
     """A call with effects is about to run. From here on a crash can be undone."""
@@ -43,7 +41,6 @@ class ToolStarted:
 
 @event(name="treenail.ToolInvoked", policy=SlicePolicy.LOG)
 @sparse
-@quick
 @dataclass(frozen=True, slots=True)
 class ToolInvoked:
     """A call has ended, one way or another."""

@@ -13,11 +13,10 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, TypeVar
 
 from treenail.errors import PathEscapeError, ReadOnlyError
-from treenail.records import dataclass
 from treenail.tools.context import ToolContext
 from treenail.tools.tool import ReadyTool, Tool, ToolExample, ToolResult
 from treenail.workspace.base import Filesystem, GrepMatch

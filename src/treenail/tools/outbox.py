@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from treenail.records import dataclass
 from treenail.state.session import Session
 from treenail.tools.events import OutboxDelivered, OutboxFailed, OutboxPut
 

@@ -9,12 +9,11 @@ nothing; the tools say so to the model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
 from treenail.log.event import SlicePolicy
-from treenail.records import dataclass
 from treenail.state.events import event
 from treenail.state.session import Session
 from treenail.state.slices import Extend, Replace, Slice, SliceOp, declared_reducers, reducer

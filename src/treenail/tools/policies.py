@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
 from treenail.errors import UsageError
 from treenail.log.event import SlicePolicy
-from treenail.records import dataclass
 from treenail.state.events import event
 from treenail.state.session import Session
 from treenail.state.slices import Append, Replace, Slice, SliceOp

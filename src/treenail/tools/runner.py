@@ -43,7 +43,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token, copy_context
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -74,7 +74,6 @@ from treenail.errors import (
     WorkspaceError,
 )
 from treenail.log.event import SlicePolicy
-from treenail.records import dataclass
 from treenail.state.events import AttentionNeeded
 from treenail.state.execution import ExecutionState
 from treenail.state.resources import ResourceContext, ResourceRegistry, Snapshotable, ToolScope

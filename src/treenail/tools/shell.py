@@ -13,11 +13,10 @@ they start survives them, but they are not in a sandbox: what they do outside th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from treenail.errors import UsageError
-from treenail.records import dataclass
 from treenail.tools._process import CommandResult, command_environment, run_command_async
 from treenail.tools.context import ToolContext
 from treenail.tools.tool import ReadyTool, Tool, ToolExample, ToolResult

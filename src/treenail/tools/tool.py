@@ -15,16 +15,15 @@ import json
 import re
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 import pydantic  # Each of its names is loaded when it is first used, and not all programs use one.
 from pydantic_core import ValidationError, to_jsonable_python
 
-from treenail.codec import sparse
+from treenail.codec import is_model, sparse
 from treenail.containment.pricing import estimate_tokens
 from treenail.errors import ToolDefinitionError, ToolValidationError
-from treenail.records import dataclass, is_model, quick
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -39,7 +38,6 @@ _SHOWN_ERRORS = 8
 
 
 @sparse
-@quick
 @dataclass(frozen=True, slots=True)
 class ToolResult(Generic[R]):
     """What a tool call came to."""
@@ -84,7 +82,6 @@ class ToolExample(Generic[P, R]):
     output: R
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A model's request to run a tool. `arguments` is what it wrote: JSON text, or an object."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -35,7 +35,6 @@ from treenail.errors import LogError, TreenailError, UsageError
 from treenail.log.base import LogReport
 from treenail.log.event import Envelope, SessionInfo
 from treenail.log.sqlite import SqliteLog
-from treenail.records import dataclass
 from treenail.state.events import AttentionNeeded, AttentionResolved
 from treenail.state.session import Session
 from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted

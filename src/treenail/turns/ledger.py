@@ -21,6 +21,7 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from treenail.containment import (
     ChainMetadata,
@@ -40,7 +41,6 @@ from treenail.containment import (
     ShieldPipeline,
 )
 from treenail.log.event import SlicePolicy
-from treenail.records import dataclass
 from treenail.state.events import event
 from treenail.state.session import Session
 

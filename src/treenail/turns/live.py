@@ -22,6 +22,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 from weakref import WeakSet
 
@@ -32,7 +33,6 @@ from treenail.conversation.events import ContextPressure
 from treenail.errors import UsageError
 from treenail.log.event import Channel
 from treenail.providers.base import ModelEvent, ReasoningDelta, TextDelta
-from treenail.records import dataclass, quick
 from treenail.state.dispatch import Dispatcher
 from treenail.state.events import event
 from treenail.turns.states import TurnState
@@ -57,7 +57,6 @@ Status = Literal[
 
 
 @event(name="treenail.live.StatusChanged", channel=Channel.LIVE)
-@quick
 @dataclass(frozen=True, slots=True)
 class StatusChanged:
     """The turn does something else now. What follows in the feed belongs to this turn and step."""
@@ -70,7 +69,6 @@ class StatusChanged:
 
 
 @event(name="treenail.live.ToolCallBegan", channel=Channel.LIVE)
-@quick
 @dataclass(frozen=True, slots=True)
 class ToolCallBegan:
     """A tool is being run."""
@@ -82,7 +80,6 @@ class ToolCallBegan:
 
 
 @event(name="treenail.live.ToolCallFinished", channel=Channel.LIVE)
-@quick
 @dataclass(frozen=True, slots=True)
 class ToolCallFinished:
     """A tool has ended, and what it changed was kept or undone. The log has it already."""
@@ -112,7 +109,6 @@ class PlanChanged:
 
 
 @event(name="treenail.live.UsageChanged", channel=Channel.LIVE)
-@quick
 @dataclass(frozen=True, slots=True)
 class UsageChanged:
     """What the turn has used so far."""

@@ -9,7 +9,7 @@ writes through here, so that their logs differ in nothing but the provider's fie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -36,7 +36,6 @@ from treenail.conversation.replay import (
 )
 from treenail.errors import ConversationNotFound, PromptMismatch
 from treenail.providers.collect import CollectedAnswer
-from treenail.records import dataclass
 from treenail.state.budget import TokenUsage
 from treenail.state.session import Session
 from treenail.state.slices import entries_of

@@ -26,7 +26,7 @@ import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from os import PathLike
 from pathlib import Path
@@ -54,7 +54,6 @@ from treenail.errors import (
     UsageError,
 )
 from treenail.log.event import Draft, Envelope, SlicePolicy
-from treenail.records import dataclass, quick
 from treenail.state.events import InitializeSlice, StateRestored, event
 from treenail.state.session import Session, stamped
 from treenail.state.slices import entry_at, opened
@@ -696,7 +695,6 @@ def derive_turn(events: Iterable[Event], turn_id: str) -> TurnDerivation:
     return follower.fold.derive()
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Telling:
     """One thing that an event of a log tells."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -60,7 +60,6 @@ from treenail.providers.collect import CollectedAnswer, Collector
 from treenail.providers.degrading import degraded, tool_tokens
 from treenail.providers.errors import error_of_stop
 from treenail.providers.retrying import Retried, Retrying, RetryPolicy
-from treenail.records import dataclass
 from treenail.state.budget import BudgetTracker, Deadline, TokenUsage
 from treenail.state.execution import ExecutionState
 from treenail.state.run_context import RunContext

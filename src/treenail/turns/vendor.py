@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -22,7 +22,6 @@ from treenail.errors import DeadlineExceededError, PromptEvaluationError, ToolVa
 from treenail.providers.base import Provider
 from treenail.providers.retrying import Retrying
 from treenail.providers.vendor_loop import VendorLoop, VendorRun, VendorSeat, VendorSession, brings_loop
-from treenail.records import dataclass
 from treenail.state.budget import Deadline
 from treenail.state.execution import ExecutionState
 from treenail.state.session import Session

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from treenail.clock import new_id
 from treenail.errors import UsageError, WorkspaceConflictError
-from treenail.records import dataclass
 from treenail.state.execution import ExecutionState
 from treenail.state.session import Session
 from treenail.subagents import SubagentChangesApplied, Subagents

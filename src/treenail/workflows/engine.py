@@ -30,7 +30,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
@@ -42,7 +42,6 @@ from treenail.agent import Agent
 from treenail.containment import ChainMetadata, ExecutionContext, Limits
 from treenail.containment.limits import UNLIMITED
 from treenail.errors import TreenailError, UsageError
-from treenail.records import dataclass
 from treenail.state.execution import ExecutionState
 from treenail.state.session import Session
 from treenail.subagents import Allowance, ChildRunner, Subagent, SubagentLimits, Subagents, SubagentStatus

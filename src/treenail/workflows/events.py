@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
 from treenail.errors import UsageError
 from treenail.log.event import Channel, SlicePolicy
-from treenail.records import dataclass
 from treenail.state.events import event
 from treenail.state.session import Session
 from treenail.workflows.outcomes import Checkpoint

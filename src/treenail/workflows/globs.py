@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
 from treenail.errors import UsageError
-from treenail.records import dataclass
 
 T = TypeVar("T")
 

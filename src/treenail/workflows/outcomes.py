@@ -8,12 +8,11 @@ A claim that is missing or does not hold is not ready.
 from __future__ import annotations
 
 import json
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from treenail.codec import register_type
 from treenail.log.event import Channel, SlicePolicy
-from treenail.records import dataclass
 from treenail.state.events import event
 
 Readiness = Literal["checkpoint_ready", "partial", "failed", "held", "needs_orchestrator"]

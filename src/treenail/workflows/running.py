@@ -6,7 +6,7 @@ import json
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,7 +23,6 @@ from treenail.log.base import Log
 from treenail.prompt.sections import MarkdownSection
 from treenail.prompt.template import Prompt
 from treenail.providers.base import Provider
-from treenail.records import dataclass
 from treenail.state.execution import ExecutionState
 from treenail.state.session import Session, nested_session
 from treenail.subagents import ChildRunner, LoopRunner, SubagentLimits

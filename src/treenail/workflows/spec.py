@@ -10,11 +10,11 @@ import importlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from treenail.errors import UsageError
-from treenail.records import dataclass
 from treenail.subagents.records import WORKSPACE_MODES, WorkspaceMode
 from treenail.workflows.globs import check_glob, overlaps
 from treenail.workflows.schemas import schema_of

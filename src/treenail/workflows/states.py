@@ -22,13 +22,13 @@ has changed since it ended (a step was answered, or is to run again). Both go on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
 import pydantic  # Each of its names is loaded when it is first used, and not all programs use one.
 
 from treenail.errors import IllegalMoveError, UsageError
-from treenail.records import dataclass
 from treenail.workflows.outcomes import Checkpoint
 from treenail.workflows.spec import WorkflowSpec
 

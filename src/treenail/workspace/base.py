@@ -33,14 +33,13 @@ alone: reported as a conflict if it is in the way, never overwritten.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol, TextIO, runtime_checkable
 from uuid import UUID
 
 from treenail.codec import sparse
-from treenail.records import dataclass, quick
 
 WriteMode = Literal["create", "overwrite", "append"]
 """`create` fails if the file exists, `overwrite` replaces it, `append` adds to its end."""
@@ -137,7 +136,6 @@ class GrepMatch:
 
 
 @sparse
-@quick
 @dataclass(frozen=True, slots=True)
 class FilesystemSnapshot:
     """A boundary in the life of a workspace, to which it can go back.

@@ -10,9 +10,9 @@ from __future__ import annotations
 import difflib
 import stat
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
-from treenail.records import dataclass
 from treenail.workspace.base import Change, ChangeKind, WorkspaceDiff
 from treenail.workspace.lines import split_lines
 

@@ -23,11 +23,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from treenail.errors import WorkspaceError
-from treenail.records import dataclass
 from treenail.workspace.manifest import State
 from treenail.workspace.spool import frame, frames, sync_directory, write_all
 

@@ -33,10 +33,10 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from treenail.records import dataclass
 from treenail.workspace.objects import (
     EMPTY_TREE,
     LARGE_BYTES,

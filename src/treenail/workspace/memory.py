@@ -33,7 +33,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -42,7 +42,6 @@ from uuid import UUID
 
 from treenail.clock import Clock, SystemClock, new_id
 from treenail.errors import PathEscapeError, SnapshotMismatchError, UsageError, WorkspaceError
-from treenail.records import dataclass
 from treenail.workspace.base import (
     MAX_GREP_MATCHES,
     MAX_READ_LINES,

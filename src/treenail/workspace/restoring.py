@@ -19,9 +19,8 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from treenail.records import dataclass
 from treenail.workspace.base import RestoreReport
 from treenail.workspace.journal import Boundary
 from treenail.workspace.manifest import ANY, TEMPORARY_PREFIX, TEMPORARY_SUFFIX, State, same

@@ -10,14 +10,13 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import treenail
 from treenail.errors import TreenailError
 from treenail.presenters.cli import models, places, settings, stored
 from treenail.presenters.cli.looking import print_json
-from treenail.records import dataclass
 
 PYTHONS = ("3.11", "3.12", "3.13")
 _SDKS = (

@@ -14,11 +14,11 @@ import math
 import os
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from treenail.errors import UsageError
-from treenail.records import dataclass
 
 FILE_NAME = "treenail.toml"
 MAX_FILE_BYTES = 1_000_000

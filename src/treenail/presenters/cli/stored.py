@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from uuid import UUID
@@ -19,7 +20,6 @@ from treenail.log.event import SessionInfo
 from treenail.log.sqlite import SqliteLog
 from treenail.presenters.cli.places import flag_for
 from treenail.presenters.cli.settings import BY_NAME
-from treenail.records import dataclass
 from treenail.state.session import Session
 from treenail.turns.ledger import ceilings_of
 from treenail.turns.states import TurnEnded, TurnStarted, turn_state

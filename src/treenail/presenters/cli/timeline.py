@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 
 from rich.console import Console
@@ -11,7 +12,6 @@ from treenail.containment import SafetyEvent
 from treenail.conversation.events import BranchSummary, HistoryCompacted, SubagentEvent
 from treenail.conversation.messages import InnerMessage
 from treenail.judges.events import CompletionChecked, Feedback, JudgeEvent
-from treenail.records import dataclass
 from treenail.state.events import StateRestored
 from treenail.state.session import Session
 from treenail.tools.events import HoldAnswered, SessionForked, ToolHeld, ToolInvoked, ToolStarted

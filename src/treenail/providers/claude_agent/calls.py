@@ -15,12 +15,11 @@ waits for the CLI is let go.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 
-from treenail.records import dataclass
 from treenail.tools.tool import ToolResult
 
 

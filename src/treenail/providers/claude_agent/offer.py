@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from mcp import types as mcp
 
-from treenail.records import dataclass
 from treenail.tools.tool import Tool, ToolCall
 
 SERVER = "treenail"

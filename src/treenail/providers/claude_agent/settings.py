@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,6 @@ from treenail.errors import ModelCallError
 from treenail.providers.base import ModelRequest, UsageReported
 from treenail.providers.claude_agent.environment import endpoint_in
 from treenail.providers.errors import Facts, classify, environment_secrets, model_call_error
-from treenail.records import dataclass
 from treenail.state.budget import TokenUsage
 
 NAME = "claude.agent"

@@ -18,12 +18,11 @@ and what is below a directory goes and comes with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
 from treenail.errors import WorkspaceConflictError, WorkspaceError
-from treenail.records import dataclass
 from treenail.workspace.base import WorkspaceDiff
 from treenail.workspace.diffs import MAX_SHOWN_BYTES, Version, describe
 from treenail.workspace.isolated.fingerprints import NOTHING, Fingerprint, fingerprint, kind_at

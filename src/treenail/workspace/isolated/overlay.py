@@ -22,11 +22,10 @@ import io
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import BinaryIO, TextIO
 
 from treenail.errors import PathEscapeError, WorkspaceError
-from treenail.records import dataclass
 from treenail.workspace.base import (
     MAX_GREP_MATCHES,
     MAX_READ_LINES,
