@@ -6,8 +6,8 @@ the other side's (the named families), or a bug in us (anything that is not a
 
 ```
 TreenailError
-├── UsageError                        the caller asked for something that cannot be (also a ValueError)
-│   ├── IllegalEndingError            a turn cannot end like that; nothing was changed
+├── UsageError                        the caller asked for something impossible (also a ValueError)
+│   ├── IllegalEndingError            a turn cannot end like that; nothing changed
 │   └── IllegalMoveError              a table of states does not have that move; nothing was changed
 ├── CodecError
 │   ├── EncodeError                   a value cannot be stored; names the path to the field
@@ -15,11 +15,11 @@ TreenailError
 │   └── UnknownTypeError              a stored type name is not registered here
 ├── LogError
 │   ├── StaleWriterError              the writer's lease was taken over, or its view of the log is old
-│   ├── LeaseHeldError                somebody else is writing this session
+│   ├── LeaseHeldError                another process or object is writing this session
 │   ├── SessionNotFoundError          no such session in this log
 │   ├── LogDamagedError               checksums or structure say that stored events are damaged
 │   ├── LogVersionError               the file was written by a newer Treenail
-│   └── LogBusyError                  the store stayed locked for longer than we wait
+│   └── LogBusyError                  the store stayed locked for longer than the time limit
 ├── ExecutionStateError               (also a RuntimeError)
 │   ├── SnapshotMismatchError         a snapshot names what the present state does not have
 │   ├── RestoreFailedError            a participant could not go back; the session needs attention
@@ -29,11 +29,11 @@ TreenailError
 │   ├── UnboundResourceError          nothing is bound for that type
 │   ├── DuplicateBindingError         two bindings for one type
 │   ├── CircularDependencyError       providers that need each other; carries the cycle
-│   ├── ResourceLifecycleError        asked for outside of its life: not opened yet, closed, or no tool call
+│   ├── ResourceLifecycleError        asked for outside its lifetime: not open yet, closed, or no tool call
 │   └── ProviderError                 a resource's provider failed; carries the cause
 ├── WorkspaceError
 │   ├── PathEscapeError               a path would leave the workspace (also a PermissionError)
-│   ├── WorkspaceConflictError        somebody else changed what was to be restored
+│   ├── WorkspaceConflictError        another program changed a file that was to be restored
 │   └── ObjectStoreError              the private object store is missing something or is damaged
 ├── ToolError
 │   ├── ToolValidationError           arguments do not fit the tool's parameters
@@ -50,10 +50,10 @@ TreenailError
 │   ├── NestedEvaluationError         a judge's evaluation failed; carries kind and cause
 │   ├── OutputParseError              the model's answer does not fit the output type (also a ValueError)
 │   └── PromptMismatch                the session belongs to another prompt (also a ValueError)
-├── VisibilityExpansionRequired       a section must be opened before the call can go on
-├── DeadlineExceededError             the time is over
+├── VisibilityExpansionRequired       a section must be opened before the call can continue
+├── DeadlineExceededError             the deadline has passed
 ├── BudgetExceededError               the tokens or the money are spent
-├── CallRefused                       containment did not let a call happen; carries decision and reason
+├── CallRefused                       containment refused a call; carries decision and reason
 └── CancelledByToken                  a cancellation token was set while work was under way
 ```
 """
@@ -72,7 +72,7 @@ class TreenailError(Exception):
 
 
 class UsageError(TreenailError, ValueError):
-    """The caller asked for something that cannot be; nothing was changed."""
+    """The caller asked for something impossible; nothing was changed."""
 
 
 class IllegalEndingError(UsageError):
@@ -130,7 +130,7 @@ class StaleWriterError(LogError):
 
 
 class LeaseHeldError(LogError):
-    """Somebody else is writing this session and is alive."""
+    """Another live process or object is writing this session."""
 
     def __init__(self, message: str, *, owner: str | None = None) -> None:
         self.owner = owner
@@ -422,7 +422,7 @@ class PromptMismatch(PromptEvaluationError, ValueError):
 
 
 class VisibilityExpansionRequired(TreenailError):
-    """A summarised section must be opened before the call can go on. The loop re-renders and retries."""
+    """A summarised section must be opened before the call can continue. The loop renders again."""
 
     def __init__(
         self,
@@ -464,7 +464,7 @@ class CancelledByToken(TreenailError):
 
 
 class CallRefused(TreenailError):
-    """Containment did not let a call happen, or go on. `stop_reason` says why, if it is known."""
+    """Containment refused or stopped a call. `stop_reason` says why, if it is known."""
 
     def __init__(self, message: str, *, decision: str = "HALT", stop_reason: str | None = None) -> None:
         self.decision = decision

@@ -13,7 +13,7 @@ from treenail.conversation import (
     enable_inner_message_recording,
 )
 from treenail.conversation.replay import replay_events
-from treenail.providers.translate import to_anthropic, to_openai_chat, to_openai_responses
+from treenail.providers.wire_formats import to_anthropic, to_openai_chat, to_openai_responses
 from treenail.state import Session
 from treenail.testing.wire_rules import (
     anthropic_violations,

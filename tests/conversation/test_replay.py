@@ -45,7 +45,7 @@ from treenail.conversation.replay import (
     ReplayItem,
     replay,
 )
-from treenail.providers.translate import to_anthropic, to_openai_chat, to_openai_responses
+from treenail.providers.wire_formats import to_anthropic, to_openai_chat, to_openai_responses
 from treenail.state import Session, Snapshot, TokenUsage
 from treenail.tools.events import ToolStarted
 from treenail.turns import PartialText, TurnEnded, TurnState

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.conversation.conversation_kit import fold, said, violations
 
 from treenail.conversation import InnerMessage, ReplayItem, trimmed
-from treenail.conversation.trimming import as_sent, size_bytes
+from treenail.conversation.excerpts import as_sent, size_bytes
 
 
 def exchange(number: int, size: int) -> list[InnerMessage]:

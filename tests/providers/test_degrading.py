@@ -12,7 +12,7 @@ from treenail.conversation.messages import ReasoningPart
 from treenail.conversation.replay import ReplayItem
 from treenail.providers.anthropic import Anthropic
 from treenail.providers.base import ModelRequest, Provider, ReasoningBlock, UsageReported
-from treenail.providers.degrading import degraded
+from treenail.providers.degradation import degraded
 from treenail.providers.openai import OpenAI
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state.budget import TokenUsage

@@ -26,11 +26,11 @@ from treenail.containment import (
 )
 from treenail.conversation.replay import ReplayItem
 from treenail.errors import ModelCallError, UsageError
-from treenail.providers.accounting import report_usage
+from treenail.providers.answer import CollectedAnswer, Collector
 from treenail.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta, UsageReported
-from treenail.providers.collect import CollectedAnswer, Collector
 from treenail.providers.retrying import Retried, Retrying, RetryPolicy
 from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.providers.usage import report_usage
 from treenail.state.budget import TokenUsage
 from treenail.testing import FakeClock
 

@@ -23,7 +23,7 @@ from treenail.providers.base import ModelRequest, Provider, ReasoningBlock, Text
 from treenail.providers.litellm import LiteLLM
 from treenail.providers.openai import OpenAI
 from treenail.providers.scripted import Answer
-from treenail.providers.translate import (
+from treenail.providers.wire_formats import (
     PHASE_KEY,
     fits_strict,
     json_arguments,

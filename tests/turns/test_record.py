@@ -11,7 +11,7 @@ from hypothesis.strategies import builds, integers, lists, none, one_of
 from treenail import Agent, tool
 from treenail.conversation import ProviderUsage, replay
 from treenail.conversation.replay import SHOWN_HASH
-from treenail.providers.collect import CollectedAnswer
+from treenail.providers.answer import CollectedAnswer
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import Session
 from treenail.state.budget import TokenUsage

@@ -18,6 +18,7 @@ from treenail.conversation.events import (
     SubagentEvent,
     subagent_event_text,
 )
+from treenail.conversation.excerpts import trimmed
 from treenail.conversation.inspection import ReplayInspection, inspect_replay
 from treenail.conversation.messages import (
     ContentPart,
@@ -33,7 +34,6 @@ from treenail.conversation.messages import (
 )
 from treenail.conversation.pressure import known_window, pressure
 from treenail.conversation.replay import LeftOut, Replay, ReplayCall, Replayer, ReplayItem, replay
-from treenail.conversation.trimming import trimmed
 
 __all__ = [
     "BranchSummary",

@@ -1,4 +1,4 @@
-"""The evaluation seam: a prompt in, a typed answer out, whatever stands behind it.
+"""The evaluation seam: a prompt in, a typed answer out.
 
 A `Provider` makes one model call. An adapter evaluates a whole prompt: it asks the model,
 runs the tools, records every step in the session and ends the turn. There are two kinds, one
@@ -26,12 +26,12 @@ class ProviderAdapter(Protocol):
 
     Give it a `session`, or a `state` if the evaluation has resources beside the prompt's own; one of
     the two. A deadline, a budget and a containment are ceilings, and the tightest one counts; a
-    `budget_tracker` that is passed beats `budget`. `request` is what a person says; without it the
-    prompt speaks alone. With `resume=True` the session's newest evaluation goes on where it stopped.
+    `budget_tracker` takes precedence over `budget`. `request` is the person's message; without it the
+    prompt is sent alone. With `resume=True` the session's newest evaluation resumes where it stopped.
 
-    Both faces raise what went wrong: `PromptEvaluationError` and its kinds, `DeadlineExceededError`,
+    Both methods raise `PromptEvaluationError` and its kinds, `DeadlineExceededError`,
     `BudgetExceededError`, `OutputParseError`, and for a resume `ConversationNotFound`,
-    `PromptMismatch` or `SnapshotRestoreError`. Everything up to the failure stands in the session.
+    `PromptMismatch` or `SnapshotRestoreError`. Everything up to the failure is in the session.
     """
 
     @property

@@ -16,20 +16,20 @@ import httpx2
 from treenail.containment.pricing import DEFAULT_MAX_OUTPUT_TOKENS, CallUsage, PriceTable
 from treenail.errors import UsageError
 from treenail.providers.base import (
+    FinishReason,
     ModelEvent,
     ModelRequest,
     ReasoningDelta,
     Stopped,
-    StopReason,
     TextDelta,
     ToolCallRequested,
 )
 from treenail.providers.errors import Facts
-from treenail.providers.translate import Wire, anthropic_tools, mark_cached, to_anthropic
 from treenail.providers.vendor import ClosableStream, VendorProvider, tls
+from treenail.providers.wire_formats import Wire, anthropic_tools, mark_cached, to_anthropic
 from treenail.tools.tool import ToolCall
 
-_STOPS: Mapping[str, StopReason] = {
+_STOPS: Mapping[str, FinishReason] = {
     "tool_use": "tools",
     "max_tokens": "length",
     "model_context_window_exceeded": "length",

@@ -15,13 +15,13 @@ from treenail.conversation.replay import ReplayItem
 from treenail.state.budget import TokenUsage
 from treenail.tools.tool import Tool, ToolCall
 
-StopReason = Literal["end", "tools", "length", "filtered", "refused"]
-"""Why a model stopped: it was done, it wants tools, it ran out of room, or it would not."""
+FinishReason = Literal["end", "tools", "length", "filtered", "refused"]
+"""Why a model stopped: it finished, wants tools, reached the length limit, was filtered, or refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """What one model call is given."""
+    """The input of one model call."""
 
     items: Sequence[ReplayItem]
     """The conversation, as `treenail.conversation.replay` folded it."""
@@ -30,9 +30,9 @@ class ModelRequest:
     answers_so_far: int = 0
     """How many answers the model has given in this conversation, summarised ones included."""
     model: str | None = None
-    """The model to ask instead of the provider's own; usage, price and thoughts are then that one's."""
+    """The model to call instead of the provider's own; usage, price and reasoning are then that model's."""
     max_output_tokens: int | None = None
-    """The most to ask for, if that is less than what the provider asks for by itself."""
+    """The answer's length limit, if it is below the provider's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """A piece of what the model thought."""
+    """A piece of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningBlock:
-    """A whole block of thought, which the provider wants back unchanged with the next request."""
+    """A whole reasoning block, which the provider expects back unchanged with the next request."""
 
     part: ReasoningPart
 
@@ -65,24 +65,24 @@ class ToolCallRequested:
 
 @dataclass(frozen=True, slots=True)
 class UsageReported:
-    """What the call has used so far, in the provider's own numbers. The last one of a call counts."""
+    """The call's usage so far, in the provider's own numbers. The last report of a call counts."""
 
     usage: TokenUsage
     cost_usd: float | None = None
-    """What that costs by the provider's price table; None if nobody knows."""
+    """The cost by the provider's price table; None if it is not known."""
     cache_write_tokens: int = 0
-    """How much of the input was written to the provider's cache; it may cost more than plain input."""
+    """How many input tokens were written to the provider's cache; they may cost more than plain input."""
     model: str | None = field(default=None, compare=False)
-    """The model that was asked, if the provider says so: a request may have named another than its own."""
+    """The model that was called, if the provider says so: a request may name another model."""
     newest: UsageReported | None = field(default=None, compare=False, repr=False)
-    """What of it the newest attempt has used, if those before it are counted in: they are booked already."""
+    """The newest attempt's part, if earlier attempts are included: those are booked already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """The answer is complete."""
 
-    reason: StopReason
+    reason: FinishReason
 
 
 ModelEvent = TextDelta | ReasoningDelta | ReasoningBlock | ToolCallRequested | UsageReported | Stopped
@@ -95,7 +95,7 @@ class Provider(Protocol):
 
     @property
     def name(self) -> str:
-        """The interface's name, as it stands in the log; blocks of thought go back to it alone."""
+        """The interface's name in the log; reasoning blocks are sent back to this interface only."""
         ...
 
     @property
@@ -104,14 +104,14 @@ class Provider(Protocol):
         ...
 
     def estimate_usd(self, request: ModelRequest) -> float | None:
-        """Say what the call will cost at most, if the provider knows better than the price table."""
+        """Return the most the call can cost, if the provider knows better than the price table."""
         ...
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Call the model once. Closing the generator closes the connection.
 
-        What goes wrong is a `ModelCallError`, with what was said so far in `partial`. A call that went
-        well ends with `Stopped`.
+        A failure is a `ModelCallError`, with the text so far in `partial`. A successful call ends
+        with `Stopped`.
         """
         ...
 
@@ -119,7 +119,7 @@ class Provider(Protocol):
 def takes_output_schema(provider: Provider) -> bool:
     """Say whether a provider makes its model follow `ModelRequest.output_schema`.
 
-    One that does says so with an attribute `takes_output_schema`. For the others the schema stands in
+    Such a provider has a true attribute `takes_output_schema`. For the others the schema is part of
     the prompt's text.
     """
     return bool(getattr(provider, "takes_output_schema", False))

@@ -1,18 +1,18 @@
-"""What went wrong with a model call, said the same way for every provider.
+"""Failures of model calls, in the same terms for every provider.
 
 Theory of operation
 -------------------
-Each provider's adapter reads bare facts off whatever its SDK raised (a status, a code, a
+Each provider's adapter reads bare facts off the error that its SDK raised (a status, a code, a
 text, headers) and `classify` turns them into a `Failure`: one of nine kinds, whether the
-same call may go well later, and how long the provider wants us to wait. It is a pure
-function, so that a new vendor's habits are a line in a table and a line in a test.
+same call may succeed later, and how long the provider wants us to wait. It is a pure
+function, so a new vendor's habits are one row in a table and one in a test.
 
 Codes are trusted before texts, and texts before the status, because vendors reuse a status:
-a 400 may be a full context, an empty purse, a filter or a mistake, and a 429 may be a pause
+a 400 may be a full context, an empty account, a filter or a mistake, and a 429 may be a pause
 of a second or an account without money. Errors that arrive in the middle of a stream have a
 status of 200 or none; there the code alone decides.
 
-Nothing secret passes: texts are scrubbed of keys and tokens and cut to a length before they
+No secret passes: keys and tokens are removed from texts, which are cut to a length, before they
 become part of an error.
 """
 
@@ -43,21 +43,21 @@ FailureKind = Literal[
 """How a model call can fail."""
 
 RETRYABLE: frozenset[FailureKind] = frozenset({"throttled", "transient", "connection"})
-"""The kinds after which the same call may go well later."""
+"""The kinds after which the same call may succeed later."""
 
 MAX_ERROR_CHARS = 600
 """How much of a provider's own text an error carries."""
 
 MAX_RETRY_AFTER_S = 24 * 3600.0
-"""The longest wait that a provider is believed to mean; a longer one is taken for this."""
+"""The longest wait that is accepted from a provider; a longer one counts as this."""
 
 REDACTED = "[redacted]"
-"""Stands where a secret was."""
+"""Replaces a secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known about a failed call, in nobody's vocabulary."""
+    """What is known about a failed call, in vendor-neutral terms."""
 
     status: int | None = None
     """The HTTP status; None if there was no answer, or if the failure came inside a stream."""
@@ -71,13 +71,13 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a failed call amounts to."""
+    """The meaning of a failed call."""
 
     kind: FailureKind
     retryable: bool
     retry_after: timedelta | None = None
     quota_exhausted: bool = False
-    """For a throttled call: waiting does not help, somebody has to pay."""
+    """For a throttled call: waiting does not help; the account needs credit."""
 
 
 # Each row: what to look for in the code, and what it means.
@@ -109,11 +109,11 @@ _FILTER_TEXT = re.compile(r"content (?:management )?(?:policy|filter)|flagged as
 
 
 def classify(facts: Facts, *, now: datetime | None = None) -> Failure:
-    """Say what a failed call amounts to. `now` is what a Retry-After date is measured from."""
+    """Classify a failed call. A Retry-After date is measured from `now`."""
     kind, quota = _kind(facts)
     headers = {name.lower(): value for name, value in facts.headers.items()}
     retryable = kind in RETRYABLE and not quota
-    # Some providers say outright whether trying again makes sense; a refusal of that is believed.
+    # Some providers say whether to retry; a "no" is respected.
     if headers.get("x-should-retry", "").strip().lower() == "false":
         retryable = False
     wait = retry_after(headers, now=now) if kind in ("throttled", "transient") else None
@@ -126,7 +126,7 @@ def _kind(facts: Facts) -> tuple[FailureKind, bool]:
         return "throttled", True
     for pattern, kind in _CODES:
         if pattern.search(code):
-            # A refused request is no passing trouble, whatever word is in its code.
+            # A refused request is not transient, whatever word its code contains.
             if (
                 kind == "transient"
                 and status is not None
@@ -151,7 +151,7 @@ def _kind(facts: Facts) -> tuple[FailureKind, bool]:
         return "bad_request", False
     if facts.timed_out or not code:
         return "connection", False
-    # An error inside a stream whose code says nothing to us: the provider began to answer and failed.
+    # An unknown code inside a stream: the provider began to answer and failed.
     return ("context_too_long", False) if _CONTEXT_TEXT.search(text) else ("transient", False)
 
 
@@ -222,11 +222,11 @@ _SECRETS = re.compile(
 
 
 _SHORT_SECRET = 8
-"""A key of fewer characters is a word, as a server of one's own is given; within other words it is none."""
+"""A shorter key, such as one for a local server, is a word: it is replaced only as a whole word."""
 
 
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:
-    """Take keys and tokens out of a text: the given ones, and whatever looks like one."""
+    """Remove keys and tokens from a text: the given ones, and anything that looks like one."""
     for each in secrets:
         if len(each) >= _SHORT_SECRET:
             text = text.replace(each, REDACTED)
@@ -239,7 +239,7 @@ _SECRET_NAME = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD)$", re.IGNORECASE)
 
 
 def environment_secrets(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Return what an environment holds under a secret's name: SDKs find their keys there by themselves."""
+    """Return the values of secret-looking names in an environment, where SDKs look for their keys."""
     return tuple(
         value
         for name, value in environment.items()

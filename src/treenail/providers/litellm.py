@@ -35,18 +35,18 @@ from treenail.containment.costing import default_prices
 from treenail.containment.pricing import CallUsage, PriceTable
 from treenail.errors import UsageError
 from treenail.providers.base import (
+    FinishReason,
     ModelEvent,
     ModelRequest,
     ReasoningDelta,
     Stopped,
-    StopReason,
     TextDelta,
     ToolCallRequested,
 )
 from treenail.providers.errors import Facts
 from treenail.providers.openai import CHAT_STOPS, ChatCalls, call_usage, output_format
-from treenail.providers.translate import Wire, chat_tools, to_openai_chat
 from treenail.providers.vendor import ClosableStream, VendorProvider, drain, tls
+from treenail.providers.wire_formats import Wire, chat_tools, to_openai_chat
 
 # It prints advice for its users to standard output, which is not ours to write to.
 litellm.suppress_debug_info = True
@@ -154,7 +154,7 @@ class LiteLLM(VendorProvider["_LoopClients"]):
             yield self._thought(payload, 0, 0)
         for call in calls.whole():
             yield ToolCallRequested(call)
-        stop: StopReason = CHAT_STOPS.get(finish, "end")
+        stop: FinishReason = CHAT_STOPS.get(finish, "end")
         if opened.refused and stop in ("end", "filtered"):
             stop = "refused"
         elif stop in ("end", "tools"):

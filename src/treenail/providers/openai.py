@@ -17,16 +17,17 @@ import openai
 from treenail.containment.pricing import CallUsage, PriceTable, usage_of
 from treenail.errors import UsageError
 from treenail.providers.base import (
+    FinishReason,
     ModelEvent,
     ModelRequest,
     ReasoningDelta,
     Stopped,
-    StopReason,
     TextDelta,
     ToolCallRequested,
 )
 from treenail.providers.errors import Facts
-from treenail.providers.translate import (
+from treenail.providers.vendor import ClosableStream, VendorProvider, tls
+from treenail.providers.wire_formats import (
     PHASE_KEY,
     Wire,
     chat_tools,
@@ -35,10 +36,9 @@ from treenail.providers.translate import (
     to_openai_chat,
     to_openai_responses,
 )
-from treenail.providers.vendor import ClosableStream, VendorProvider, tls
 from treenail.tools.tool import ToolCall
 
-CHAT_STOPS: Mapping[str, StopReason] = {
+CHAT_STOPS: Mapping[str, FinishReason] = {
     "length": "length",
     "content_filter": "filtered",
     "tool_calls": "tools",
@@ -46,7 +46,7 @@ CHAT_STOPS: Mapping[str, StopReason] = {
 }
 """Why a model stopped, in the words of Chat Completions; what is not here is an end."""
 
-_INCOMPLETE: Mapping[str, StopReason] = {
+_INCOMPLETE: Mapping[str, FinishReason] = {
     "max_output_tokens": "length",
     "max_messages": "length",
     "content_filter": "filtered",
@@ -310,7 +310,7 @@ def _error_facts(error: Any) -> Facts:
     return Facts(code=str(code or "server_error"), message=str(message or ""))
 
 
-def _responses_stop(response: Any, calls: int, refused: bool) -> StopReason:
+def _responses_stop(response: Any, calls: int, refused: bool) -> FinishReason:
     if response.status == "incomplete":
         reason = response.incomplete_details.reason if response.incomplete_details else None
         return _INCOMPLETE.get(reason or "", "length")

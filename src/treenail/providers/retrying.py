@@ -34,7 +34,6 @@ from treenail.clock import Clock, SystemClock
 from treenail.containment import ActiveCall, current_call
 from treenail.containment.limits import integer, number
 from treenail.errors import CallRefused, ModelCallError
-from treenail.providers.accounting import report_usage
 from treenail.providers.base import (
     ModelEvent,
     ModelRequest,
@@ -44,7 +43,8 @@ from treenail.providers.base import (
     UsageReported,
     takes_output_schema,
 )
-from treenail.providers.degrading import degraded
+from treenail.providers.degradation import degraded
+from treenail.providers.usage import report_usage
 from treenail.state.budget import TokenUsage
 
 _NOTHING = UsageReported(TokenUsage())

@@ -17,12 +17,12 @@ import anyio.lowlevel
 from treenail.conversation.messages import ReasoningPart
 from treenail.errors import PromptEvaluationError
 from treenail.providers.base import (
+    FinishReason,
     ModelEvent,
     ModelRequest,
     ReasoningBlock,
     ReasoningDelta,
     Stopped,
-    StopReason,
     TextDelta,
     ToolCallRequested,
     UsageReported,
@@ -30,7 +30,7 @@ from treenail.providers.base import (
 from treenail.state.budget import TokenUsage
 from treenail.tools.tool import ToolCall
 
-_STOPPED = {reason: Stopped(reason) for reason in get_args(StopReason)}
+_STOPPED = {reason: Stopped(reason) for reason in get_args(FinishReason)}
 
 _USUAL = TokenUsage(input_tokens=100, output_tokens=20)
 """What an answer uses, unless the script says something else."""
@@ -49,7 +49,7 @@ class Answer:
     """Raised after the text, like a connection that breaks."""
     thoughts: Sequence[str] = ()
     """What the model thinks before it answers: each is a block that it wants back."""
-    stop: StopReason | None = None
+    stop: FinishReason | None = None
     """Why the model stops; None for what the calls say."""
     cache_write_tokens: int = 0
 
@@ -61,7 +61,7 @@ class Answer:
         ]
 
     @property
-    def stop_reason(self) -> StopReason:
+    def stop_reason(self) -> FinishReason:
         """Why the model stops."""
         return self.stop or ("tools" if self.calls else "end")
 

@@ -54,7 +54,7 @@ from treenail.providers.base import (
     UsageReported,
 )
 from treenail.providers.errors import Facts, classify, environment_secrets, model_call_error
-from treenail.providers.translate import clean
+from treenail.providers.wire_formats import clean
 from treenail.state.budget import TokenUsage
 
 C = TypeVar("C")

@@ -1,24 +1,24 @@
-"""The seam to a vendor's own agent loop: it asks the model itself, and we stay in charge of the turn.
+"""The seam to a vendor's own agent loop: the vendor calls the model, and our turn stays in charge.
 
 Theory of operation
 -------------------
 A vendor's loop wants to do everything: call the model, run tools, call the model again. Here
-it is held at every step where that matters, so that a turn sees nothing but a `Provider` and
-the log, the transactions, the ceilings and the endings are the same as everywhere:
+it is held at every step, so that a turn sees only a `Provider`, and the log, the transactions,
+the ceilings and the endings are the same as for every provider:
 
-    stream()    the vendor may ask its model once; what the model says comes as events
-    asked()     the vendor's loop has come to a call and wants it run: now the runner may
-    deliver()   the call has ended and is in the log: the vendor may know its result
+    stream()    the vendor may call its model once; the answer arrives as events
+    asked()     the vendor's loop has reached a tool call and wants it run: now the runner may run it
+    deliver()   the call has ended and is in the log: the vendor may have its result
 
-Between the last result and the next `stream()` the vendor's loop stands still, so that a
-reservation is made before each model call and a refusal means that none is made.
+Between the last result and the next `stream()` the vendor's loop is paused, so that every
+model call is reserved before it is made, and a refused one is not made.
 
 A vendor may have *native* tools, which run in its own process. They are ordinary tools of the
-turn with a body elsewhere: the handler lets the vendor begin and waits for its end, inside the
-runner's transaction. What the runner refuses, the vendor is told to deny.
+turn whose body runs elsewhere: the handler lets the vendor begin and waits for its end, inside the
+runner's transaction. If the runner refuses a call, the vendor is told to deny it.
 
-A vendor keeps conversations of its own. Ours is the truth: the vendor's is named in the log as
-a `VendorSession`, used again after a restart if it still fits, and told anew if it does not.
+A vendor keeps its own conversations, but ours is the truth: the log names the vendor's as a
+`VendorSession`, which is reused after a restart if it still matches and replaced if it does not.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ class VendorSession:
 
 
 def _forget(vendor_session_id: str) -> None:
-    """Keep no record of a vendor's conversation: nobody will resume it."""
+    """Do not record the vendor's conversation: it will not be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class VendorSeat:
-    """What a turn tells a vendor's loop about where it works."""
+    """What a vendor's loop is given for one turn."""
 
     root: Path | None = None
     """The workspace on disk, in which native tools work; without one there are none."""
     vendor_session_id: str | None = None
-    """The vendor's conversation to go on with: it knows all answers of ours up to the newest."""
+    """The vendor's conversation to resume: it has all of our answers up to the newest."""
     began: Callable[[str], object] = _forget
-    """Is told the id of each conversation that the vendor begins, before it does anything."""
+    """Called with the id of each conversation that the vendor begins, before anything else happens."""
 
 
 @runtime_checkable
 class VendorRun(Provider, Protocol):
-    """A vendor's loop at work for one turn."""
+    """A vendor's loop during one turn."""
 
     @property
     def native_tools(self) -> Mapping[str, Tool[Any, Any]]:
@@ -73,12 +73,12 @@ class VendorRun(Provider, Protocol):
         """Wait until the vendor's loop wants this call to be run.
 
         Returns None, or what the vendor told its model if it refused the call itself. A call that the
-        vendor does not wait for, such as one of a process that died, is wanted at once.
+        vendor does not wait for, such as one of a dead process, returns at once.
         """
         ...
 
     async def deliver(self, call: ToolCall, result: ToolResult[Any]) -> None:
-        """Tell the vendor's loop how a call ended. Its end stands in the log already."""
+        """Tell the vendor's loop how a call ended. Its end is in the log already."""
         ...
 
 
@@ -90,10 +90,10 @@ class VendorLoop(Provider, Protocol):
     """
 
     def open(self, seat: VendorSeat) -> AbstractAsyncContextManager[VendorRun]:
-        """Start the vendor's loop for one turn. At the end of the block nothing of it is left running."""
+        """Start the vendor's loop for one turn. Nothing of it is left running after the block."""
         ...
 
 
 def brings_loop(provider: Provider) -> TypeGuard[VendorLoop]:
-    """Say whether a provider brings a loop of its own. Having `open` is what tells it from the others."""
+    """Say whether a provider brings a loop of its own. Such a provider has a method `open`."""
     return hasattr(provider, "open")

@@ -1,4 +1,4 @@
-"""Telemetry: spans, metrics and structured logs for whoever asks for them; free for whoever does not."""
+"""Telemetry: spans, metrics and structured logs. Without an exporter they cost next to nothing."""
 
 from treenail.telemetry.base import (
     Attribute,

@@ -1,15 +1,15 @@
-"""The seam to whoever listens.
+"""The telemetry seam: spans and measurements for an exporter, if one is configured.
 
 Theory of operation
 -------------------
-The rooms above say what they do: `with telemetry.span("chat", ...)`, `telemetry.record(...)`. As long as
-nobody has called `use`, both return at once, and no package is imported for them. `treenail.telemetry.otel`
-is a `Telemetry` on OpenTelemetry. What is said here is for people who watch a system; nothing in the system
-reads it, and nothing that goes wrong in it reaches a run.
+The rooms above report what they do: `with telemetry.span("chat", ...)`, `telemetry.record(...)`. Until `use`
+is called, both return at once and import nothing. `treenail.telemetry.otel` implements `Telemetry` on
+OpenTelemetry. Telemetry is for people who watch a system: nothing in the runtime reads it, and an error in
+an exporter never reaches a run.
 
-A span is the child of the span that is current where it is begun. What is asked for in one place and runs in
-another (a subagent, a workflow's step) takes its place along: `here` where it is asked for, `under` where it
-runs.
+A span is a child of the span that is current where it begins. Work that is requested in one place and runs
+in another (a subagent, a workflow step) carries its place along: call `here` where it is requested and
+`under` where it runs.
 """
 
 from __future__ import annotations
@@ -24,83 +24,83 @@ from treenail.telemetry.logs import bound_fields
 _logger = logging.getLogger("treenail.telemetry")
 
 Attribute = str | int | float | bool | tuple[str, ...]
-"""What a span or a measurement can carry."""
+"""The value of a span's or a measurement's attribute."""
 
 
 class Span(Protocol):
-    """A piece of work that is being watched."""
+    """One traced piece of work."""
 
     @property
     def trace_id(self) -> str | None:
-        """The trace that it belongs to, as 32 hex digits; None if nobody listens."""
+        """The id of its trace, as 32 hex digits; None without an exporter."""
         ...
 
     @property
     def span_id(self) -> str | None:
-        """Its own id, as 16 hex digits; None if nobody listens."""
+        """Its own id, as 16 hex digits; None without an exporter."""
         ...
 
     def set(self, name: str, value: Attribute | None) -> None:
-        """Say more about the work. None says nothing."""
+        """Set an attribute; None sets nothing."""
         ...
 
     def fail(self, kind: str, message: str = "") -> None:
-        """Say that the work went wrong, although nothing was raised."""
+        """Mark the work as failed although it raised nothing."""
         ...
 
 
 class OpenSpan(Span, Protocol):
-    """A piece of work that begins in one place and ends in another. See `begin`."""
+    """A span that begins in one place and ends in another. See `begin`."""
 
     @property
     def place(self) -> object:
-        """What `under` takes: where the work's own parts belong."""
+        """The place to pass to `under` for the parts of this work."""
         ...
 
     def end(self) -> None:
-        """Say that the work is over. Saying so again changes nothing."""
+        """End the span. Ending it twice changes nothing."""
         ...
 
 
 class Telemetry(Protocol):
-    """Somebody who listens."""
+    """An exporter of spans and measurements."""
 
     def span(self, name: str, attributes: Mapping[str, Attribute]) -> AbstractContextManager[Span]:
-        """Watch a piece of work. Spans that are begun within it are its children."""
+        """Open a span around a block. Spans that begin in the block are its children."""
         ...
 
     def begin(self, name: str, attributes: Mapping[str, Attribute]) -> OpenSpan:
-        """Watch a piece of work until its `end`: a child of the current span, which stays the current one."""
+        """Open a child of the current span, which stays current, until `end` is called on it."""
         ...
 
     def here(self) -> object:
-        """Return the current span, for `under`."""
+        """Return the current place in the trace, for `under`."""
         ...
 
     def under(self, place: object) -> AbstractContextManager[object]:
-        """Make spans that are begun in the block the children of that place."""
+        """Make spans that begin in the block children of that place."""
         ...
 
     def record(self, name: str, value: float, attributes: Mapping[str, Attribute]) -> None:
-        """Take a measurement."""
+        """Record a measurement."""
         ...
 
 
 class _NoSpan:
-    """The span when nobody listens."""
+    """A no-op span."""
 
     trace_id = None
     span_id = None
     place = None
 
     def end(self) -> None:
-        """End nothing."""
+        """Do nothing."""
 
     def set(self, name: str, value: Attribute | None) -> None:
-        """Say it to nobody."""
+        """Do nothing."""
 
     def fail(self, kind: str, message: str = "") -> None:
-        """Say it to nobody."""
+        """Do nothing."""
 
     def __enter__(self) -> Span:
         return self
@@ -110,32 +110,32 @@ class _NoSpan:
 
 
 NO_SPAN = _NoSpan()
-"""What whoever watches is given when nobody listens."""
+"""A no-op span, used when no exporter is configured."""
 
 _everywhere: list[Telemetry] = []
 
 
 def use(telemetry: Telemetry | None) -> None:
-    """Let somebody listen to everything in this process, in place of whoever did; None for nobody."""
+    """Send the telemetry of this process to an exporter, instead of the one before; None turns it off."""
     _everywhere[:] = [] if telemetry is None else [telemetry]
 
 
 def is_on() -> bool:
-    """Say whether anybody listens."""
+    """Say whether an exporter is configured."""
     return bool(_everywhere)
 
 
 def span(name: str, **attributes: Attribute | None) -> AbstractContextManager[Span]:
-    """Watch a piece of work. A double underscore in an attribute's name stands for a dot."""
+    """Open a span around a block. A double underscore in an attribute's name stands for a dot."""
     if not _everywhere:
         return NO_SPAN
     return _guarded(_everywhere[0], name, _named(attributes))
 
 
 def begin(name: str, **attributes: Attribute | None) -> OpenSpan:
-    """Watch a piece of work that does not end where it begins: call `end` on what is returned.
+    """Open a span that does not end where it begins: call `end` on the span that is returned.
 
-    What belongs to it is begun inside `under(span.place)`.
+    Begin its children inside `under(span.place)`.
     """
     if not _everywhere:
         return NO_SPAN
@@ -147,7 +147,7 @@ def begin(name: str, **attributes: Attribute | None) -> OpenSpan:
 
 
 def here() -> object:
-    """Return the present place in the trace, for work that is done elsewhere; None for nowhere."""
+    """Return the current place in the trace, for work that runs elsewhere; None without an exporter."""
     if not _everywhere:
         return None
     try:
@@ -158,14 +158,14 @@ def here() -> object:
 
 
 def under(place: object) -> AbstractContextManager[object]:
-    """Put the spans that are begun in the block at a place that `here` returned, in whatever task."""
+    """Make the spans of a block children of a place that `here` returned, in any task."""
     if not _everywhere or place is None:
         return NO_SPAN
     return _placed(_everywhere[0], place)
 
 
 def record(name: str, value: float, **attributes: Attribute | None) -> None:
-    """Take a measurement, if anybody listens."""
+    """Record a measurement, if an exporter is configured."""
     if _everywhere:
         try:
             _everywhere[0].record(name, value, _named(attributes))
@@ -178,7 +178,7 @@ def _named(attributes: Mapping[str, Attribute | None]) -> dict[str, Attribute]:
 
 
 class _Guard:
-    """Keeps what goes wrong in a span away from the work."""
+    """Logs the errors of an exporter's span instead of raising them."""
 
     def __init__(self, span: Any) -> None:
         self._span = span
@@ -187,15 +187,15 @@ class _Guard:
         self.place: object = getattr(span, "place", None)
 
     def set(self, name: str, value: Attribute | None) -> None:
-        """Say more about the work."""
+        """Set an attribute."""
         self._try(lambda span: span.set(name, value))
 
     def fail(self, kind: str, message: str = "") -> None:
-        """Say that the work went wrong."""
+        """Mark the work as failed."""
         self._try(lambda span: span.fail(kind, message))
 
     def end(self) -> None:
-        """Say that the work is over."""
+        """End the span."""
         self._try(lambda span: span.end())
         self._span = None
 
@@ -204,7 +204,7 @@ class _Guard:
             try:
                 what(self._span)
             except Exception:
-                _logger.exception("a span could not be told about its work")
+                _logger.exception("an exporter failed on a span")
 
 
 @contextmanager
@@ -227,7 +227,7 @@ def _placed(telemetry: Telemetry, place: object) -> Iterator[None]:
 
 @contextmanager
 def _guarded(telemetry: Telemetry, name: str, attributes: Mapping[str, Attribute]) -> Iterator[Span]:
-    """Keep what goes wrong in telemetry away from the work, and the work's own errors as they are."""
+    """Log an exporter's errors, and let the errors of the work pass unchanged."""
     try:
         context = telemetry.span(name, attributes)
         begun = _Guard(context.__enter__())
@@ -244,14 +244,14 @@ def _guarded(telemetry: Telemetry, name: str, attributes: Mapping[str, Attribute
     finally:
         try:
             context.__exit__(*((None, None, None) if error is None else (type(error), error, None)))
-        except BaseException as ended:  # a span that raises again what it was told is right
+        except BaseException as ended:  # a span may raise the error that it was told
             if ended is not error:
                 _logger.exception("a span could not be ended")
 
 
 @contextmanager
 def bind(**fields: str | None) -> Iterator[None]:
-    """Put fields on every structured log line that is written within, such as the session's id."""
+    """Add fields, such as the session's id, to every structured log line written in the block."""
     token = bound_fields.set(
         {**bound_fields.get(), **{name: value for name, value in fields.items() if value is not None}}
     )

@@ -1,4 +1,4 @@
-"""Log lines that machines can read."""
+"""Structured log lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 
 bound_fields: ContextVar[Mapping[str, str]] = ContextVar("treenail_bound_fields", default={})  # noqa: B039  # only ever replaced
-"""What every line carries here: whose session, which turn, which trace."""
+"""The fields of every line written here: session, turn, trace."""
 
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
     "message",
@@ -19,7 +19,7 @@ _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes each record as one JSON object: time, level, logger, message, what is bound, what is extra."""
+    """Writes each record as one JSON object: time, level, logger, message, bound and extra fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Write a record."""

@@ -1,6 +1,6 @@
 """Telemetry on OpenTelemetry, with the names of its conventions for generative AI.
 
-Needs the extra `otel`. `instrument()` uses the providers that the program has configured:
+Needs the extra `otel`. `instrument()` uses the tracer and meter providers that the program has configured:
 
     from treenail.telemetry.otel import instrument
 
@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider
 from treenail import telemetry
 from treenail.telemetry import Attribute, OpenSpan, Span
 
-# The boundaries that the conventions advise: what is usual elsewhere puts every call into one bucket.
+# The boundaries that the conventions advise: with the default ones every call falls into one bucket.
 _SECONDS = tuple(0.01 * 2**each for each in range(14))
 _TOKENS = tuple(4**each for each in range(14))
 
@@ -33,23 +33,23 @@ _HISTOGRAMS = {
     "treenail.judge.duration": ("s", "How long a judge took.", _SECONDS),
     "treenail.nested.token.usage": ("{token}", "Tokens of one nested evaluation, by their type.", _TOKENS),
     "treenail.nested.duration": ("s", "How long a nested evaluation took.", _SECONDS),
-    "treenail.subagent.duration": ("s", "How long a subagent was at work.", _SECONDS),
+    "treenail.subagent.duration": ("s", "How long a subagent worked.", _SECONDS),
 }
 _COUNTERS = {
     "treenail.cost": ("USD", "Money spent on model calls."),
     "treenail.tool.rollbacks": ("{call}", "Tool calls that were rolled back."),
     "treenail.turns": ("{turn}", "Turns, by how they ended."),
-    "treenail.judgements": ("{judgement}", "Judges that were asked, by what came of it."),
+    "treenail.judgements": ("{judgement}", "Judgements, by their result."),
     "treenail.nested.cost": ("USD", "Money spent on nested evaluations; a part of treenail.cost."),
-    "treenail.subagents": ("{subagent}", "Subagents that were at work, by how that ended."),
+    "treenail.subagents": ("{subagent}", "Subagents, by how they ended."),
 }
 
 _CLIENT_OPERATIONS = ("chat",)
-"""Spans that are calls of somebody else's service."""
+"""Operations that call a remote service."""
 
 
 class OpenTelemetry:
-    """Gives what it hears to an OpenTelemetry tracer and meter."""
+    """Sends spans and measurements to an OpenTelemetry tracer and meter."""
 
     def __init__(
         self, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
@@ -98,7 +98,7 @@ class OpenTelemetry:
     def under(self, place: object) -> Iterator[None]:
         """Make a context the current one."""
         if not isinstance(place, Context):
-            raise TypeError(f"{place!r} is no place in a trace")
+            raise TypeError(f"{place!r} is not a place in a trace")
         token = context.attach(place)
         try:
             yield
@@ -106,7 +106,7 @@ class OpenTelemetry:
             context.detach(token)
 
     def record(self, name: str, value: float, attributes: Mapping[str, Attribute]) -> None:
-        """Take a measurement; an unknown one is left alone."""
+        """Record a measurement; an unknown name is ignored."""
         if name in self._histograms:
             self._histograms[name].record(value, dict(attributes))
         elif name in self._counters:
@@ -114,7 +114,7 @@ class OpenTelemetry:
 
 
 class _Watched:
-    """An OpenTelemetry span as the rooms know it."""
+    """An OpenTelemetry span behind the `Span` protocol."""
 
     def __init__(self, span: OtelSpan) -> None:
         self._span = span
@@ -149,5 +149,5 @@ def _kind(name: str) -> SpanKind:
 def instrument(
     tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
 ) -> None:
-    """Let OpenTelemetry listen to everything in this process."""
+    """Send the telemetry of this process to OpenTelemetry."""
     telemetry.use(OpenTelemetry(tracer_provider, meter_provider))

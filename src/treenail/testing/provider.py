@@ -29,6 +29,7 @@ from treenail.conversation.events import ProviderUsage
 from treenail.conversation.messages import ImagePart, InnerMessage, ReasoningPart, ToolCallRecord
 from treenail.conversation.replay import replay_events
 from treenail.errors import ModelCallError, ThrottleError
+from treenail.providers.answer import MAX_TEXT_CHARS, CollectedAnswer, Collector
 from treenail.providers.base import (
     ModelEvent,
     ModelRequest,
@@ -38,7 +39,6 @@ from treenail.providers.base import (
     TextDelta,
     ToolCallRequested,
 )
-from treenail.providers.collect import MAX_TEXT_CHARS, CollectedAnswer, Collector
 from treenail.providers.errors import Facts, classify, model_call_error
 from treenail.providers.retrying import Retrying, RetryPolicy
 from treenail.providers.scripted import Answer, ScriptedProvider

@@ -35,7 +35,7 @@ from treenail.conversation.replay import (
     read_events,
 )
 from treenail.errors import ConversationNotFound, PromptMismatch
-from treenail.providers.collect import CollectedAnswer
+from treenail.providers.answer import CollectedAnswer
 from treenail.state.budget import TokenUsage
 from treenail.state.session import Session
 from treenail.state.slices import entries_of

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from treenail import telemetry
 from treenail.clock import Clock
-from treenail.providers.collect import CollectedAnswer, Collector
+from treenail.providers.answer import CollectedAnswer, Collector
 from treenail.state.run_context import RunContext
 from treenail.telemetry import Span
 from treenail.telemetry.base import NO_SPAN

@@ -32,9 +32,9 @@ from treenail.containment import (
 )
 from treenail.containment.threads import threadsafe
 from treenail.conversation.compaction import CompactionSettings, Compactor
+from treenail.conversation.excerpts import as_sent
 from treenail.conversation.messages import InnerMessage, ToolCallRecord, get_pending_tool_calls
 from treenail.conversation.replay import Replay, ReplayItem
-from treenail.conversation.trimming import as_sent
 from treenail.errors import (
     CallRefused,
     CancelledByToken,
@@ -53,13 +53,13 @@ from treenail.prompt.events import PromptExecuted, PromptRendered, PromptRespons
 from treenail.prompt.render import RenderedPrompt, parse_output
 from treenail.prompt.template import Prompt
 from treenail.prompt.visibility import SectionPath, SectionVisibility, expand, register_visibility
-from treenail.providers.accounting import report_usage
 from treenail.providers.adapter import ProviderAdapter
+from treenail.providers.answer import CollectedAnswer, Collector
 from treenail.providers.base import ModelEvent, ModelRequest, Provider, UsageReported, takes_output_schema
-from treenail.providers.collect import CollectedAnswer, Collector
-from treenail.providers.degrading import degraded, tool_tokens
+from treenail.providers.degradation import degraded, tool_tokens
 from treenail.providers.errors import error_of_stop
 from treenail.providers.retrying import Retried, Retrying, RetryPolicy
+from treenail.providers.usage import report_usage
 from treenail.state.budget import BudgetTracker, Deadline, TokenUsage
 from treenail.state.execution import ExecutionState
 from treenail.state.run_context import RunContext

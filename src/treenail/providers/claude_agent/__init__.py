@@ -46,10 +46,10 @@ The parts, from the outside in:
 """
 
 from treenail.providers.claude_agent.agent import ClaudeAgent
+from treenail.providers.claude_agent.messages import CONTINUE
 from treenail.providers.claude_agent.native import NATIVE_EFFECTS
 from treenail.providers.claude_agent.offer import SERVER
 from treenail.providers.claude_agent.run import ClaudeAgentRun
 from treenail.providers.claude_agent.settings import NAME
-from treenail.providers.claude_agent.telling import CONTINUE
 
 __all__ = ["CONTINUE", "NAME", "NATIVE_EFFECTS", "SERVER", "ClaudeAgent", "ClaudeAgentRun"]

@@ -27,13 +27,13 @@ from treenail.errors import ModelCallError
 from treenail.providers.claude_agent.calls import Calls
 from treenail.providers.claude_agent.environment import MOST_TOKENS
 from treenail.providers.claude_agent.hooks import Hooks, text_of
+from treenail.providers.claude_agent.messages import with_pictures
 from treenail.providers.claude_agent.offer import SERVER, Offer
 from treenail.providers.claude_agent.process import Cli
 from treenail.providers.claude_agent.queue import Queue
 from treenail.providers.claude_agent.settings import Settings
-from treenail.providers.claude_agent.telling import with_pictures
 from treenail.providers.errors import Facts
-from treenail.providers.translate import anthropic_images
+from treenail.providers.wire_formats import anthropic_images
 from treenail.tools._process import MARKER
 
 _CLOSE_GRACE_S = 2.0

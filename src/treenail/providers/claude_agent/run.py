@@ -16,17 +16,17 @@ from anyio.abc import TaskGroup
 from treenail.clock import new_id
 from treenail.conversation.replay import ReplayItem
 from treenail.errors import ModelCallError, ToolError
+from treenail.providers.answer import Collector
 from treenail.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta, ToolCallRequested
+from treenail.providers.claude_agent.answer import Reading
 from treenail.providers.claude_agent.calls import Calls, PendingCall
 from treenail.providers.claude_agent.connection import Connection, connect
 from treenail.providers.claude_agent.environment import config_dir_in
+from treenail.providers.claude_agent.messages import CONTINUE, news, since_newest_answer, whole_conversation
 from treenail.providers.claude_agent.native import check, native_tool, perform
 from treenail.providers.claude_agent.offer import PREFIX, Offer
-from treenail.providers.claude_agent.reading import Reading
 from treenail.providers.claude_agent.settings import NAME, Settings
-from treenail.providers.claude_agent.telling import CONTINUE, news, since_newest_answer, whole_conversation
 from treenail.providers.claude_agent.transcripts import remembers
-from treenail.providers.collect import Collector
 from treenail.providers.errors import Facts
 from treenail.providers.vendor import CUT_SHORT, ask_egress
 from treenail.providers.vendor_loop import VendorSeat

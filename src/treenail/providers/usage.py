@@ -1,4 +1,4 @@
-"""Telling the containment what a model call has used."""
+"""Report a model call's usage to the containment."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _logger = logging.getLogger("treenail.providers")
 
 
 def report_usage(call: ActiveCall, reported: UsageReported) -> None:
-    """Book what a provider says that a call has used: it counts, also if the answer is cut off.
+    """Book the usage that a provider reports; it counts even if the answer is cut off.
 
-    Attempts of the same call that failed before are booked already, so only the newest one's part is
-    reported. What nobody reports costs what was reserved. Numbers that make no sense are logged and
-    count as not reported.
+    Earlier failed attempts of the same call are booked already, so only the newest one's part is
+    reported. A call without a report costs what was reserved. Impossible numbers are logged and
+    count as no report.
     """
     reported = reported.newest or reported
     usage = reported.usage
@@ -36,4 +36,4 @@ def report_usage(call: ActiveCall, reported: UsageReported) -> None:
                 )
             )
     except UsageError:
-        _logger.exception("what the provider says that its call used cannot be counted")
+        _logger.exception("the provider reported a usage that cannot be counted")

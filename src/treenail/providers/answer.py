@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from treenail.conversation.messages import ReasoningPart
 from treenail.providers.base import (
+    FinishReason,
     ModelEvent,
     ReasoningBlock,
     Stopped,
-    StopReason,
     TextDelta,
     ToolCallRequested,
     UsageReported,
@@ -55,7 +55,7 @@ class CollectedAnswer:
     cache_write_tokens: int = 0
     model: str | None = None
     """The model that was asked, if the provider said so."""
-    stop: StopReason = "end"
+    stop: FinishReason = "end"
     is_complete: bool = False
     """Whether the provider said that the answer is whole."""
     notes: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class Collector:
         self._chars = self._argument_chars = 0
         self._dropped_chars = self._dropped_calls = self._dropped_parts = 0
         self._usage = _NOTHING_USED
-        self._stop: StopReason = "end"
+        self._stop: FinishReason = "end"
         self._is_complete = False
 
     def add(self, seen: ModelEvent) -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from treenail.conversation.replay import ReplayItem
-from treenail.providers.translate import Wire
+from treenail.providers.wire_formats import Wire
 
 CONTINUE = "Go on."
 """What the model is told when a cut-off conversation goes on and nobody said anything new."""

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from treenail import Agent, TurnState, tool
 from treenail.conversation.messages import ReasoningPart
-from treenail.providers import collect
+from treenail.providers import answer as answers
+from treenail.providers.answer import CollectedAnswer, Collector
 from treenail.providers.base import (
     ModelEvent,
     ReasoningBlock,
@@ -20,7 +21,6 @@ from treenail.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
-from treenail.providers.collect import CollectedAnswer, Collector
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.providers.vendor import Mender
 from treenail.state.budget import TokenUsage
@@ -74,9 +74,9 @@ def test_an_id_that_comes_twice_is_numbered_and_noted() -> None:
 
 
 def test_more_than_the_limit_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect, "MAX_CALLS", 3)
-    monkeypatch.setattr(collect, "MAX_TEXT_CHARS", 10)
-    monkeypatch.setattr(collect, "MAX_REASONING_BLOCKS", 1)
+    monkeypatch.setattr(answers, "MAX_CALLS", 3)
+    monkeypatch.setattr(answers, "MAX_TEXT_CHARS", 10)
+    monkeypatch.setattr(answers, "MAX_REASONING_BLOCKS", 1)
     thought = ReasoningBlock(ReasoningPart("m", "d", {}))
     stream = [TextDelta("12345678"), TextDelta("9012"), TextDelta("x"), thought, thought]
     answer = collected(*stream, *(call(str(each)) for each in range(5)), Stopped("end"))
@@ -87,7 +87,7 @@ def test_more_than_the_limit_is_dropped_and_counted(monkeypatch: pytest.MonkeyPa
 
 
 def test_arguments_have_a_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect, "MAX_ARGUMENTS_CHARS", 10)
+    monkeypatch.setattr(answers, "MAX_ARGUMENTS_CHARS", 10)
     answer = collected(call("a", arguments="1" * 8), call("b", arguments="1" * 8), call("c", arguments="12"))
     assert [each.id for each in answer.calls] == ["a", "c"]
     assert answer.notes == ("1 tool calls beyond what one answer may ask for were dropped",)
@@ -95,8 +95,8 @@ def test_arguments_have_a_limit_together(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_notes_have_a_limit_too() -> None:
     answer = collected(*(call("a") for _ in range(100)), Stopped("tools"))
-    assert len(answer.notes) == collect.MAX_NOTES + 1
-    assert answer.notes[-1] == f"{99 - collect.MAX_NOTES} other calls had their ids mended"
+    assert len(answer.notes) == answers.MAX_NOTES + 1
+    assert answer.notes[-1] == f"{99 - answers.MAX_NOTES} other calls had their ids mended"
 
 
 @given(st.text(st.characters(), max_size=20), st.lists(st.integers(0, 80), max_size=6))

@@ -7,11 +7,11 @@ from typing import Any
 
 from treenail.conversation.messages import ReasoningPart
 from treenail.providers.base import (
+    FinishReason,
     ModelEvent,
     ReasoningBlock,
     ReasoningDelta,
     Stopped,
-    StopReason,
     TextDelta,
     ToolCallRequested,
     UsageReported,
@@ -20,7 +20,7 @@ from treenail.providers.claude_agent.settings import NAME, Settings
 from treenail.providers.vendor import Mender
 from treenail.tools.tool import ToolCall
 
-_STOPS: Mapping[str, StopReason] = {
+_STOPS: Mapping[str, FinishReason] = {
     "end_turn": "end",
     "stop_sequence": "end",
     "pause_turn": "end",

@@ -1,4 +1,4 @@
-"""Making a model call with less, as the shield's plan says."""
+"""Reduced requests: a model call made smaller by the shield's plan."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from treenail.containment import DegradePlan
+from treenail.conversation.excerpts import trimmed
 from treenail.conversation.messages import ReasoningPart
 from treenail.conversation.replay import BYTES_PER_TOKEN, ReplayItem
-from treenail.conversation.trimming import trimmed
 from treenail.providers.base import ModelRequest
 from treenail.tools.tool import Tool
 
@@ -17,11 +17,11 @@ from treenail.tools.tool import Tool
 def degraded(
     request: ModelRequest, plan: DegradePlan | None, *, model: str, other_tokens: int | None = None
 ) -> tuple[ModelRequest, tuple[str, ...]]:
-    """Return the request as the plan wants it, and notes that say what became less.
+    """Return the request as the plan wants it, and notes that say what was reduced.
 
-    `model` is the one that the request would go to, `other_tokens` what it has beside its items; left out,
-    that is what its tools take. Another model gets no thoughts that are not its own. The plan's delay is not
-    in it: the containment itself has waited by now. A request that is as the plan wants it stays as it is,
+    `model` is the one that the request would go to; `other_tokens` is what the request holds besides its
+    items, by default its tools. Another model gets no reasoning but its own. The plan's delay is not
+    applied here: the containment has waited already. A request that fits the plan is returned unchanged,
     without a note.
     """
     if plan is None:
@@ -31,7 +31,7 @@ def degraded(
     asked = request.model or model
     if plan.model is not None and plan.model != asked:
         notes.append(f"degraded: {plan.model} was asked instead of {asked}")
-        items = tuple(_without_thoughts(each, asked=plan.model) for each in items)
+        items = tuple(_without_foreign_reasoning(each, asked=plan.model) for each in items)
         asked = plan.model
     most = request.max_output_tokens
     if plan.max_output_tokens is not None and (most is None or plan.max_output_tokens < most):
@@ -49,11 +49,11 @@ def degraded(
 
 
 def tool_tokens(tools: Sequence[Tool[Any, Any]]) -> int:
-    """Say about how many tokens the descriptions of tools take beside the conversation."""
+    """Estimate the tokens that the descriptions of tools take."""
     return 4 + sum([each.tokens for each in tools]) if tools else 0
 
 
-def _without_thoughts(item: ReplayItem, *, asked: str) -> ReplayItem:
-    """Return an item without the thoughts of other models than the one that is asked."""
+def _without_foreign_reasoning(item: ReplayItem, *, asked: str) -> ReplayItem:
+    """Return an item without the reasoning of models other than `asked`."""
     parts = tuple(each for each in item.parts if not isinstance(each, ReasoningPart) or each.model == asked)
     return item if len(parts) == len(item.parts) else replace(item, parts=parts)
