@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import date
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,9 @@ from treenail.containment import (
     FirstKnown,
     GenaiPrices,
     Limits,
+    PackagedPrices,
     Price,
+    PriceTable,
     StaticPrices,
     WrapOptions,
     current_call,
@@ -120,9 +123,9 @@ def test_each_kind_of_token_has_its_price() -> None:
     assert full.cost_usd(usage) == pytest.approx(0.4 * 2 + 0.5 * 0.5 + 0.1 * 3 + 0.75 * 8 + 0.25 * 4)
 
 
-def test_the_maintained_table_knows_common_models() -> None:
+@pytest.mark.parametrize("table", [PackagedPrices(), GenaiPrices()], ids=["packaged", "genai-prices"])
+def test_the_tables_know_common_models(table: PriceTable) -> None:
     """A well-known model has a price, its cached input is cheaper, and an invented one has none."""
-    table = GenaiPrices()
     plain = table.cost_usd("gpt-4o", CallUsage(1000, 100))
     cached = table.cost_usd("gpt-4o", CallUsage(1000, 100, cached_input_tokens=1000))
     assert plain is not None
@@ -131,12 +134,45 @@ def test_the_maintained_table_knows_common_models() -> None:
     assert table.cost_usd("no-such-model-at-all", CallUsage(1, 1)) is None
 
 
-def test_the_price_table_is_imported_only_when_used() -> None:
-    """Importing the containment, and calls without a model, do not pull the table in."""
+@pytest.mark.parametrize(
+    "model",
+    [
+        "claude-haiku-4-5",
+        "claude-haiku-4-5-20251001",
+        "Claude-Opus-4-5",
+        "gpt-5-mini",
+        "gpt-5.2-20251211",
+        "o3",
+        "gemini-2.5-pro",
+        "mistral-large-latest",
+        "grok-4",
+    ],
+)
+@pytest.mark.parametrize("input_tokens", [1000, 300_000])
+def test_the_packaged_table_agrees_with_its_source(model: str, input_tokens: int) -> None:
+    """Names, prices of cached tokens and tiers for long input mean the same in both tables."""
+    usage = CallUsage(input_tokens, 100, cached_input_tokens=500, cache_write_tokens=50)
+    cost = PackagedPrices().cost_usd(model, usage)
+    assert cost is not None
+    assert cost == pytest.approx(GenaiPrices().cost_usd(model, usage), rel=1e-9)
+
+
+def test_the_packaged_table_says_how_old_it_is() -> None:
+    """It carries its date and its source, and knows the context windows of models."""
+    table = PackagedPrices()
+    assert date.fromisoformat(table.date) >= date(2026, 1, 1)
+    assert table.source.startswith("genai-prices ")
+    assert table.context_window("claude-sonnet-4-5") is not None
+    assert table.context_window("no-such-model-at-all") is None
+
+
+def test_genai_prices_is_imported_only_when_asked_for() -> None:
+    """A priced call under a ceiling in USD uses the packaged table."""
     code = (
         "import sys\n"
-        "from treenail.containment import ExecutionContext, Limits\n"
-        "ExecutionContext(Limits(max_cost_usd=1.0)).wrap_llm_call(lambda: None)\n"
+        "from treenail.containment import ExecutionContext, Limits, WrapOptions\n"
+        "made = ExecutionContext(Limits(max_cost_usd=1.0)).call_llm(lambda: 1, WrapOptions(model='gpt-4o'))\n"
+        "assert made.ok\n"
         "assert 'genai_prices' not in sys.modules\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -263,11 +299,11 @@ def test_a_child_cannot_loosen_what_an_unknown_price_means(config: Config) -> No
     assert child.wrap_llm_call(lambda: None, WrapOptions(model="mystery")) is Decision.HALT
 
 
-def test_the_maintained_table_is_the_default(config: Config) -> None:
+def test_the_packaged_table_is_the_default(config: Config) -> None:
     """A known model under a ceiling is priced without any setting."""
     ctx = ExecutionContext(config())
     outcome = ctx.call_llm(lambda: CallUsage(1000, 1000), WrapOptions(model="gpt-4o", max_output_tokens=1000))
-    assert outcome.node.cost_usd == GenaiPrices().cost_usd("gpt-4o", CallUsage(1000, 1000))
+    assert outcome.node.cost_usd == PackagedPrices().cost_usd("gpt-4o", CallUsage(1000, 1000))
 
 
 class Table:

@@ -8,22 +8,20 @@ and never silently.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from treenail.containment.call import Call
 from treenail.containment.limits import OnUnknownPrice, number, to_pico
 from treenail.containment.pricing import (
     CallUsage,
-    GenaiPrices,
     Price,
     PriceTable,
+    default_prices,
     estimate_usage,
     usage_of,
 )
 from treenail.containment.shield import Decision
 from treenail.containment.threads import describe
-from treenail.errors import UsageError
 
 Tell = Callable[[str, Decision, str], None]
 
@@ -119,8 +117,6 @@ class Costing:
             if self._on_unknown is None:
                 return 0.0
             table = default_prices()
-        if table is None:
-            return None
         try:
             cost = table.cost_usd(model, usage)
             return None if cost is None else number("PriceTable", "cost_usd", cost, zero_ok=True)
@@ -135,18 +131,3 @@ class Costing:
             taken = "it is estimated" if estimates else "its cost is not counted"
             self._tell("price_unknown", Decision.ALLOW, f"no price is known for {model!r}; {taken}")
         return self.fallback_price.cost_usd(usage) if estimates else 0.0
-
-
-_default_lock = threading.Lock()
-_default: list[PriceTable | None] = []
-
-
-def default_prices() -> PriceTable | None:
-    """Return the maintained price table if its package is installed, else None. Imported on first use."""
-    with _default_lock:
-        if not _default:
-            try:
-                _default.append(GenaiPrices())
-            except UsageError:
-                _default.append(None)
-        return _default[0]

@@ -3,14 +3,20 @@
 A `PriceTable` answers in USD, or None for "not known"; it never guesses. Usage is normalised to one meaning,
 because vendors differ: `input_tokens` counts all input, cached and newly cached tokens included, and
 `output_tokens` counts all output, reasoning included.
+
+`prices.json` is the table that ships with the package. `scripts/price_table.py` writes it.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from treenail.containment.limits import integer, number
 from treenail.errors import UsageError
@@ -164,8 +170,75 @@ class StaticPrices:
         return None if price is None else price.cost_usd(usage)
 
 
+class PackagedPrices:
+    """The price table that ships with the package, for models that their names alone identify."""
+
+    def __init__(self) -> None:
+        table: dict[str, Any] = json.loads(Path(__file__).with_name("prices.json").read_text("utf-8"))
+        self.date: str = table["date"]
+        """The day on which the table was made, as YYYY-MM-DD."""
+        self.source: str = table["source"]
+        self._vendors: list[dict[str, Any]] = table["vendors"]
+        self._found: dict[str, dict[str, Any] | None] = {}
+
+    def cost_usd(self, model: str, usage: CallUsage) -> float | None:
+        """Return the cost, or None if the table does not know the model."""
+        found = self._find(model)
+        if found is None:
+            return None
+        return Price(*(_tier(price, usage.input_tokens) for price in found["usd"])).cost_usd(usage)
+
+    def context_window(self, model: str) -> int | None:
+        """Return how many tokens fit into a model's context, or None if the table does not know."""
+        found = self._find(model)
+        return None if found is None else found["context"]
+
+    def _find(self, model: str) -> dict[str, Any] | None:
+        if model not in self._found:
+            name = model.lower()
+            # Some gateways write the date in a model's name without dashes.
+            dashed = _COMPACT_DATE.sub(r"-\1-\2-\3", name)
+            models: list[dict[str, Any]] = next(
+                (each["models"] for each in self._vendors if _matches(each, name)), []
+            )
+            found = (each for name in (name, dashed) for each in models if _matches(each, name))
+            self._found[model] = next(found, None)
+        return self._found[model]
+
+
+_COMPACT_DATE = re.compile(r"-(20\d\d)(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(?=-|:|$)")
+
+
+def _matches(entry: Mapping[str, Any], name: str) -> bool:
+    return any(_fits(pattern, name) for pattern in entry["match"])
+
+
+def _fits(pattern: str, name: str) -> bool:
+    """Compare a name with a pattern: `*` at either end is any text, and `~` begins a regular expression."""
+    text = pattern.strip("*")
+    if pattern.startswith("~"):
+        return re.search(pattern[1:], name) is not None
+    if pattern.startswith("*"):
+        return text in name if pattern.endswith("*") else name.endswith(text)
+    return name.startswith(text) if pattern.endswith("*") else name == text
+
+
+def _tier(price: Any, input_tokens: int) -> Any:
+    """Return a price as one number: a long input may make all tokens of the call dearer."""
+    if not isinstance(price, list):
+        return price
+    base, *tiers = price
+    return next((usd for above, usd in reversed(tiers) if input_tokens > above), base)
+
+
+@functools.cache
+def default_prices() -> PackagedPrices:
+    """Return the table that ships with the package; it is read on first use."""
+    return PackagedPrices()
+
+
 class GenaiPrices:
-    """Prices from the maintained table of the optional `genai-prices` package (`treenail[prices]`).
+    """Prices from the optional `genai-prices` package (`treenail[prices]`): newer ones, of more vendors.
 
     `provider_id` settles which vendor's price applies to a model that several sell.
     """
@@ -194,15 +267,6 @@ class GenaiPrices:
         except LookupError:
             return None
         return float(price.total_price)
-
-    def context_window(self, model: str) -> int | None:
-        """Return how many tokens fit into a model's context, or None if the table does not know."""
-        snapshot = self._prices.data_snapshot.get_snapshot()
-        try:
-            _, found = snapshot.find_provider_model(model, None, self._provider_id, None)
-        except LookupError:
-            return None
-        return found.context_window or None
 
 
 class FirstKnown:

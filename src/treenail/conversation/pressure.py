@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from treenail.containment.costing import default_prices
-from treenail.containment.pricing import GenaiPrices
+from treenail.containment import default_prices
 from treenail.conversation.events import ContextPressure, PressureTier
 from treenail.errors import UsageError
 
@@ -32,6 +31,5 @@ def pressure(tokens: int, window: int) -> ContextPressure:
 
 
 def known_window(model: str) -> int | None:
-    """Look a model's context up in the maintained table (`treenail[prices]`); None if it is not known."""
-    table = default_prices()
-    return table.context_window(model) if isinstance(table, GenaiPrices) else None
+    """Look up a model's context in the table that ships with the package; None if it is not known."""
+    return default_prices().context_window(model)

@@ -31,7 +31,7 @@ import litellm
 import openai
 from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
 
-from treenail.containment.costing import default_prices
+from treenail.containment import default_prices
 from treenail.containment.pricing import CallUsage, PriceTable
 from treenail.errors import UsageError
 from treenail.providers.base import (
@@ -171,7 +171,7 @@ class LiteLLM(VendorProvider["_LoopClients"]):
             return cost
         # Price tables know most models without the vendor's name in front.
         table = self._prices if self._prices is not None else default_prices()
-        return None if table is None else table.cost_usd(bare, usage)
+        return table.cost_usd(bare, usage)
 
 
 class _LoopClients:

@@ -39,8 +39,8 @@ import anyio
 import httpx2
 from anyio.lowlevel import RunVar
 
+from treenail.containment import default_prices
 from treenail.containment.call import current_call
-from treenail.containment.costing import default_prices
 from treenail.containment.pricing import CallUsage, PriceTable, estimate_tokens, estimate_usage
 from treenail.conversation.messages import ReasoningPart
 from treenail.errors import CallRefused, ModelCallError
@@ -260,7 +260,7 @@ class VendorProvider(ABC, Generic[C]):
 
     def _price(self, usage: CallUsage) -> float | None:
         table = self._prices if self._prices is not None else default_prices()
-        return None if table is None else table.cost_usd(self._model, usage)
+        return table.cost_usd(self._model, usage)
 
 
 def ask_egress(url: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import treenail
+from treenail.containment import default_prices
 from treenail.errors import TreenailError
 from treenail.presenters.cli import models, places, settings, stored
 from treenail.presenters.cli.looking import print_json
@@ -57,6 +58,8 @@ def examine(directory: Path) -> Iterator[Finding]:
     yield Finding("workspace", writable, f"{directory} {'can' if writable else 'cannot'} be written", advice)
     yield from _providers()
     yield _model(found)
+    prices = default_prices()
+    yield Finding("prices", True, f"of {prices.date} ({prices.source})")
 
 
 def _git() -> Finding:

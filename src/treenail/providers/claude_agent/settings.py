@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from treenail.containment.costing import default_prices
+from treenail.containment import default_prices
 from treenail.containment.pricing import CallUsage, PriceTable, estimate_tokens, estimate_usage
 from treenail.errors import ModelCallError
 from treenail.providers.base import ModelRequest, UsageReported
@@ -78,7 +78,7 @@ class Settings:
 
     def _price(self, usage: CallUsage, model: str) -> float | None:
         table = self.prices if self.prices is not None else default_prices()
-        return None if table is None else table.cost_usd(model, usage)
+        return table.cost_usd(model, usage)
 
     def failed(self, facts: Facts, partial: str = "") -> ModelCallError:
         """Make the error of a failed model call; it holds no secrets."""

@@ -1,0 +1,93 @@
+"""What a command costs before its work begins: CPU seconds of the whole process.
+
+Each figure is the best of several rounds, with the bytecode of every module already written.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from treenail import Agent
+from treenail.providers.scripted import ScriptedProvider
+
+Row = tuple[str, float, float | None, float, float]
+
+CLIENT = "import anthropic; anthropic.AsyncAnthropic(api_key='a key', base_url='http://127.0.0.1:1')"
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Yield (name, measured, peer or floor, the figure that has a line, the line)."""
+    rounds = 2 if quick else 7
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "runs.db")
+        for number in range(10):
+            Agent("greeter").run(f"Greet {number}", provider=ScriptedProvider(["Hi."]), store=store).close()
+        listed = ["-m", "treenail", "list", "--store", store]
+        run_cpu_s(listed, folder)  # writes the bytecode
+        cpu_s = min(run_cpu_s(listed, folder) for _ in range(rounds))
+        yield "`treenail list` on ten runs (s of CPU)", cpu_s, None, cpu_s, 0.35
+
+        until_first_request(folder)
+        run_cpu_s(["-c", CLIENT], folder)
+        pairs = [(until_first_request(folder), run_cpu_s(["-c", CLIENT], folder)) for _ in range(rounds)]
+        whole, sdk = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
+        yield "`treenail run` to its first request (s of CPU) beyond the SDK", whole, sdk, whole - sdk, 0.5
+
+
+def start(arguments: Sequence[str], folder: str) -> subprocess.Popen[bytes]:
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    environ |= {"HOME": folder, "ANTHROPIC_API_KEY": "a key"}
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def cpu_s(process: subprocess.Popen[bytes]) -> float:
+    """Wait for a process and return the CPU time that it and its children have used."""
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return used.ru_utime + used.ru_stime
+
+
+def run_cpu_s(arguments: Sequence[str], folder: str) -> float:
+    process = start(arguments, folder)
+    used = cpu_s(process)
+    assert process.returncode == 0, f"{arguments} exited with {process.returncode}"
+    return used
+
+
+def until_first_request(folder: str) -> float:
+    """Start a run against a server of our own, which kills it when its first request has arrived."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(120)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        process = start(
+            ["-m", "treenail", "run", "Hi", "--model", "anthropic/claude-sonnet-4-5", "--base-url", url],
+            folder,
+        )
+        requests: list[bytes] = []
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                requests.append(connection.recv(65_536))
+                process.send_signal(signal.SIGKILL)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        used = cpu_s(process)
+        thread.join()
+    assert b"".join(requests).startswith(b"POST /v1/messages"), "the run sent no request"
+    return used
