@@ -229,6 +229,22 @@ def test_the_package_is_typed_and_has_a_docstring() -> None:
     assert (treenail.__doc__ or "").strip()
 
 
+# --- forks in tests ------------------------------------------------------------------------------------
+
+
+def test_only_one_helper_forks_in_tests() -> None:
+    """A forked child that returns into pytest reports a test twice; `tests/forks.py` has no way back."""
+    strays = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if path != ROOT / "tests" / "forks.py"
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute | ast.Import | ast.ImportFrom)
+        and re.search(r"\b(os|posix|pty)\b.*\b(fork|forkpty|spawn)$|multiprocessing", ast.unparse(node))
+    ]
+    assert strays == []
+
+
 # --- what no file may name -----------------------------------------------------------------------------
 
 TEXT = {".cfg", ".json", ".md", ".py", ".sh", ".sql", ".toml", ".txt", ".yaml", ".yml", ""}

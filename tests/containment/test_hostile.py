@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -12,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.forks import in_child
 
 from treenail.containment import (
     BudgetWindowHook,
@@ -379,17 +378,11 @@ def test_a_deadline_outlives_the_context_that_set_it(config: Config, clock: Fake
 def test_a_forked_process_has_workers_and_timers_of_its_own(config: Config) -> None:
     """Threads do not survive a fork; a context made afterwards works, and its timeouts fire."""
     assert ExecutionContext(config(timeout_ms=60_000)).call_llm(int).ok
-    child = os.fork()
-    if child == 0:
-        # Whatever comes, the child ends here: what is outside of it is another process's test.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(WAIT_S) * 2)
-        is_well = False
-        try:
-            # Held by a name: a context that the collector takes disarms its timer.
-            short = ExecutionContext(config(timeout_ms=1))
-            is_well = ExecutionContext(config(timeout_ms=60_000)).call_llm(int).ok
-            is_well &= short.cancellation_token.wait(WAIT_S)
-        finally:
-            os._exit(0 if is_well else 1)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def work() -> None:
+        # Held by a name: a context that the collector takes disarms its timer.
+        short = ExecutionContext(config(timeout_ms=1))
+        assert ExecutionContext(config(timeout_ms=60_000)).call_llm(int).ok
+        assert short.cancellation_token.wait(WAIT_S)
+
+    in_child(work)

@@ -23,17 +23,12 @@ third moment, `within`: the file is cut in the middle of what was added.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
-import pickle
 import signal
 import stat
 import sys
 import threading
 import time
-import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -41,9 +36,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from types import FrameType
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal
 
-T = TypeVar("T")
+from tests.forks import ProcessKilled, in_child
 
 COMPUTING = frozenset(
     {
@@ -65,8 +60,6 @@ READING = ("fetchone", "fetchmany", "fetchall")
 
 SETTLED_NS = 100_000_000
 """A file whose last change is older than this when it is read cannot change without its times moving."""
-
-PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,107 +309,3 @@ def killed(work: Callable[[Watch], object], moment: Moment, disk: Disk, *, orpha
     except ProcessKilled:
         return True
     return False
-
-
-class ProcessKilled(Exception):
-    """A child was ended by a signal."""
-
-
-def in_child(work: Callable[[], T], *, orphans: bool = False) -> T:
-    """Do something in a fork of this process, and return its result.
-
-    With `orphans`, return only when nothing is left of what the fork had started.
-    """
-    read, write = os.pipe()
-    with warnings.catch_warnings():
-        # A test runner's own threads are none of the child's business: it runs only what is given to it.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        # What other tests have left behind is not finalised here, among the moments of this one.
-        gc.freeze()
-        os.close(read)
-        if orphans:
-            _guard(work, write)
-        _answer(work, write)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        answer = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        if os.WTERMSIG(status) == signal.SIGKILL:
-            raise ProcessKilled
-        raise AssertionError(f"the child was ended by signal {os.WTERMSIG(status)}")
-    failed, value = pickle.loads(answer)
-    if failed:
-        raise AssertionError(f"the child failed:\n{value}")
-    return value  # type: ignore[no-any-return]  # what the child answered with
-
-
-def orphaned(work: Callable[[], object]) -> Callable[[], None]:
-    """Do something in a process that dies of it, and return at once: what it had started is still running.
-
-    The function that is returned waits until nothing of that is left.
-    """
-    read, write = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        guardian = os.fork()
-    if guardian == 0:
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        worker = os.fork()
-        if worker == 0:
-            os.close(write)
-            work()
-            os._exit(0)
-        os.waitpid(worker, 0)
-        os.write(write, b".")
-        _wait_for_all()
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        assert pipe.read(1) == b"."
-    return lambda: assert_ended_well(guardian)
-
-
-def assert_ended_well(child: int) -> None:
-    """Wait for a child that has nothing left to do but to end."""
-    _, status = os.waitpid(child, 0)
-    assert status == 0
-
-
-def _wait_for_all() -> None:
-    while True:
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
-
-
-def _answer(work: Callable[[], object], write: int) -> NoReturn:
-    try:
-        answer = (False, work())
-    except BaseException:  # noqa: BLE001  # whatever it is, the parent is told
-        answer = (True, traceback.format_exc())
-    with os.fdopen(write, "wb") as pipe:
-        pickle.dump(answer, pipe)
-    os._exit(0)
-
-
-def _guard(work: Callable[[], object], write: int) -> NoReturn:
-    """Do the work in a further process, wait for it and for all that it leaves behind, and end as it did."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    worker = os.fork()
-    if worker == 0:
-        _answer(work, write)
-    ended_by = 0
-    while True:
-        try:
-            pid, status = os.waitpid(-1, 0)
-        except ChildProcessError:
-            break
-        if pid == worker and os.WIFSIGNALED(status):
-            ended_by = os.WTERMSIG(status)
-    if ended_by:
-        os.kill(os.getpid(), ended_by)
-    os._exit(0)

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-from killing import END, Disk, Moment, ProcessKilled, Watch, in_child, killed, moments, sample
+from killing import END, Disk, Moment, Watch, killed, moments, sample
 
 
 def _two_files(directory: Path) -> Callable[[Watch], None]:
@@ -104,12 +103,3 @@ def test_a_sample_has_every_place() -> None:
     assert {found[0], found[1], found[2], found[97], found[98], found[99]} <= set(chosen)
     assert chosen == sorted(chosen, key=lambda each: each.occurrence) == sample(found, 20)
     assert sample(found, 100) == found
-
-
-def test_what_goes_wrong_in_a_child_is_told() -> None:
-    """A failure comes back with its trace, and a kill as an exception of its own."""
-    with pytest.raises(AssertionError, match="ZeroDivisionError"):
-        in_child(lambda: 1 // 0)
-    with pytest.raises(ProcessKilled):
-        in_child(lambda: os.kill(os.getpid(), 9), orphans=True)
-    assert in_child(lambda: "a result") == "a result"

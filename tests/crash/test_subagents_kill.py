@@ -16,7 +16,7 @@ from uuid import UUID
 
 import anyio
 import pytest
-from killing import ProcessKilled, in_child
+from tests.forks import ProcessKilled, in_child
 
 from treenail import Agent, tool
 from treenail.conversation.events import SubagentEvent

@@ -32,7 +32,8 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from killing import Disk, Moment, Watch, in_child, killed, moments, orphaned, sample
+from killing import Disk, Moment, Watch, killed, moments, sample
+from tests.forks import in_child, orphaned
 
 from treenail.errors import ReadOnlyError
 from treenail.log.event import SlicePolicy

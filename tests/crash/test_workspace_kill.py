@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from killing import Disk, ProcessKilled, Watch, in_child, killed, moments
+from killing import Disk, Watch, killed, moments
+from tests.forks import ProcessKilled, in_child
 
 from treenail.clock import new_id
 from treenail.workspace import objects

@@ -17,6 +17,7 @@ from uuid import UUID, uuid4
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.forks import ended, fork
 
 from treenail.errors import LeaseHeldError, LogBusyError, LogDamagedError, LogError, StaleWriterError
 from treenail.log import Draft, Lease, Log, database
@@ -338,10 +339,7 @@ def test_a_foreign_tool_changes_the_journal_only_while_nobody_writes(tmp_path: P
     path = tmp_path / "log.db"
     log, lease = begun(path, 3)
     assert foreign(path, "PRAGMA journal_mode = DELETE") == ["database is locked"]
-    pid = os.fork()  # Closes the file until it is used again.
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
+    assert ended(fork(lambda: None)) == 0  # A fork closes the file until it is used again.
     assert foreign(path, "PRAGMA journal_mode = DELETE", "VACUUM") == ["[('delete',)]", "[]"]
     log.append(lease, event(), expected_seq=3)
     log.append(lease, event(), expected_seq=4)
@@ -567,15 +565,12 @@ def test_a_fork_in_a_signal_handler_disturbs_no_append(tmp_path: Path) -> None:
     log, lease = begun(path)
     forks = 0
 
-    def fork(_: int, __: FrameType | None) -> None:
+    def handler(_: int, __: FrameType | None) -> None:
         nonlocal forks
         forks += 1
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
+        assert ended(fork(lambda: None)) == 0
 
-    previous = signal.signal(signal.SIGALRM, fork)
+    previous = signal.signal(signal.SIGALRM, handler)
     head = 0
     try:
         while forks < 100:

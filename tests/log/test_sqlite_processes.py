@@ -7,12 +7,12 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+from tests.forks import ended, fork, in_child
 
 from treenail.clock import FixedClock, new_id
 from treenail.errors import LeaseHeldError, LogBusyError, LogError, StaleWriterError, UsageError
@@ -149,19 +149,6 @@ def test_a_locked_file_is_waited_for_and_then_reported(tmp_path: Path) -> None:
 # --- forks -------------------------------------------------------------------------------------------
 
 
-def in_child(work: Callable[[], None]) -> None:
-    """Run the work in a forked child, and fail if it fails."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - the child must not go on into pytest
-            os.write(2, repr(error).encode())
-            os._exit(1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
 def test_a_forked_child_writes_its_own_session(tmp_path: Path) -> None:
     """Both sides go on with the same object, and neither loses a commit to the other."""
     log = SqliteLog(tmp_path / "log.db")
@@ -171,7 +158,7 @@ def test_a_forked_child_writes_its_own_session(tmp_path: Path) -> None:
     child_session = new_id()
     ready, go = os.pipe(), os.pipe()
 
-    def child() -> None:
+    def work() -> None:
         log.create(child_session, created_at=BIRTH)
         mine = log.acquire(child_session, owner=this_process_owner())
         log.append(mine, event(b"1"), expected_seq=0)
@@ -182,19 +169,12 @@ def test_a_forked_child_writes_its_own_session(tmp_path: Path) -> None:
         assert len(list(log.read(SESSION))) == 2
         log.close()
 
-    pid = os.fork()
-    if pid == 0:
-        try:
-            child()
-        except BaseException as error:  # noqa: BLE001 - the child must not go on into pytest
-            os.write(2, repr(error).encode())
-            os._exit(1)
-        os._exit(0)
+    child = fork(work)
     os.read(ready[0], 1)
     log.append(lease, event(b"after"), expected_seq=1)
     log.close()
     os.write(go[1], b"x")
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert ended(child) == 0
     for end in (*ready, *go):
         os.close(end)
     with SqliteLog(tmp_path / "log.db") as again:

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.forks import ended, fork
+
 from treenail import Agent, tool
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.anthropic import Anthropic
@@ -56,19 +58,6 @@ def provider_of(api: str, url: str) -> Provider:
     return OpenAI("a-model", api=api.split(".")[1], base_url=f"{url}/v1", api_key="k")  # type: ignore[arg-type]  # one of the two, from a parameter
 
 
-def in_a_process_of_its_own(work: Any) -> int:
-    """Run something in a fork; return how the fork ended."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        except BaseException:  # noqa: BLE001 - told on stderr, and in how the process ends
-            sys.excepthook(*sys.exc_info())
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def attempt(api: str, url: str, where: Path, die_at: int) -> bool:
     """Run until the given message, be killed, resume; print what came of it. Return whether it was killed."""
     root = where / "files"
@@ -96,9 +85,9 @@ def attempt(api: str, url: str, where: Path, die_at: int) -> bool:
         }
         print(json.dumps(told), flush=True)
 
-    if in_a_process_of_its_own(run) != -signal.SIGKILL:
+    if ended(fork(run)) != -signal.SIGKILL:
         return False
-    in_a_process_of_its_own(resume)
+    ended(fork(resume))
     return True
 
 

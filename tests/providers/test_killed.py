@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ WARNINGS = (
     # What LiteLLM does with pydantic is its own affair: it warns inside of its calls.
     *("-W", "ignore:Item:UserWarning", "-W", "ignore:Accessing the 'model:DeprecationWarning"),
 )
+ROOT = Path(__file__).parents[2]
 CHILD = Path(__file__).with_name("killed_child.py")
 
 SCRIPT = [
@@ -29,6 +31,7 @@ def test_a_run_killed_between_any_two_messages_is_resumed_on_every_provider(tmp_
         ran = subprocess.run(
             [sys.executable, *WARNINGS, str(CHILD), server.url, str(tmp_path)],
             check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             timeout=240,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import pickle
 import stat
 import subprocess
-import traceback
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+
+from tests.forks import in_child
 
 T = TypeVar("T")
 
@@ -52,26 +51,12 @@ def git(store: Path | None, *arguments: str) -> str:
 
 def as_nobody(work: Callable[[], T]) -> T:
     """Do something in a child process without privileges, where permission bits matter."""
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        # The child runs nothing but the given function.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        try:
-            if os.geteuid() == 0:
-                os.setgroups([])
-                os.setgid(65534)
-                os.setuid(65534)
-            answer: tuple[bool, object] = (True, work())
-        except BaseException:  # noqa: BLE001  # whatever it is, the parent is told
-            answer = (False, traceback.format_exc())
-        with open(writing, "wb") as pipe:
-            pickle.dump(answer, pipe)
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        succeeded, value = pickle.loads(pipe.read())
-    os.waitpid(child, 0)
-    assert succeeded, value
-    return value  # type: ignore[no-any-return]  # what the child answered with
+
+    def without_privileges() -> T:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+        return work()
+
+    return in_child(without_privileges)
