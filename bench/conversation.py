@@ -30,8 +30,10 @@ from treenail.conversation.replay import replay_events
 from treenail.log.base import Log
 from treenail.log.sqlite import SqliteLog
 from treenail.state import Session, TokenUsage
+from treenail.turns.derivation import turn_state
+from treenail.turns.endings import end_turn
 from treenail.turns.record import TurnRecord
-from treenail.turns.states import TurnResumed, TurnStarted, TurnState, end_turn, ending_for, turn_state
+from treenail.turns.states import TurnResumed, TurnStarted, TurnState, ending_for
 
 Row = tuple[str, float, float, float, float | None]
 """What was measured, our figure, the floor's, their ratio, and the ratio to stay under."""

@@ -33,9 +33,11 @@ from treenail.state import Session
 from treenail.state.events import spec_of
 from treenail.tools.policies import PermissionMode, Permissions
 from treenail.turns import InnerLoop, TurnState, turn_state
+from treenail.turns.derivation import newest_turn
 from treenail.turns.diagnostics import DiagnosticsReport, diagnose
+from treenail.turns.endings import close_crashed_turn
 from treenail.turns.live import LiveFeed
-from treenail.turns.states import PartialText, TurnEnded, TurnStarted, close_crashed_turn, newest_turn
+from treenail.turns.states import PartialText, TurnEnded, TurnStarted
 
 WAIT_S = 60.0
 CHILD = Path(__file__).with_name("gauntlet_child.py")

@@ -24,8 +24,9 @@ from treenail.conversation.events import SubagentEvent
 from treenail.conversation.replay import replay
 from treenail.log.sqlite import SqliteLog
 from treenail.state import Session
+from treenail.turns.derivation import turn_state
 from treenail.turns.diagnostics import diagnose
-from treenail.turns.states import TurnState, turn_state
+from treenail.turns.states import TurnState
 from treenail.workflows import WorkflowEvent, WorkflowRecord, record_of
 
 DIAMOND = """\

@@ -50,7 +50,9 @@ from treenail.state import ExecutionState, Session, Snapshot
 from treenail.state.session import stamped
 from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
 from treenail.tools.tool import ToolResult
+from treenail.turns.derivation import derive_turn, newest_turn, turn_state
 from treenail.turns.diagnostics import diagnose
+from treenail.turns.endings import close_crashed_turn, end_turn
 from treenail.turns.states import (
     CAUSES,
     ENDINGS,
@@ -61,13 +63,8 @@ from treenail.turns.states import (
     TurnResumed,
     TurnStarted,
     TurnState,
-    close_crashed_turn,
-    derive_turn,
-    end_turn,
     ending_for,
     endings_page,
-    newest_turn,
-    turn_state,
 )
 from treenail.turns.turn import InnerLoop
 
@@ -249,7 +246,7 @@ def test_a_bug_is_named_and_a_hold_says_which_call_to_answer() -> None:
 
 def test_an_unknown_cause_is_refused() -> None:
     """A kind that is not in the table ends nothing."""
-    with pytest.raises(UsageError, match="'tired' is no cause"):
+    with pytest.raises(UsageError, match="'tired' is not a cause"):
         ending_for("tired")
 
 
@@ -641,7 +638,7 @@ def test_whoever_opens_the_session_next_closes_what_a_crash_left(tmp_path: Path)
         ended = close_crashed_turn(session)
         assert ended is not None
         assert (ended.state, ended.error_kind) == (TurnState.INTERRUPTED, "crash")
-        assert "rolled back by a resume: c" in ended.details
+        assert "cut off: c" in ended.details
         assert f"treenail resume {session.session_id}" in ended.next_actions
         assert turn_state(session) is TurnState.INTERRUPTED
         assert close_crashed_turn(session) is None

@@ -43,6 +43,7 @@ from treenail.providers.base import ReasoningDelta, TextDelta
 from treenail.state.events import AttentionNeeded, AttentionResolved, StateRestored
 from treenail.state.session import Session
 from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
+from treenail.turns.derivation import Fact, FactReader
 from treenail.turns.live import (
     Lagged,
     LiveEvent,
@@ -56,8 +57,6 @@ from treenail.turns.live import (
 )
 from treenail.turns.states import (
     PartialText,
-    Teller,
-    Telling,
     TurnEnded,
     TurnFold,
     TurnResumed,
@@ -307,7 +306,7 @@ class Projection:
     """Where an item stands that later events change: holds and children, by their ids."""
     _subagents: dict[str, SubagentView] = field(default_factory=dict)
     _judges: Usage = Usage()
-    _teller: Teller = field(default_factory=Teller)
+    _reader: FactReader = field(default_factory=FactReader)
     _store: object = None
     """The log, which may know where it is kept."""
     _live: LiveView | None = None
@@ -331,10 +330,10 @@ class Projection:
         if envelope.seq <= self.seq:
             return
         self.seq = envelope.seq
-        for each in self._teller.tellings(envelope, value):
+        for each in self._reader.facts(envelope, value):
             self._take(envelope, each)
 
-    def _take(self, envelope: Envelope, told: Telling) -> None:
+    def _take(self, envelope: Envelope, told: Fact) -> None:
         value = told.value
         if isinstance(value, TurnStarted):
             # A conversation that came out of a snapshot has no turn until somebody goes on with it.
@@ -345,7 +344,9 @@ class Projection:
         if not self._turns:
             self._turns.append(_Turn(TurnFold("")))
         turn = self._turns[-1]
-        turn.fold.take_told(envelope.seq, told)
+        turn.fold.take(envelope.seq, told.turn_id, told.value)
+        if told.is_imported and turn.fold.started is None:
+            turn.fold.keep_loose(envelope.seq, told.value)
         if value is None:
             self._item(Item("unknown", envelope.seq, title=envelope.type, is_good=False))
             return

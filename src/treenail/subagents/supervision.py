@@ -76,8 +76,9 @@ from treenail.tools.context import filesystem_of
 from treenail.tools.policies import PermissionMode, Permissions
 from treenail.tools.runner import ToolRunner, enclosing_calls
 from treenail.tools.tool import ToolCall, ToolResult
+from treenail.turns.derivation import turn_state
 from treenail.turns.ledger import contain
-from treenail.turns.states import TurnStarted, TurnState, turn_state
+from treenail.turns.states import TurnStarted, TurnState
 from treenail.turns.turn import TurnResult
 from treenail.workspace.base import Filesystem
 

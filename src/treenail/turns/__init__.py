@@ -1,6 +1,8 @@
 """Turns: the loop, and the one table of how a turn can end."""
 
 from treenail.turns.adapter import ModelAdapter
+from treenail.turns.derivation import derive_turn, newest_turn, turn_state
+from treenail.turns.endings import close_crashed_turn, end_turn
 from treenail.turns.live import (
     FeedbackGiven,
     Lagged,
@@ -31,12 +33,7 @@ from treenail.turns.states import (
     TurnStarted,
     TurnState,
     check_ending,
-    close_crashed_turn,
-    derive_turn,
-    end_turn,
     ending_for,
-    newest_turn,
-    turn_state,
 )
 from treenail.turns.turn import InnerLoop, TurnResult
 

@@ -38,11 +38,10 @@ from treenail.log.sqlite import SqliteLog
 from treenail.state.events import AttentionNeeded, AttentionResolved
 from treenail.state.session import Session
 from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
+from treenail.turns.derivation import Fact, FactReader
 from treenail.turns.states import (
     EVIDENCE,
     PartialText,
-    Teller,
-    Telling,
     TurnDerivation,
     TurnEnded,
     TurnFold,
@@ -197,7 +196,7 @@ class _Log:
     subagents: dict[str, list[tuple[Envelope, SubagentEvent]]] = field(default_factory=dict)
     workflows: dict[str, list[tuple[int, object]]] = field(default_factory=dict)
     replayer: Replayer = field(default_factory=Replayer)
-    teller: Teller = field(default_factory=Teller)
+    reader: FactReader = field(default_factory=FactReader)
 
     def take(self, envelope: Envelope, value: object | None) -> None:
         """Fold one event."""
@@ -210,18 +209,20 @@ class _Log:
             self.unreadable.append((seq, envelope.type))
             return
         self.replayer.add(seq, value, envelope.type)
-        for each in self.teller.tellings(envelope, value):
+        for each in self.reader.facts(envelope, value):
             self._take(envelope, each)
 
-    def _take(self, envelope: Envelope, told: Telling) -> None:
+    def _take(self, envelope: Envelope, told: Fact) -> None:
         seq, value = envelope.seq, told.value
         if isinstance(value, TurnStarted):
             if not (self.turns and self.turns[-1].takes_up(value)):
                 self.turns.append(TurnFold(value.turn_id))
-        elif told.is_brought and isinstance(value, InnerMessage) and not self.turns:
+        elif told.is_imported and isinstance(value, InnerMessage) and not self.turns:
             self.turns.append(TurnFold(""))
         if self.turns:
-            self.turns[-1].take_told(seq, told)
+            self.turns[-1].take(seq, told.turn_id, told.value)
+            if told.is_imported and self.turns[-1].started is None:
+                self.turns[-1].keep_loose(seq, told.value)
         match value:
             case InnerMessage():
                 self._take_message(seq, value)

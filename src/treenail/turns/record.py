@@ -42,9 +42,10 @@ from treenail.state.slices import entries_of
 from treenail.tools.events import HoldAnswered
 from treenail.tools.policies import pending_holds
 from treenail.tools.tool import ToolCall, ToolResult
-from treenail.turns.states import FOLLOWED_KINDS, TurnFollower, TurnStarted, follower_of
+from treenail.turns.derivation import TURN_KINDS, TurnFollower, follower_of
+from treenail.turns.states import TurnStarted
 
-_READ = REPLAYED_KINDS | FOLLOWED_KINDS
+_READ = REPLAYED_KINDS | TURN_KINDS
 """The kinds of events that a turn has to look at."""
 
 _WITHDRAWN = "withdrawn: another request came before it was answered"
@@ -175,7 +176,7 @@ class TurnRecord:
                 follower.aim(self.session, started)
             for seq, logged, value in read_events(self.session, _READ, upto=self.session.head, known=known):
                 self.replayer.add(seq, value, logged.type)
-                follower.add(seq, logged, value, self.session.codec)
+                follower.add(seq, logged, value)
                 if isinstance(value, InnerMessage):
                     evaluation_id = value.evaluation_id
                 elif isinstance(value, ProviderUsage) and evaluation_id == self.evaluation_id:
@@ -185,13 +186,13 @@ class TurnRecord:
 
     def catch_up(self) -> None:
         """Fold what was logged since, whoever wrote it: the conversation, and how the turn stands."""
-        follower, replayer, codec = self._follower, self.replayer, self.session.codec
+        follower, replayer = self._follower, self.replayer
         with follower.lock:
             taken = replayer.seq
             for seq, logged, value in read_events(self.session, _READ, after=min(taken, follower.seq)):
                 if seq > taken:
                     replayer.add(seq, value, logged.type)
-                follower.add(seq, logged, value, codec)
+                follower.add(seq, logged, value)
 
     def _close_orphans(self) -> None:
         """Answer for good the calls that an earlier turn left open: this turn does not go on with them.

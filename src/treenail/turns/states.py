@@ -1,44 +1,40 @@
-"""How a turn may end: the one table, and how an ending is derived from the log.
+"""How a turn may end: one table of causes, one of endings, and the evidence that each ending needs.
 
 Theory of operation
 -------------------
-A turn begins with `TurnStarted` and is said to be over by `TurnEnded`. Saying so is not enough. Each state
-names the evidence that must stand in the log (`ENDINGS`), and `derive_turn` believes a `TurnEnded` only as
-far as its evidence goes: a `completed` without a clean answer is `unfinished`, a `partial_failed` without
-text is `failed`. A process that exited, a stream that closed or a text on a screen is evidence of nothing.
+A turn begins with `TurnStarted` and is closed by `TurnEnded`. The claim alone is not enough. Each state
+names the evidence that must stand in the log (`ENDINGS`, `EVIDENCE`), and `TurnFold.derive` believes a
+`TurnEnded` only as far as its evidence goes: a `completed` without a clean answer is `unfinished`, a
+`partial_failed` without text is `failed`. A process that exited, a stream that closed or a text on a screen
+proves nothing.
 
-Every cause has a kind of its own (`CAUSES`), and its kind decides the state and what a person can do next.
-The loop never decides: it hands whatever stopped it to `ending_for`, which looks it up. `end_turn` checks the
-ending against the log before it writes it; an illegal one raises `IllegalEndingError` and changes nothing.
+Every cause has its own kind (`CAUSES`), and the kind decides the state and what a person can do next. The
+loop never decides: it hands whatever stopped it to `ending_for`, which looks it up. `check_ending` refuses a
+move that the table does not allow.
 
-A turn whose log simply stops (the process died) has no ending. It is `unfinished`, which is no state of its
-own but the lack of one, until somebody resumes it, or opens the session and closes it as interrupted by a
-crash (`close_crashed_turn`). A resumed turn is `unfinished` again: an ending counts only while nothing of its
-turn comes after it. So a log that was cut off at any event never reads as `completed`: only the whole
-evidence does.
+A turn whose log simply stops (the process died) has no ending: it is `unfinished` until a resume, or until
+the next writer closes it as interrupted by a crash. A resumed turn is `unfinished` again: an ending counts
+only while nothing of its turn comes after it. So a log that was cut off at any event never reads as
+`completed`; only the whole evidence does.
 
-Everything here is values and plain functions, except for the two functions that append an ending.
+This file is data and pure functions. `treenail.turns.derivation` reads a session's log into the fold, and
+`treenail.turns.endings` writes endings.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
 from uuid import UUID
-from weakref import WeakKeyDictionary
 
-from treenail.codec import Codec
 from treenail.containment import StopReason
-from treenail.conversation.events import ProviderUsage
 from treenail.conversation.messages import InnerMessage
-from treenail.conversation.replay import decoded, read_events
 from treenail.errors import (
     BudgetExceededError,
     CallRefused,
@@ -53,15 +49,13 @@ from treenail.errors import (
     RestoreFailedError,
     UsageError,
 )
-from treenail.log.event import Draft, Envelope, SlicePolicy
-from treenail.state.events import InitializeSlice, StateRestored, event
-from treenail.state.session import Session, stamped
-from treenail.state.slices import entry_at, opened
-from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
+from treenail.log.event import SlicePolicy
+from treenail.state.events import event
+from treenail.tools.events import ToolHeld, ToolStarted
 
 
 class TurnState(Enum):
-    """How a turn ended, or that it has not."""
+    """How a turn ended, or that it has not ended."""
 
     COMPLETED = "completed"
     PARTIAL_FAILED = "partial_failed"
@@ -77,13 +71,13 @@ class TurnState(Enum):
         return self not in (TurnState.HELD, TurnState.UNFINISHED)
 
 
-# --- what stands in the log --------------------------------------------------------------------------
+# --- the events --------------------------------------------------------------------------------------
 
 
 @event(name="treenail.TurnStarted", policy=SlicePolicy.LOG)
 @dataclass(frozen=True, slots=True)
 class TurnStarted:
-    """A request was taken up."""
+    """A turn began on a request."""
 
     turn_id: str
     evaluation_id: str
@@ -92,13 +86,13 @@ class TurnStarted:
     provider: str
     model: str
     workspace: str | None = None
-    """The directory that the turn works in, so that a resume finds it."""
+    """The turn's working directory, which a resume needs."""
 
 
 @event(name="treenail.TurnResumed", policy=SlicePolicy.LOG)
 @dataclass(frozen=True, slots=True)
 class TurnResumed:
-    """A turn that had stopped goes on: whatever ending it had no longer counts."""
+    """A stopped turn was resumed: an ending before this no longer counts."""
 
     turn_id: str
     provider: str = ""
@@ -120,7 +114,7 @@ class TurnEnded:
 @event(name="treenail.PartialText", policy=SlicePolicy.LOG)
 @dataclass(frozen=True, slots=True)
 class PartialText:
-    """What a model had said when its answer was cut off: evidence, never shown to it again."""
+    """The text of an answer that was cut off: evidence, never sent to the model again."""
 
     turn_id: str
     text: str
@@ -129,169 +123,118 @@ class PartialText:
 # --- the causes --------------------------------------------------------------------------------------
 
 _FAILED, _PARTIAL = TurnState.FAILED, TurnState.PARTIAL_FAILED
+_INTERRUPTED, _TIMED_OUT = TurnState.INTERRUPTED, TurnState.TIMED_OUT
 _RESUME = "treenail resume {session}"
 _SHOW = "treenail show {session}"
+_DIAGNOSE = "treenail diagnose {session}"
+_LONGER = "treenail resume {session} --timeout <longer>"
+_WAIT = "wait a little"
 
 
 @dataclass(frozen=True, slots=True)
 class CauseRule:
-    """What one cause makes of a turn."""
+    """How one cause ends a turn."""
 
     kind: str
     meaning: str
     state: TurnState
-    """The ending, if the model had said nothing that was cut off."""
+    """The ending, if no text of the model was cut off."""
     with_text: TurnState
-    """The ending, if it had."""
+    """The ending, if some was."""
     next_actions: tuple[str, ...]
     """What a person can do; `{session}` and `{call}` stand for their ids."""
 
 
-def _causes() -> Iterator[CauseRule]:
-    failed, partial = _FAILED, _PARTIAL
-    again = (_RESUME, _SHOW)
+def _provider(kind: str, meaning: str, *first: str) -> CauseRule:
+    return CauseRule(kind, meaning, _FAILED, _PARTIAL, (*first, _RESUME, _SHOW))
 
-    def provider(kind: str, meaning: str, *actions: str) -> CauseRule:
-        return CauseRule(kind, meaning, failed, partial, (*actions, *again))
 
-    def always(kind: str, meaning: str, state: TurnState, *actions: str) -> CauseRule:
-        return CauseRule(kind, meaning, state, state, actions)
+def _always(kind: str, meaning: str, state: TurnState, *next_actions: str) -> CauseRule:
+    return CauseRule(kind, meaning, state, state, next_actions)
 
-    # A model call that failed, by the kinds of `ModelCallError` and `ThrottleError`.
-    yield provider("provider_error", "the provider failed, or its failures used up the retries")
-    yield provider("rate_limit", "the provider asked us to slow down", "wait a little")
-    yield provider(
-        "quota_exhausted", "the provider's account has nothing left", "look at its plan and billing"
-    )
-    yield provider("throttle_timeout", "the provider made us wait for too long", "wait a little")
-    yield provider("throttled", "the provider held us back and did not say why", "wait a little")
-    yield provider("transient", "the provider failed for the moment")
-    yield provider("connection", "the connection broke, or there was none", "check the network")
-    yield provider(
-        "context_too_long", "the conversation no longer fits the model", "use a model with more room"
-    )
-    yield provider("content_filtered", "the provider withheld the answer", "change what is asked")
-    yield provider("truncated", "the answer reached its length limit", "allow longer answers")
-    yield provider("refused", "the model would not answer", "change what is asked")
-    yield provider("authentication", "the provider did not accept our credentials", "check the API key")
-    yield provider("bad_request", "the provider did not accept the request", "read what it says about it")
 
-    # What the model said is there, and is not good enough.
-    yield always("incomplete", "the completion check did not accept the answer", partial, _RESUME, _SHOW)
-    yield always("output_parse", "the answer does not fit the declared output type", partial, _RESUME, _SHOW)
-
-    # The ceilings. A turn that they stop has not failed by itself, and is never complete.
-    yield always("iteration_cap", "the turn asked the model as often as it may", failed, _SHOW, _RESUME)
-    yield always(
-        "budget_exceeded", "the money or the tokens are spent", failed, _RESUME + " --max-cost <more>", _SHOW
-    )
-    yield always("retry_budget_exceeded", "the run's retries are used up", failed, _RESUME, _SHOW)
-    yield always(
-        "circuit_open", "the model failed so often that it is left alone for a while", failed, _RESUME, _SHOW
-    )
-    yield always(
-        "step_limit_exceeded", "the run's steps are used up", failed, _RESUME + " --max-steps <more>", _SHOW
-    )
-    yield always(
-        "provider_rate_limit", "the run's own rate limit was reached", failed, "wait a little", _RESUME
-    )
-    yield always("halted", "a rule of the run refused a call", failed, _SHOW, _RESUME)
-    yield always(
-        "timeout", "the run's time is over", TurnState.TIMED_OUT, _RESUME + " --timeout <longer>", _SHOW
-    )
-    yield always(
-        "deadline",
-        "the turn's deadline has passed",
-        TurnState.TIMED_OUT,
-        _RESUME + " --timeout <longer>",
-        _SHOW,
-    )
-
-    # Somebody stopped it.
-    interrupted = TurnState.INTERRUPTED
-    yield always("interrupt", "a person pressed Ctrl-C", interrupted, _RESUME)
-    yield always("terminated", "the process was told to end (SIGTERM)", interrupted, _RESUME)
-    yield always("cancelled", "the program around the turn cancelled it", interrupted, _RESUME)
-    yield always("aborted", "the program aborted the run", interrupted, _RESUME)
-    yield always("crash", "the process ended without a word", interrupted, _RESUME, _SHOW)
-
-    # Somebody has to answer.
-    yield always(
+_RULES = (
+    # A model call failed, by the kinds of `ModelCallError` and `ThrottleError`.
+    _provider("provider_error", "the provider failed, or its failures used up the retries"),
+    _provider("rate_limit", "the provider asked us to slow down", _WAIT),
+    _provider("quota_exhausted", "the provider's account has no quota left", "check its plan and billing"),
+    _provider("throttle_timeout", "the provider kept us waiting for too long", _WAIT),
+    _provider("throttled", "the provider throttled us and did not say why", _WAIT),
+    _provider("transient", "the provider failed temporarily"),
+    _provider("connection", "the connection broke, or there was none", "check the network"),
+    _provider(
+        "context_too_long", "the conversation no longer fits the model", "use a model with a larger context"
+    ),
+    _provider("content_filtered", "the provider withheld the answer", "change the request"),
+    _provider("truncated", "the answer reached its length limit", "allow longer answers"),
+    _provider("refused", "the model refused to answer", "change the request"),
+    _provider("authentication", "the provider did not accept our credentials", "check the API key"),
+    _provider("bad_request", "the provider did not accept the request", "read the provider's message"),
+    # There is an answer, and it was not accepted.
+    _always("incomplete", "the completion check did not accept the answer", _PARTIAL, _RESUME, _SHOW),
+    _always("output_parse", "the answer does not fit the declared output type", _PARTIAL, _RESUME, _SHOW),
+    # A ceiling stopped the turn.
+    _always("iteration_cap", "the turn called the model as often as it may", _FAILED, _SHOW, _RESUME),
+    _always(
+        "budget_exceeded", "the money or the tokens are spent", _FAILED, _RESUME + " --max-cost <more>", _SHOW
+    ),
+    _always("retry_budget_exceeded", "the run's retries are used up", _FAILED, _RESUME, _SHOW),
+    _always(
+        "circuit_open", "the model failed so often that it is not called for a while", _FAILED, _RESUME, _SHOW
+    ),
+    _always(
+        "step_limit_exceeded", "the run's steps are used up", _FAILED, _RESUME + " --max-steps <more>", _SHOW
+    ),
+    _always("provider_rate_limit", "the run reached its own rate limit", _FAILED, _WAIT, _RESUME),
+    _always("halted", "a rule of the run refused a call", _FAILED, _SHOW, _RESUME),
+    _always("timeout", "the run's time is over", _TIMED_OUT, _LONGER, _SHOW),
+    _always("deadline", "the turn's deadline has passed", _TIMED_OUT, _LONGER, _SHOW),
+    # Something stopped it from outside.
+    _always("interrupt", "a person pressed Ctrl-C", _INTERRUPTED, _RESUME),
+    _always("terminated", "the process was told to end (SIGTERM)", _INTERRUPTED, _RESUME),
+    _always("cancelled", "the program around the turn cancelled it", _INTERRUPTED, _RESUME),
+    _always("aborted", "the program aborted the run", _INTERRUPTED, _RESUME),
+    _always("crash", "the process died without recording an ending", _INTERRUPTED, _RESUME, _SHOW),
+    # A person has to answer.
+    _always(
         "hold",
         "a tool call waits for a person",
         TurnState.HELD,
         "treenail hold answer {session} --call {call} --yes",
         _RESUME,
-    )
-
-    # It is our side that failed.
-    yield always(
-        "configuration_error", "the prompt or its settings are wrong", failed, "mend what it names", _RESUME
-    )
-    yield always(
-        "restore_failed",
-        "the files could not be put back",
-        failed,
-        "treenail diagnose {session}",
+    ),
+    # Our side failed.
+    _always(
+        "configuration_error",
+        "the prompt or its settings are wrong",
+        _FAILED,
+        "fix what the message names",
         _RESUME,
-    )
-    yield always("bug", "something failed that should not", failed, "treenail diagnose {session}", _RESUME)
-
-
-def pasteable(actions: Iterable[str], store: object) -> tuple[str, ...]:
-    """Name the store in the commands among these actions, so that they can be pasted anywhere.
-
-    `store` is a store's path, or something that knows it as its `path`, such as a log; without a path the
-    actions stay as they are. It is not written into the log: a store may be moved.
-    """
-    path = store if isinstance(store, str | PathLike) else getattr(store, "path", None)
-    if not isinstance(path, str | PathLike):
-        return tuple(actions)
-    named = f" --store {shlex.quote(str(Path(path).absolute()))}"
-    return tuple(
-        each + named if each.startswith(_STORE_COMMANDS) and " --store " not in each else each
-        for each in actions
-    )
-
-
-_STORE_COMMANDS = tuple(
-    f"treenail {each}"
-    for each in (
-        "resume",
-        "show",
-        "diagnose",
-        "replay",
-        "diff",
-        "export",
-        "hold",
-        "list",
-        "salvage",
-        "workflow",
-    )
+    ),
+    _always("restore_failed", "the files could not be restored", _FAILED, _DIAGNOSE, _RESUME),
+    _always("bug", "an unexpected error was raised", _FAILED, _DIAGNOSE, _RESUME),
 )
 
-CAUSES: Mapping[str, CauseRule] = MappingProxyType({each.kind: each for each in _causes()})
+CAUSES: Mapping[str, CauseRule] = MappingProxyType({each.kind: each for each in _RULES})
 """Every cause that ends a turn before it is complete, by its kind."""
 
-_PROVIDER_KINDS = frozenset(
-    each.kind for each in CAUSES.values() if (each.state, each.with_text) == (_FAILED, _PARTIAL)
-)
+_PROVIDER_KINDS = frozenset(each.kind for each in _RULES if each.state is not each.with_text)
 _THROTTLE_KINDS = {"timeout": "throttle_timeout", "unknown": "throttled"}
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a turn ends: what `ending_for` makes of a cause."""
+    """How a turn ends: the result of `ending_for`."""
 
     state: TurnState
     error_kind: str | None = None
     details: str = ""
     next_actions: tuple[str, ...] = ()
     partial_text: str = ""
-    """What the model had said: kept as evidence, never an answer."""
+    """The text that was cut off: kept as evidence, never an answer."""
 
     def for_turn(self, turn_id: str) -> TurnEnded:
-        """Return the event that says so."""
+        """Return the event that records it."""
         return TurnEnded(turn_id, self.state, self.error_kind, self.details, self.next_actions)
 
 
@@ -306,9 +249,9 @@ def ending_for(
 ) -> Ending:
     """Look up how a turn ends.
 
-    `cause` is what stopped it: None for an answer that is complete, a kind of `CAUSES`, or an exception.
-    `said` is what the model had said of an answer that was cut off. `stop_reason` is why the containment or
-    the turn's token stopped, if one of them did: it tells apart what one exception may mean.
+    `cause` is what stopped it: None for a complete answer, a kind of `CAUSES`, or an exception. `said` is the
+    text of an answer that was cut off. `stop_reason` is why the containment or the turn's token stopped, if
+    one of them did: one exception can have several causes.
     """
     if cause is None:
         return Ending(TurnState.COMPLETED)
@@ -316,7 +259,7 @@ def ending_for(
     rule = CAUSES.get(kind)
     if rule is None:
         known = ", ".join(CAUSES)
-        raise UsageError(f"{kind!r} is no cause that ends a turn; the causes are: {known}")
+        raise UsageError(f"{kind!r} is not a cause that ends a turn; the causes are: {known}")
     if isinstance(cause, HoldRequired):
         call_id = call_id or cause.call_id
     if isinstance(cause, BaseException):
@@ -333,9 +276,9 @@ def ending_for(
 
 
 def kind_of(error: BaseException, *, stop_reason: str | None = None) -> str:
-    """Name the cause that an exception is. What nobody foresaw is a `bug`.
+    """Return the kind of cause that an exception stands for; an unexpected one is a `bug`.
 
-    A cancellation that no exception of ours stands for is `cancelled`, unless `stop_reason` says why.
+    A cancellation without an exception of ours is `cancelled`, unless `stop_reason` says why.
     """
     match error:
         case HoldRequired():
@@ -351,10 +294,10 @@ def kind_of(error: BaseException, *, stop_reason: str | None = None) -> str:
         case BudgetExceededError():
             return "deadline" if error.exceeded_dimension == "deadline" else "budget_exceeded"
         case ModelCallError() if error.stop_reason in CAUSES:
-            # Another attempt was wanted, and the run's limits did not let it be made.
+            # The call was to be retried, and the run's limits did not allow it.
             return str(error.stop_reason)
         case ModelCallError() if stop_reason == StopReason.PROVIDER_ERROR:
-            # The failure that used the last retry is the run's ending; until then it is the call's.
+            # This failure used the last retry: it ends the run, not only the call.
             return "provider_error"
         case ModelCallError():
             kind = _THROTTLE_KINDS.get(error.kind, error.kind)
@@ -386,22 +329,22 @@ def _described(error: BaseException, kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EndingRule:
-    """One state: what it means, what must stand in the log for it, and what may follow it."""
+    """One state: its meaning, the evidence that it needs, and the states that may follow it."""
 
     state: TurnState
     meaning: str
     evidence: tuple[str, ...]
-    """Names of `EVIDENCE`, each of which must hold."""
+    """Names in `EVIDENCE`, each of which must be found."""
     otherwise: TurnState
-    """What a turn is that claims this state and lacks the evidence."""
+    """The state of a turn that claims this one without its evidence."""
     then: tuple[TurnState, ...]
-    """The states that may come next: `unfinished` if the turn can be resumed."""
+    """The states that may follow: `unfinished` if the turn can be resumed."""
     shown_as: str
-    """What a screen may make of it."""
+    """How a screen may show it."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of causes that may end a turn so."""
+        """The kinds of causes that may end a turn in this state."""
         return tuple(each.kind for each in CAUSES.values() if self.state in (each.state, each.with_text))
 
 
@@ -414,7 +357,7 @@ ENDINGS: Mapping[TurnState, EndingRule] = MappingProxyType(
         for each in (
             EndingRule(
                 _S.COMPLETED,
-                "the model gave a clean answer, and whatever checks it accepted it",
+                "the model gave a clean answer, and every check accepted it",
                 ("start", "ending", "clean_answer", "answered_calls"),
                 _S.UNFINISHED,
                 (),
@@ -422,7 +365,7 @@ ENDINGS: Mapping[TurnState, EndingRule] = MappingProxyType(
             ),
             EndingRule(
                 _S.PARTIAL_FAILED,
-                "there is useful text, and the turn failed before it was a clean answer",
+                "there is useful text, but the turn failed before a clean answer",
                 ("start", "ending", "text", "kind"),
                 _S.FAILED,
                 _AGAIN,
@@ -476,7 +419,7 @@ ENDINGS: Mapping[TurnState, EndingRule] = MappingProxyType(
 
 @dataclass(slots=True)
 class TurnFold:
-    """Takes the events of one turn's part of the log, one by one, and says how the turn stands."""
+    """Folds the events of one turn, one by one, and derives the turn's state from them."""
 
     turn_id: str
     started: tuple[int, TurnStarted] | None = None
@@ -487,37 +430,30 @@ class TurnFold:
     open_calls: list[tuple[int, str]] = field(default_factory=list)
     partial: list[int] = field(default_factory=list)
     holds: list[int] = field(default_factory=list)
-    attempts: dict[str, tuple[int, ToolStarted]] = field(default_factory=dict)
-    """Tool calls that were begun and whose end is not in the log."""
     loose: list[tuple[int, InnerMessage]] = field(default_factory=list)
-    """Messages that came out of a snapshot before any turn began: a turn that takes them up has them."""
+    """Messages that came with a snapshot before any turn began: the turn that continues them gets them."""
 
     def copy(self) -> TurnFold:
-        """Return another one that can be folded on by itself; its cost does not grow with the turn."""
+        """Return an independent copy; its cost does not grow with the turn."""
         return replace(
             self,
             open_calls=list(self.open_calls),
             partial=list(self.partial),
             holds=list(self.holds),
-            attempts=dict(self.attempts),
             loose=list(self.loose),
         )
 
     def take(self, seq: int, stamp: str | None, value: object) -> None:
-        """Fold one event: its place, the turn id beside it, and its value."""
+        """Fold one event: its sequence number, the turn id of its envelope, and its value."""
         turn_id = self.turn_id
         if isinstance(value, InnerMessage):
-            # A later turn closes the calls that this one left open: its stamp, this one's evaluation.
+            # A later turn closes the calls that this one left open, with its own stamp.
             if stamp == turn_id if stamp is not None else self._is_of_evaluation(value):
                 self.take_message(seq, value)
             return
         match value:
-            case ToolInvoked():
-                self.attempts.pop(value.attempt_id, None)
-            case ToolStarted():
-                self.attempts[value.attempt_id] = (seq, value)
-                if stamp == turn_id:
-                    self.ended = None
+            case ToolStarted() if stamp == turn_id:
+                self.ended = None
             case TurnStarted():
                 self.begin(seq, value)
             case TurnResumed(turn_id=of) if of == turn_id:
@@ -529,19 +465,13 @@ class TurnFold:
             case ToolHeld():
                 self.holds.append(seq)
 
-    def take_told(self, seq: int, told: Telling) -> None:
-        """Fold what an event tells."""
-        self.take(seq, told.stamp, told.value)
-        if told.is_brought and self.started is None:
-            self.keep_loose(seq, told.value)
-
     def keep_loose(self, seq: int, value: object) -> None:
-        """Keep a message that came out of a snapshot, for a turn that takes it up."""
+        """Keep a message that came with a snapshot, for the turn that continues it."""
         if isinstance(value, InnerMessage):
             self.loose.append((seq, value))
 
     def begin(self, seq: int, started: TurnStarted) -> None:
-        """Begin the turn, with the messages that it takes up."""
+        """Begin the turn, with the loose messages of its evaluation."""
         self.turn_id, self.started = started.turn_id, (seq, started)
         taken_up = [each for each in self.loose if each[1].evaluation_id == started.evaluation_id]
         self.loose = []
@@ -549,7 +479,7 @@ class TurnFold:
             self.take_message(at, message)
 
     def takes_up(self, started: TurnStarted) -> bool:
-        """Say whether what stands here is of no turn yet, and belongs to the one that begins."""
+        """Return whether this fold has no turn yet and its messages belong to the one that begins."""
         if self.started is not None:
             return False
         return not self.loose or any(each.evaluation_id == started.evaluation_id for _, each in self.loose)
@@ -558,21 +488,21 @@ class TurnFold:
         return self.started is not None and message.evaluation_id == self.started[1].evaluation_id
 
     def take_message(self, seq: int, message: InnerMessage) -> None:
-        """Fold a message that is the turn's: whatever ending it had before does not count."""
+        """Fold a message of the turn: an earlier ending no longer counts."""
         self.ended = None
         self.last = (seq, message)
         if message.role == "assistant":
             self.answer = seq
             self.open_calls += [(seq, each.call_id) for each in message.tool_calls]
         elif message.role == "tool":
-            # A provider may use a call id again in a later answer: a result settles one call.
+            # A provider may reuse a call id in a later answer: a result settles one call.
             for index, (_, call_id) in enumerate(self.open_calls):
                 if call_id == message.tool_call_id:
                     del self.open_calls[index]
                     break
 
     def derive(self) -> TurnDerivation:
-        """Say how the turn stands after the events so far."""
+        """Derive the turn's state from the events so far."""
         claimed = None if self.ended is None else self.ended[1].state
         rule = ENDINGS[claimed or TurnState.UNFINISHED]
         found = {name: EVIDENCE[name].find(self) for name in rule.evidence}
@@ -586,7 +516,6 @@ class TurnFold:
             started=None if self.started is None else self.started[1],
             ended=None if self.ended is None else self.ended[1],
             open_calls=tuple(self.open_calls),
-            open_attempts=tuple((seq, each.call_id) for seq, each in self.attempts.values()),
         )
 
 
@@ -602,7 +531,7 @@ def _clean_answer(fold: TurnFold) -> tuple[int, ...] | None:
 
 
 def _text(fold: TurnFold) -> tuple[int, ...] | None:
-    # An answer that a check did not accept is in the conversation; one that was cut off is not.
+    # A rejected answer is in the conversation; one that was cut off is not.
     judged = fold.ended is not None and fold.ended[1].error_kind in ("incomplete", "output_parse")
     found = [*fold.partial, *((fold.answer,) if judged and fold.answer is not None else ())]
     return tuple(found) or None
@@ -621,12 +550,12 @@ def _next_actions(fold: TurnFold) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceRule:
-    """One thing that must stand in the log, and how it is found there."""
+    """One piece of evidence, and how it is found in the fold."""
 
     name: str
     meaning: str
     find: Callable[[TurnFold], tuple[int, ...] | None] = field(repr=False)
-    """Returns the events that show it, or None if it is missing."""
+    """Return the sequence numbers of the events that show it, or None if it is missing."""
 
 
 EVIDENCE: Mapping[str, EvidenceRule] = MappingProxyType(
@@ -652,15 +581,12 @@ EVIDENCE: Mapping[str, EvidenceRule] = MappingProxyType(
         )
     }
 )
-"""What evidence is, by the names that the table uses."""
-
-
-# --- deriving ----------------------------------------------------------------------------------------
+"""The evidence that endings need, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnDerivation:
-    """How a turn stands, and which events show it."""
+    """A turn's state, and the events that show it."""
 
     turn_id: str
     state: TurnState
@@ -669,276 +595,35 @@ class TurnDerivation:
     missing: tuple[str, ...] = ()
     """The evidence that the claimed state needs and the log does not have."""
     claimed: TurnState | None = None
-    """What the turn's `TurnEnded` says, if there is one that counts."""
+    """The state that the turn's `TurnEnded` claims, if one counts."""
     started: TurnStarted | None = None
     ended: TurnEnded | None = None
     open_calls: tuple[tuple[int, str], ...] = ()
     """Tool calls without a result: the events that asked for them, and their ids."""
-    open_attempts: tuple[tuple[int, str], ...] = ()
-    """Tool calls that were begun and never ended: the events that began them, and their call ids."""
 
     @property
     def is_as_claimed(self) -> bool:
-        """Whether the log shows what its `TurnEnded` says."""
+        """Whether the log shows what its `TurnEnded` claims."""
         return not self.missing and self.claimed in (None, self.state)
 
 
-Event = tuple[Envelope, object | None]
-"""An event of a log with its value; None where the value cannot be read."""
-
-
-def derive_turn(events: Iterable[Event], turn_id: str) -> TurnDerivation:
-    """Say how a turn stands, from the events of its log alone. It is a pure function."""
-    follower = TurnFollower(turn_id)
-    for envelope, value in events:
-        follower.add(envelope.seq, envelope, value, None)
-    return follower.fold.derive()
-
-
-@dataclass(frozen=True, slots=True)
-class Telling:
-    """One thing that an event of a log tells."""
-
-    value: object | None
-    stamp: str | None = None
-    """The turn id beside it."""
-    is_brought: bool = False
-    """Whether it happened elsewhere and was taken over."""
-
-
-@dataclass(slots=True)
-class Teller:
-    """Reads a log's events as what they tell of turns, each thing once.
-
-    Most events tell themselves. A message that is dispatched again, with another status, tells nothing
-    new. A session that took over a snapshot has its conversation in one event that says what became of
-    the slices: that one tells the messages and turns that it holds, in the order in which they happened.
-    """
-
-    _known: set[object] = field(default_factory=set)
-    """What was told: messages by their ids, as numbers, which have their hashes at hand."""
-
-    def tellings(self, envelope: Envelope, value: object | None) -> Sequence[Telling]:
-        """Return what an event tells, in its order."""
-        if isinstance(value, InnerMessage) and not self.is_new(value):
-            return ()
-        first = Telling(value, envelope.turn_id)
-        return (first, *(Telling(each, None, is_brought=True) for each in self.brought_by(value)))
-
-    def brought_by(self, value: object | None) -> Iterable[object]:
-        """Return what an event takes over from elsewhere, as far as it was not told before."""
-        if isinstance(value, StateRestored):
-            brought = [
-                item.item
-                for each in value.slices
-                for item in each.items
-                if item.origin == 0 and item.item is not None
-            ]
-        elif isinstance(value, InitializeSlice):
-            brought = list(value.items)
-        else:
-            return ()
-        return _as_it_happened([each for each in brought if self.is_new(each)])
-
-    def is_new(self, value: object) -> bool:
-        """Say whether something was not told before; from now on it was."""
-        key = value.message_id.int if isinstance(value, InnerMessage) else (type(value), repr(value))
-        if key in self._known:
-            return False
-        self._known.add(key)
-        return True
-
-
-def _as_it_happened(values: Sequence[object]) -> Iterator[object]:
-    """Put what came slice by slice into the order of the turns; what is of no turn comes first."""
-    messages = [each for each in values if isinstance(each, InnerMessage)]
-    turns = [each for each in values if isinstance(each, TurnStarted)]
-    told = {each.evaluation_id for each in turns}
-    ends = {each.call_id: each for each in values if isinstance(each, ToolInvoked)}
-    yield from _with_ends((each for each in messages if each.evaluation_id not in told), ends)
-    for turn in turns:
-        yield turn
-        yield from _with_ends((each for each in messages if each.evaluation_id == turn.evaluation_id), ends)
-        yield from (each for each in values if isinstance(each, PartialText) and each.turn_id == turn.turn_id)
-        if turn is turns[-1]:
-            # Which turn they belong to is not known; what is open can only be the newest one's.
-            yield from (each for each in values if isinstance(each, ToolHeld))
-            yield from (each for each in values if isinstance(each, HoldAnswered | ProviderUsage))
-        endings = [each for each in values if isinstance(each, TurnEnded) and each.turn_id == turn.turn_id]
-        yield from endings[-1:]
-
-
-def _with_ends(messages: Iterable[InnerMessage], ends: Mapping[str | None, ToolInvoked]) -> Iterator[object]:
-    for each in messages:
-        if each.role == "tool" and each.tool_call_id in ends:
-            yield ends[each.tool_call_id]
-        yield each
-
-
-TURN_KINDS = frozenset[type](
-    (
-        TurnStarted,
-        TurnResumed,
-        TurnEnded,
-        PartialText,
-        InnerMessage,
-        ToolHeld,
-        ToolStarted,
-        ToolInvoked,
-        StateRestored,
-        InitializeSlice,
-    )
-)
-"""The kinds of events that say how a turn stands."""
-
-FOLLOWED_KINDS = TURN_KINDS - {ToolInvoked}
-"""The kinds that a `TurnFollower` must be given the values of.
-
-The end of a call is a large event, and it matters only if the log has the call's start: most calls have none.
-"""
-
-
-@dataclass(slots=True)
-class TurnFollower:
-    """Folds one turn out of a log, event by event. Asking it again costs what was logged since."""
-
-    turn_id: str = ""
-    fold: TurnFold = field(default_factory=lambda: TurnFold(""))
-    seq: int = 0
-    """The newest event that was folded."""
-    _is_inside: bool = False
-    _teller: Teller = field(default_factory=Teller)
-    lock: AbstractContextManager[bool] = field(default_factory=threading.RLock)
-    """Held by whoever folds: a screen may ask from another thread."""
-
-    def __post_init__(self) -> None:
-        self.fold = TurnFold(self.turn_id)
-
-    def aim(self, session: Session, started: TurnStarted, *, after: int | None = None) -> None:
-        """Follow this turn of a session, from its first event on; nothing, if that is done already.
-
-        Whoever has just begun the turn knows after which event that was; others have it looked for.
-        """
-        with self.lock:
-            if self.turn_id != started.turn_id:
-                self.turn_id, self.fold = "", TurnFold(started.turn_id)
-                self._is_inside, self._teller = False, Teller()
-                self.seq = _first_event(session, started) - 1 if after is None else after
-                self.turn_id = started.turn_id
-
-    def add(self, seq: int, logged: Envelope | Draft, value: object | None, codec: Codec | None) -> None:
-        """Fold the next event. One that was folded before is passed over.
-
-        With a codec the value of a `ToolInvoked` may be left out: it is read here if it matters.
-        """
-        if seq <= self.seq:
-            return
-        try:
-            self.seq = seq
-            if not isinstance(value, InnerMessage):
-                self._add(seq, logged, value, codec)
-            elif self._teller.is_new(value) and self._is_inside:
-                self.fold.take(seq, logged.turn_id, value)
-        except BaseException:
-            self.turn_id = ""  # Half folded: whoever aims at the turn next folds it anew.
-            raise
-
-    def _add(self, seq: int, logged: Envelope | Draft, value: object | None, codec: Codec | None) -> None:
-        if value is None and codec is not None and self.fold.attempts:
-            value = _end_of_call(logged, codec)
-        if type(value) not in TURN_KINDS or (isinstance(value, ToolInvoked) and not self.fold.attempts):
-            return  # It tells nothing of turns.
-        if self._is_of_turn(value):
-            self.fold.take(seq, logged.turn_id, value)
-        for brought in self._teller.brought_by(value):
-            if self._is_of_turn(brought):
-                self.fold.take(seq, None, brought)
-            else:
-                self.fold.keep_loose(seq, brought)
-
-    def _is_of_turn(self, value: object) -> bool:
-        """Say whether this is the turn's part of the log; a start says which part begins."""
-        if isinstance(value, TurnStarted):
-            self._is_inside = value.turn_id == self.turn_id
-        return self._is_inside
-
-    def catch_up(self, session: Session, started: TurnStarted) -> TurnFold:
-        """Fold what the log has of this turn by now. Returns a fold of the caller's own."""
-        with self.lock:
-            self.aim(session, started)
-            for seq, logged, value in read_events(session, FOLLOWED_KINDS, after=self.seq, upto=session.head):
-                self.add(seq, logged, value, session.codec)
-            return self.fold.copy()
-
-
-def _end_of_call(logged: Envelope | Draft, codec: Codec) -> object | None:
-    """Read a `ToolInvoked`; None if the event is another one."""
-    name = logged.type
-    if not codec.registry.knows(name) or codec.registry.resolve(name) is not ToolInvoked:
-        return None
-    return decoded(codec, ToolInvoked, logged.payload)
-
-
-def _first_event(session: Session, started: TurnStarted) -> int:
-    """Return the first event that is of a turn: its start, or what brought the messages that it took up."""
-    first = abs(entry_at(session[TurnStarted].view(), -1)[1])
-    messages = session[InnerMessage].view()
-    for place in range(len(messages) - 1, -1, -1):
-        kept, origin = entry_at(messages, place)
-        if opened(kept).evaluation_id != started.evaluation_id:
-            break
-        first = min(first, abs(origin))
-    return max(first, 1)
-
-
-_followers: WeakKeyDictionary[Session, TurnFollower] = WeakKeyDictionary()
-
-
-def follower_of(session: Session) -> TurnFollower:
-    """Return who follows the newest turn of a session in this process: whoever asks later reads on there."""
-    found = _followers.get(session)
-    # Of two threads that ask for the first time, both get the same one.
-    return _followers.setdefault(session, TurnFollower()) if found is None else found
-
-
-def newest_turn(session: Session) -> TurnDerivation | None:
-    """Say how the session's newest turn stands; None if it has none.
-
-    It reads that turn's events, and those only once: asked again, it reads what was logged since.
-    """
-    found = _newest_fold(session)
-    return None if found is None else found.derive()
-
-
-def _newest_fold(session: Session) -> TurnFold | None:
-    started = session[TurnStarted].latest()
-    return None if started is None else follower_of(session).catch_up(session, started)
-
-
-def turn_state(session: Session) -> TurnState:
-    """Derive how the session's newest turn ended, from its log."""
-    derived = newest_turn(session)
-    return TurnState.UNFINISHED if derived is None else derived.state
-
-
-# --- ending ------------------------------------------------------------------------------------------
+# --- the rules, applied ------------------------------------------------------------------------------
 
 
 def check_ending(derived: TurnDerivation, ended: TurnEnded) -> None:
-    """Raise `IllegalEndingError` unless the table lets a turn that stands so end so.
+    """Raise `IllegalEndingError` unless the table allows this ending in the turn's present state.
 
-    It looks at the move and at the cause; whether the evidence is there is seen when it is derived again.
+    It checks the move and the cause; the evidence is checked by deriving the state again.
     """
     state, kind = ended.state, ended.error_kind
     if state is TurnState.UNFINISHED:
         raise IllegalEndingError(
-            f"turn {ended.turn_id} cannot end as unfinished: that is the lack of an ending; "
-            "end it with a state of treenail.turns.states.ENDINGS"
+            f"turn {ended.turn_id} cannot end as unfinished, which means that it has no ending; "
+            "choose another state of treenail.turns.ENDINGS"
         )
     if state not in ENDINGS[derived.state].then:
         raise IllegalEndingError(
-            f"turn {ended.turn_id} is {derived.state.value} and cannot become {state.value}; "
-            "resume it first, if it may go on"
+            f"turn {ended.turn_id} is {derived.state.value} and cannot become {state.value}; resume it first"
         )
     kinds = ENDINGS[state].kinds
     if (kind not in kinds) if kinds else (kind is not None):
@@ -949,74 +634,11 @@ def check_ending(derived: TurnDerivation, ended: TurnEnded) -> None:
         )
 
 
-def end_turn(session: Session, turn_id: str, ending: Ending) -> TurnEnded:
-    """Append a turn's ending, with the text that was cut off.
-
-    Raises `IllegalEndingError`, and has changed nothing, if the table does not allow it or its evidence is
-    not in the log. A turn that is completed already stays as it is: ending it so again changes nothing.
-    """
-    fold = _newest_fold(session)
-    if fold is None or fold.turn_id != turn_id:
-        raise IllegalEndingError(
-            f"turn {turn_id} is not the newest turn of session {session.session_id}; only that one can end"
-        )
-    present = fold.derive()
-    if present.state is TurnState.COMPLETED and ending.state is TurnState.COMPLETED and present.ended:
-        return present.ended
-    ended = ending.for_turn(turn_id)
-    check_ending(present, ended)
-    said = [PartialText(turn_id, ending.partial_text)] if ending.partial_text else []
-    # Derive what the log would say afterwards, before anything is written.
-    for seq, each in enumerate((*said, ended), start=session.head + 1):
-        fold.take(seq, turn_id, each)
-    missing = fold.derive().missing
-    if missing:
-        needed = "; ".join(EVIDENCE[name].meaning for name in missing)
-        raise IllegalEndingError(
-            f"turn {turn_id} cannot end as {ended.state.value}, because its log does not show: {needed}"
-        )
-    with stamped(turn_id=turn_id):
-        session.dispatch_all((*said, ended))
-    return ended
-
-
-def close_crashed_turn(session: Session) -> TurnEnded | None:
-    """Close the newest turn as interrupted by a crash, if its log simply stops.
-
-    For whoever opens a session for writing and does not resume it, before anything else runs there: holding
-    the session's lease is what shows that nobody else is at work on the turn. Calls that the crash left open
-    stay open, for a resume to run or for the next turn to close. Returns None, and has changed nothing, if
-    the turn has an ending, if there is none, or if the session was forked in the middle of it. A session
-    opened for reading cannot be closed (`ReadOnlyError`).
-    """
-    fold = _newest_fold(session)
-    if fold is None or fold.ended is not None or _is_forked(session, fold):
-        return None
-    present = fold.derive()
-    details = "the process ended before the turn did, or could not write how"
-    if present.open_attempts:
-        calls = ", ".join(call_id for _, call_id in present.open_attempts)
-        details += f"; cut off in the middle, to be rolled back by a resume: {calls}"
-    elif present.open_calls:
-        calls = ", ".join(call_id for _, call_id in present.open_calls)
-        details += f"; not run yet: {calls}"
-    return end_turn(
-        session, present.turn_id, ending_for("crash", details=details, session_id=session.session_id)
-    )
-
-
-def _is_forked(session: Session, fold: TurnFold) -> bool:
-    """Say whether the turn has no ending because the session is a copy that was made in the middle of it."""
-    copied = session.tags.get("forked_at", "")
-    places = [each[0] for each in (fold.started, fold.last) if each is not None]
-    return copied.isdecimal() and max(places, default=0) <= int(copied)
-
-
 # --- the table, for people ---------------------------------------------------------------------------
 
 
 def endings_page() -> str:
-    """Write the tables as Markdown: what `docs/endings.md` shows."""
+    """Render the tables as Markdown, for `docs/endings.md`."""
     lines = [
         "| state | meaning | evidence in the log | without it | may become | shown as |",
         "|" + "---|" * 6,
@@ -1041,3 +663,21 @@ def endings_page() -> str:
         if not each.then:
             lines.append(f"    {each.state.value} --> [*]")
     return "\n".join([*lines, "```", ""])
+
+
+_STORE_COMMANDS = re.compile("treenail (resume|show|diagnose|replay|diff|export|hold|list|salvage|workflow)")
+
+
+def pasteable(actions: Iterable[str], store: object) -> tuple[str, ...]:
+    """Add `--store` to the commands among these actions, so that they can be pasted in any directory.
+
+    `store` is a store's path, or an object with a `path`, such as a log; without a path the actions stay as
+    they are. The log does not keep the flag: a store may be moved.
+    """
+    path = store if isinstance(store, str | PathLike) else getattr(store, "path", None)
+    if not isinstance(path, str | PathLike):
+        return tuple(actions)
+    named = f" --store {shlex.quote(str(Path(path).absolute()))}"
+    return tuple(
+        each + named if _STORE_COMMANDS.match(each) and " --store " not in each else each for each in actions
+    )

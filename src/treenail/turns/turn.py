@@ -71,6 +71,8 @@ from treenail.tools.plan import Plan
 from treenail.tools.policies import Permissions
 from treenail.tools.runner import ToolRunner
 from treenail.tools.tool import Tool, ToolCall, ToolResult
+from treenail.turns.derivation import turn_state
+from treenail.turns.endings import close_crashed_turn, end_turn
 from treenail.turns.ledger import newly_set
 from treenail.turns.live import (
     FeedbackGiven,
@@ -87,16 +89,7 @@ from treenail.turns.live import (
 )
 from treenail.turns.record import TurnRecord
 from treenail.turns.signals import noted_signals
-from treenail.turns.states import (
-    Ending,
-    TurnEnded,
-    TurnResumed,
-    TurnState,
-    close_crashed_turn,
-    end_turn,
-    ending_for,
-    turn_state,
-)
+from treenail.turns.states import Ending, TurnEnded, TurnResumed, TurnState, ending_for
 from treenail.turns.traces import model_span, tool_failed, tool_span, turn_ended, turn_span
 from treenail.turns.vendor import Seat, seated
 

@@ -48,8 +48,9 @@ from treenail.subagents import Allowance, ChildRunner, Subagent, SubagentLimits,
 from treenail.tools.boundaries import boundaries
 from treenail.tools.context import filesystem_of
 from treenail.tools.policies import Permissions, pending_holds
+from treenail.turns.derivation import turn_state
 from treenail.turns.ledger import ceilings_of, contain, newly_set
-from treenail.turns.states import TurnStarted, TurnState, pasteable, turn_state
+from treenail.turns.states import TurnStarted, TurnState, pasteable
 from treenail.workflows.applying import apply_copies, files_of, is_applied, outside
 from treenail.workflows.events import WorkflowEvent, WorkflowRecord, check_event, has_workflow, record_of
 from treenail.workflows.globs import overlaps

@@ -21,7 +21,8 @@ from treenail.presenters.cli.screen import JsonScreen, Screen, screen_for, watch
 from treenail.presenters.cli.settings import Settings
 from treenail.providers.base import Provider
 from treenail.tools.policies import PermissionMode, Permissions
-from treenail.turns.states import TurnEnded, TurnState, turn_state
+from treenail.turns.derivation import turn_state
+from treenail.turns.states import TurnEnded, TurnState
 
 USAGE = 2
 LIMIT = 6

@@ -21,8 +21,9 @@ from treenail.log.sqlite import SqliteLog
 from treenail.presenters.cli.places import flag_for
 from treenail.presenters.cli.settings import BY_NAME
 from treenail.state.session import Session
+from treenail.turns.derivation import turn_state
 from treenail.turns.ledger import ceilings_of
-from treenail.turns.states import TurnEnded, TurnStarted, turn_state
+from treenail.turns.states import TurnEnded, TurnStarted
 
 LAST = "@last"
 DAMAGED = "damaged"
