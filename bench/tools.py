@@ -85,14 +85,14 @@ class Bench:
         self.lease = self.log.acquire(other, owner=this_process_owner())
         self.seq = 0
 
-    def batches(self, one: Tool[Any, Any]) -> list[tuple[list[Draft], bool]]:
-        """Make a call and return what it committed, and whether synced, so that the floor commits as much."""
-        seen: list[tuple[list[Draft], bool]] = []
+    def batches(self, one: Tool[Any, Any]) -> list[list[Draft]]:
+        """Make a call and return what it committed, so that the floor commits as much."""
+        seen: list[list[Draft]] = []
         append = self.log.append
 
-        def watched(lease: Any, drafts: Sequence[Draft], *, expected_seq: int, synced: bool = True) -> Any:
-            seen.append((list(drafts), synced))
-            return append(lease, drafts, expected_seq=expected_seq, synced=synced)
+        def watched(lease: Any, drafts: Sequence[Draft], *, expected_seq: int) -> Any:
+            seen.append(list(drafts))
+            return append(lease, drafts, expected_seq=expected_seq)
 
         # Watched for one call only: what is measured is the log as it is.
         self.log.append = watched  # type: ignore[method-assign] # it only looks
@@ -113,16 +113,9 @@ class Bench:
             self.raw.execute(INSERT, (b"x" * size,))
         self.raw.execute("COMMIT")
 
-    def timed_unsynced(self, sizes: Sequence[int]) -> float:
-        """Return how long a commit takes on a connection that does not wait for the disk."""
-        self.raw.executescript("PRAGMA synchronous = NORMAL")
-        spent = timed(partial(self.commit, sizes))
-        self.raw.executescript("PRAGMA synchronous = FULL")
-        return spent
-
-    def append(self, drafts: Sequence[Draft], synced: bool) -> None:
+    def append(self, drafts: Sequence[Draft]) -> None:
         """Append as a call does, but straight to the log: with checksums and the check of the writer."""
-        self.log.append(self.lease, drafts, expected_seq=self.seq, synced=synced)
+        self.log.append(self.lease, drafts, expected_seq=self.seq)
         self.seq += len(drafts)
 
     def close(self) -> None:
@@ -143,29 +136,23 @@ def beyond_commits(directory: Path, one: Tool[Any, Any], commits: int, count: in
     """A call and its commits, in turns with the same commits on raw SQLite."""
     bench = Bench(directory / one.name)
     bench.call(one)
-    batches = [([len(each.payload) for each in drafts], drafts, s) for drafts, s in bench.batches(one)]
+    batches = [([len(each.payload) for each in drafts], drafts) for drafts in bench.batches(one)]
     assert len(batches) == commits, f"a call made {len(batches)} commits"
     spent: dict[str, list[float]] = defaultdict(list)
     for _ in range(count):
-        calls = busy = floor = own = log = 0.0
-        for sizes, drafts, synced in batches:
+        calls = busy = floor = log = 0.0
+        for sizes, drafts in batches:
             bench.call(one)
-            log += timed(partial(bench.append, drafts, synced))
-            # Behind an append that is not on the disk yet a call waits twice: this one, not the measured one.
-            bench.call(one)
-            unsynced = 0.0 if synced else bench.timed_unsynced(sizes)
+            log += timed(partial(bench.append, drafts))
             began = time.process_time()
             calls += timed(lambda: bench.call(one)) / commits
             busy += (time.process_time() - began) * 1e6 / commits
-            durable = timed(partial(bench.commit, sizes))
-            floor += durable
-            own += durable if synced else unsynced
-        in_one_go = timed(lambda: [bench.commit(sizes) for sizes, _, _ in batches])
+            floor += timed(partial(bench.commit, sizes))
+        in_one_go = timed(lambda: [bench.commit(sizes) for sizes, _ in batches])
         figures = {
             "calls": calls,
             "busy": busy,
             "floor": floor,
-            "own": own,
             "log": log,
             "in one go": in_one_go,
         }
@@ -182,9 +169,7 @@ def beyond_commits(directory: Path, one: Tool[Any, Any], commits: int, count: in
     yield row(f"tool call, effects={one.effects}: beyond {commits} synced commit(s)", "calls", "floor", 1.0)
     if commits > 1:
         yield row("  beyond commits of which one comes right behind the other", "calls", "in one go")
-    if not all(synced for _, _, synced in batches):
-        yield row("  beyond commits of which only the last is synced, as in the call", "calls", "own")
-    yield row("  of which the log's own part", "log", "own")
+    yield row("  of which the log's own part", "log", "floor")
     yield "  time of the processor, all in all (us)", median(spent["busy"]), None, None, None
 
 

@@ -41,7 +41,7 @@ while True:
         Draft("test.Step", b"%d %d %d %d " % (life, step, place, count) + b"x" * size, 1)
         for place in range(count)
     ]
-    log.append(lease, batch, expected_seq=head, synced=chance.random() < 0.5)
+    log.append(lease, batch, expected_seq=head)
     head += count
     os.write(1, b"%d\\n" % head)
     if step % 7 == 6:

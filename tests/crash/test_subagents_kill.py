@@ -77,8 +77,8 @@ class DyingLog(SqliteLog):
     dies_after = 0
     appends = 0
 
-    def append(self, lease, drafts, *, expected_seq, synced=True):
-        stored = super().append(lease, drafts, expected_seq=expected_seq, synced=synced)
+    def append(self, lease, drafts, *, expected_seq):
+        stored = super().append(lease, drafts, expected_seq=expected_seq)
         DyingLog.appends += 1
         if DyingLog.appends == self.dies_after:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -146,12 +146,10 @@ class CountingLog(MemoryLog):
         self.refusal: BaseException | None = None
         self.fails_after_writing = False
 
-    def append(
-        self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int, synced: bool = True
-    ) -> Sequence[Envelope]:
+    def append(self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int) -> Sequence[Envelope]:
         if self.refusal is not None and not self.fails_after_writing:
             raise self.refusal
-        written = super().append(lease, drafts, expected_seq=expected_seq, synced=synced)
+        written = super().append(lease, drafts, expected_seq=expected_seq)
         self.batches.append(len(drafts))
         if self.refusal is not None:
             raise self.refusal

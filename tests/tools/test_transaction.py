@@ -623,32 +623,6 @@ def test_a_call_with_effects_costs_two_appends_and_one_without_costs_one(world: 
     assert [each[-1] for each in world.log.appends[2:]] == ["ToolStarted", "ToolInvoked"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_synced"),
-    [
-        ({"effects": "workspace"}, False),
-        ({"effects": "workspace", "foreign": True}, True),
-        ({"effects": "external"}, True),
-        ({"effects": "external", "idempotent": True}, True),
-    ],
-)
-def test_what_the_workspace_cannot_undo_alone_is_on_the_disk_before_it_begins(
-    world: World, kind: dict[str, Any], is_synced: bool
-) -> None:
-    """Every end is, and the start of a call that acts outside, runs a command, or has an id that was used."""
-
-    def act() -> str:
-        """Do something."""
-        return "done"
-
-    one = Tool.wrap(act, **kind)
-    world.log.synced.clear()
-    world.run(one)
-    assert world.log.synced == [is_synced, True]
-    world.run(one, "c1")
-    assert world.log.synced[2:] == [True, True]
-
-
 def test_a_tool_without_effects_cannot_write(world: World) -> None:
     """Its filesystem is read-only, however it is asked for."""
 

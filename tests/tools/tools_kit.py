@@ -38,18 +38,15 @@ class TroubledLog:
         self.before: Callable[[Sequence[Any]], None] | None = None
         self.after: Callable[[Sequence[Any]], None] | None = None
         self.appends: list[list[str]] = []
-        self.synced: list[bool] = []
-        """Of each append, whether it had to be on the disk."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.behind, name)
 
-    def append(self, lease: Any, drafts: Sequence[Any], *, expected_seq: int, synced: bool = True) -> Any:
+    def append(self, lease: Any, drafts: Sequence[Any], *, expected_seq: int) -> Any:
         if self.before is not None:
             self.before(drafts)
-        stored = self.behind.append(lease, drafts, expected_seq=expected_seq, synced=synced)
+        stored = self.behind.append(lease, drafts, expected_seq=expected_seq)
         self.appends.append([each.type.removeprefix("treenail.") for each in drafts])
-        self.synced.append(synced)
         if self.after is not None:
             self.after(drafts)
         return stored

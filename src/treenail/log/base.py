@@ -118,16 +118,11 @@ class Log(Protocol):
         """Give the lease back. Releasing a lease that was taken over does nothing."""
         ...
 
-    def append(
-        self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int, synced: bool = True
-    ) -> Sequence[Envelope]:
+    def append(self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int) -> Sequence[Envelope]:
         """Append all drafts after `expected_seq`, in one transaction, or none.
 
-        When this returns, the events are as durable as the store promises. With `synced=False` the
-        store need not wait until a power cut can do them no harm: that may come with the next append
-        to wait for it. They survive the end of the process in any case, and no event survives
-        without those before it. Raises `StaleWriterError` if the lease was taken over or if
-        `expected_seq` is not the head.
+        When this returns, the events are as durable as the store promises. Raises `StaleWriterError`
+        if the lease was taken over or if `expected_seq` is not the head.
         """
         ...
 

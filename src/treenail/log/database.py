@@ -12,11 +12,6 @@ A signal handler or a finalizer may run between any two steps of a thread, and t
 lock does not keep it out. It must not use the connection while there is a transaction
 on it: its own would end that one, and zeros (below) could fall on what it has written.
 
-**Not waiting for the disk.** A write that need not be synced is made with the connection
-set so, and only that one. The file has at most one such write that is not on the disk yet: the
-next waits for both, whosever it is. So a power cut tears no more than `wal.py` can tell
-from damage.
-
 **The WAL's room.** Syncing a file that has grown takes a file system about twice as
 long as syncing one that was only written to, because its new length must be made
 durable as well. So whoever waits for the disk at each commit writes zeros behind what
@@ -157,12 +152,6 @@ class Database:
         """How long that file was when it was last given room."""
         self._wal_length = 0
         """How long it was when it was last looked at, which is before everything that is written."""
-        self._is_relaxed = False
-        """Whether the connection may be set not to wait for the disk."""
-        self._is_on_disk = False
-        """Whether everything in the file is on the disk, unless others have written since `_version`."""
-        self._version = 0
-        """SQLite's number for the state that others have left the file in."""
         self._closed = False
         self._in_use = False
         """Whether the thread that has the lock is in `run`."""
@@ -180,26 +169,19 @@ class Database:
         """Do the work in one transaction: all of it, or nothing."""
         return self.run(doing, work, session_id, writes=True, transaction=True)
 
-    def write_at_once(
-        self, doing: str, statement: str, values: tuple[object, ...], session_id: UUID, synced: bool
-    ) -> bool:
-        """Run one statement, which is a transaction by itself. Says whether it changed anything.
-
-        If it need not be synced, the disk is not waited for where that saves time. The lock is held.
-        """
+    def write_at_once(self, doing: str, statement: str, values: tuple[object, ...], session_id: UUID) -> bool:
+        """Run one statement, which is a transaction by itself. Says whether it changed anything."""
         if self._in_use:
             self._refuse_in_between(doing, session_id)
         try:
             connection = self._connected(True)
             self._refuse_if_replaced()
             if not self._lacks_room():
-                if not synced and self._may_lag(connection):
-                    return self._write_unsynced(connection, statement, values)
-                return self._noted(connection.execute(statement, values).rowcount > 0)
+                return connection.execute(statement, values).rowcount > 0
         except BaseException as error:  # noqa: BLE001  # raised again, unless it is worth another try
             self._settle()
             self._raise_unless_busy(error, doing, session_id)
-        return self._noted(self.write(doing, _running(statement, values), session_id))
+        return self.write(doing, _running(statement, values), session_id)
 
     def run(
         self,
@@ -250,37 +232,6 @@ class Database:
                     _REAL_TIME.sleep(random.uniform(0.002, 0.02))
             finally:
                 self._in_use = was_in_use
-
-    def _noted(self, is_synced: bool) -> bool:
-        """Note that a write was synced, and with it everything before it."""
-        self._is_on_disk = self._is_on_disk or is_synced
-        return is_synced
-
-    def _may_lag(self, connection: sqlite3.Connection) -> bool:
-        """Say whether everything else is on the disk, and waiting for it takes time."""
-        if self._synchronous != "FULL":
-            return False
-        version = connection.execute("PRAGMA data_version").fetchone()[0]
-        if version != self._version:
-            self._version, self._is_on_disk = version, False
-        return self._is_on_disk
-
-    def _write_unsynced(
-        self, connection: sqlite3.Connection, statement: str, values: tuple[object, ...]
-    ) -> bool:
-        """Run one statement without waiting for the disk. Says whether it changed anything."""
-        self._is_relaxed, self._is_on_disk = True, False
-        try:
-            connection.executescript("PRAGMA synchronous = NORMAL")
-            return connection.execute(statement, values).rowcount > 0
-        finally:
-            # At once: a signal handler may have come in between two steps of a write that must be synced.
-            self._tighten(connection)
-
-    def _tighten(self, connection: sqlite3.Connection) -> None:
-        """Let the connection wait for the disk again, if the log was opened so."""
-        connection.executescript(f"PRAGMA synchronous = {self._synchronous}")
-        self._is_relaxed = False
 
     def _refuse_in_between(self, doing: str, session_id: UUID | None) -> None:
         """Refuse what comes in between two steps of a transaction, in the thread whose transaction it is."""
@@ -375,9 +326,6 @@ class Database:
             connection.rollback()
         if writes and self.damage is not None:
             raise self.damaged(self.damage)
-        if writes and self._is_relaxed:
-            # An interrupt hit the clean-up of a write that was not synced.
-            self._tighten(connection)
         return connection
 
     # --- opening -------------------------------------------------------------------------------------
@@ -505,7 +453,6 @@ class Database:
         try:
             connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-            self._is_relaxed = self._is_on_disk = False
             connection.execute("PRAGMA fullfsync = ON")
             connection.execute("PRAGMA secure_delete = ON")
             connection.execute("PRAGMA cell_size_check = ON")
@@ -517,7 +464,6 @@ class Database:
                     f"{self.path} cannot be used in WAL mode (SQLite says {mode!r}); use a local disk"
                 )
             self._migrate(connection)
-            self._version = connection.execute("PRAGMA data_version").fetchone()[0]
             stat = os.stat(self.path)
             self._identity = (stat.st_dev, stat.st_ino)
             # A file whose WAL may only be read is still read.

@@ -213,9 +213,7 @@ class MemoryLog:
             if stored is not None and stored.lease[:2] == (lease.epoch, lease.owner):
                 stored.lease = rules.LeaseState(epoch=lease.epoch)
 
-    def append(
-        self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int, synced: bool = True
-    ) -> Sequence[Envelope]:
+    def append(self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int) -> Sequence[Envelope]:
         """Append all drafts after `expected_seq`, or none. What is returned is made when it is looked at.
 
         Raises `StaleWriterError` if the lease was taken over or if `expected_seq` is not the head.

@@ -8,8 +8,7 @@ statement: where a session ends is remembered from the append before, and the ro
 inserted behind that end if the file still says that it is one, and that the writer is
 the one that counts. If not, both are looked up again. With
 `synchronous="FULL"` the events are on the disk when the call returns; with
-`"NORMAL"` they survive the death of the process but not a power cut, and so do
-those of an append with `synced=False`, until the next append that is synced. An append
+`"NORMAL"` they survive the death of the process but not a power cut. An append
 touches no row but the new ones, so its cost does not depend on what is there.
 
 The events of an append share a row (`rows.py`), which has the number and the checksum
@@ -451,14 +450,11 @@ class SqliteLog:
 
     # --- events --------------------------------------------------------------------------------------
 
-    def append(
-        self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int, synced: bool = True
-    ) -> Sequence[Envelope]:
+    def append(self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int) -> Sequence[Envelope]:
         """Append all drafts after `expected_seq`, in one transaction, or none.
 
         When this returns, the events are on the disk (`"FULL"`) or with the operating system
-        (`"NORMAL"`, or `synced=False`), from where the next append to wait for the disk takes them
-        along. Raises `StaleWriterError` if the lease was taken over or if `expected_seq` is
+        (`"NORMAL"`). Raises `StaleWriterError` if the lease was taken over or if `expected_seq` is
         not the head. After an interrupt, `info().head` says whether the append had been completed.
         """
         rules.check_drafts(drafts)
@@ -474,7 +470,7 @@ class SqliteLog:
             tail = self._tails.pop(number, None)
             written = None
             if tail is not None and tail.seq == expected_seq and len(rows) == 1:
-                written = self._continue(lease, tail, rows[0], synced)
+                written = self._continue(lease, tail, rows[0])
             batch, tail = written or self._look_and_append(lease, rows, expected_seq)
             if len(self._tails) >= _MOST_TAILS:
                 self._tails.clear()
@@ -482,7 +478,7 @@ class SqliteLog:
         return batch
 
     def _continue(
-        self, lease: Lease, tail: _Tail, row: tuple[Sequence[Draft], int, bytes], synced: bool
+        self, lease: Lease, tail: _Tail, row: tuple[Sequence[Draft], int, bytes]
     ) -> tuple[Sequence[Envelope], _Tail] | None:
         """Write a row behind the end that is remembered; None if the file does not say that it is one."""
         (key, seq, previous), (part, flags, payload) = tail, row
@@ -491,7 +487,7 @@ class SqliteLog:
         _, seq, at_us, kind, _, checksum, turn_id, run_id, trace_id, _ = batch[-1]
         condition = (key, lease.epoch, lease.owner, previous)
         values = (*condition, seq, at_us, kind, turn_id, run_id, trace_id, flags, checksum, payload)
-        if not self._database.write_at_once("append to session", CONTINUE, values, session_id, synced):
+        if not self._database.write_at_once("append to session", CONTINUE, values, session_id):
             return None
         return batch, _Tail(key, seq, checksum)
 

@@ -688,12 +688,12 @@ class Core:
         return staged._replace(event=chosen, draft=draft)
 
     def append(
-        self, staged: Sequence[Staged], *, written: Callable[[], None] | None = None, synced: bool = True
+        self, staged: Sequence[Staged], *, written: Callable[[], None] | None = None
     ) -> tuple[Sequence[Change], list[Outcome]]:
         """Fold events on the present state, log them in one batch, and make the new state the present.
 
         If anything goes wrong, neither the log nor the state has changed. `written` is called as soon
-        as it is certain that the batch is in the log; if it is not `synced`, that is not yet the disk.
+        as it is certain that the batch is in the log.
         """
         if not staged:
             if written is not None:
@@ -730,7 +730,7 @@ class Core:
                 batch.append(each)
                 drafts.append(draft)
             try:
-                interrupted = self._write(batch, drafts, synced) if batch else None
+                interrupted = self._write(batch, drafts) if batch else None
                 self.head = seq
                 changes = self._changes(working.changes) if self.observers else []
                 self.slices.update(working.changes)
@@ -747,11 +747,11 @@ class Core:
                 self.try_to_store()
             return changes, outcomes
 
-    def _write(self, batch: list[Staged], drafts: list[Draft], synced: bool) -> BaseException | None:
+    def _write(self, batch: list[Staged], drafts: list[Draft]) -> BaseException | None:
         """Append to the log. Returns an interrupt that came when the batch was in the log already."""
         assert self.lease is not None
         try:
-            self.log.append(self.lease, drafts, expected_seq=self.head, synced=synced)
+            self.log.append(self.lease, drafts, expected_seq=self.head)
             self.recent.add(self.head, batch)
         except (StaleWriterError, UsageError):
             raise  # Refused before anything was written.

@@ -458,20 +458,16 @@ class Session:
         """Record an event; the older spelling of `dispatch`."""
         return self.dispatch(event)
 
-    def dispatch_all(self, events: Iterable[object], *, synced: bool = True) -> Sequence[DispatchResult]:
-        """Record several events in one batch: all of them, or none.
+    def dispatch_all(self, events: Iterable[object]) -> Sequence[DispatchResult]:
+        """Record several events in one batch: all of them, or none."""
+        return self._dispatch(_staged(self._core, events))
 
-        With `synced=False` a power cut may take them away until the next event is recorded; the end
-        of the process does not.
-        """
-        return self._dispatch(_staged(self._core, events), synced)
-
-    def _dispatch(self, staged: list[Staged], synced: bool = True) -> Sequence[DispatchResult]:
+    def _dispatch(self, staged: list[Staged]) -> Sequence[DispatchResult]:
         transaction = self._current()
         if transaction is not None:
             return transaction._take(staged)
         core = self._core
-        changes, outcomes = core.append(staged, synced=synced)
+        changes, outcomes = core.append(staged)
         return core.notify(changes, outcomes)
 
     def _seed(self, slice_type: type, items: tuple[Any, ...]) -> DispatchResult:

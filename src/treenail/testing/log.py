@@ -260,22 +260,6 @@ class LogConformance:
             previous = chain_checksum(previous, session_id, event.seq, as_draft(event))
             assert event.checksum == previous
 
-    def test_an_append_that_need_not_be_synced_is_one_like_any_other(
-        self, log: Log, session_id: UUID, lease: Lease
-    ) -> None:
-        """It is read at once, the next one follows it, and a writer that does not count is refused."""
-        first = log.append(lease, drafts(b"one"), expected_seq=0)
-        second = log.append(lease, drafts(b"two", b"three"), expected_seq=1, synced=False)
-        third = log.append(lease, drafts(b"four"), expected_seq=3, synced=False)
-        with pytest.raises(StaleWriterError):
-            log.append(lease, drafts(b"five"), expected_seq=3, synced=False)
-        fourth = log.append(lease, drafts(b"five"), expected_seq=4)
-        assert list(log.read(session_id)) == [*first, *second, *third, *fourth]
-        log.release(lease)
-        with pytest.raises(StaleWriterError):
-            log.append(lease, drafts(b"six"), expected_seq=5, synced=False)
-        assert log.info(session_id).head == 5
-
     def test_an_empty_append_changes_nothing(self, log: Log, session_id: UUID, lease: Lease) -> None:
         """It is allowed, and is still a check that the writer is the one that counts."""
         log.append(lease, drafts(b"one"), expected_seq=0)
@@ -753,21 +737,21 @@ class _History(RuleBasedStateMachine):
         assert all(self.lease.epoch > old.epoch for old in self.stale)
 
     @precondition(lambda self: self.lease is not None)
-    @rule(batch=st.lists(_drafts, max_size=4), synced=st.booleans())
-    def append(self, batch: list[Draft], synced: bool) -> None:
+    @rule(batch=st.lists(_drafts, max_size=4))
+    def append(self, batch: list[Draft]) -> None:
         assert self.lease is not None
-        got = self.log.append(self.lease, batch, expected_seq=len(self.events), synced=synced)
+        got = self.log.append(self.lease, batch, expected_seq=len(self.events))
         assert [as_draft(event) for event in got] == batch
         self.events += batch
 
-    @rule(batch=st.lists(_drafts, max_size=2), off=st.sampled_from([-1, 1]), synced=st.booleans())
-    def append_stale(self, batch: list[Draft], off: int, synced: bool) -> None:
+    @rule(batch=st.lists(_drafts, max_size=2), off=st.sampled_from([-1, 1]))
+    def append_stale(self, batch: list[Draft], off: int) -> None:
         attempts = [(old, len(self.events)) for old in self.stale]
         if self.lease is not None:
             attempts.append((self.lease, len(self.events) + off))
         for lease, expected_seq in attempts:
             with pytest.raises(StaleWriterError):
-                self.log.append(lease, batch, expected_seq=expected_seq, synced=synced)
+                self.log.append(lease, batch, expected_seq=expected_seq)
 
     @precondition(lambda self: self.lease is not None)
     @rule(data=st.data(), payload=_payloads)

@@ -19,8 +19,7 @@ A call goes through one sequence, whoever waits in the middle of it:
 
 `begin` and `end` are plain functions; `execute` and `aexecute` differ only in how they
 wait. A call without effects needs no undo, so it skips the gates and `ToolStarted`, and
-costs one append. `ToolStarted` need not be synced for a call that stays in the workspace:
-if a power cut takes it away, the workspace's own journal undoes what the call did.
+costs one append.
 
 An interrupt may come between any two steps, also in the middle of a rollback. Each part
 of a rollback can be repeated, so the part that was interrupted is done again and the
@@ -977,12 +976,9 @@ class ToolRunner:
             on_unknown=tool.on_unknown,
             workspace=None if begun.workspace is None else begun.workspace.base,
         )
-        acts_outside = tool.effects == "external" or tool.foreign
         try:
-            # After a crash it tells what was cut off. If a power cut takes it away, nothing is missed: what
-            # the call did in the workspace is undone from the journal there, and it has not begun. But if
-            # the id was used before, the end of that call would pass for the end of this one.
-            session.dispatch_all((started,), synced=acts_outside or _is_used(session, plan.call.id))
+            # After a crash it tells which call was cut off.
+            session.dispatch(started)
         except BaseException as error:
             self._fail(begun, error)
             raise
@@ -1606,11 +1602,6 @@ def _last_start(session: Session, call_id: str) -> ToolStarted | None:
     starts = session[ToolStarted].view()
     position = starts.find(_started_call, call_id)
     return None if position is None else starts[position]
-
-
-def _is_used(session: Session, call_id: str) -> bool:
-    """Say whether a call with this id has begun before; some providers use an id again for another one."""
-    return session[ToolStarted].view().find(_started_call, call_id) is not None
 
 
 def _sending_call(message: OutboxPut) -> object:
