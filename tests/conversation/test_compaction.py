@@ -336,7 +336,7 @@ def test_a_good_answer_becomes_the_summary(frame: str) -> None:
         (json.dumps({**GOOD, "goal": " "}), "no goal"),
         (json.dumps({**GOOD, "progress": "much"}), "progress is not a list"),
         (json.dumps({**GOOD, "facts": [1]}), "facts is not a list"),
-        (json.dumps({**GOOD, "extra": []}), "nobody asked for: extra"),
+        (json.dumps({**GOOD, "extra": []}), "unknown fields: extra"),
         (json.dumps({key: GOOD["goal"] if key == "goal" else [] for key in GOOD}), "nothing but the goal"),
         (json.dumps({**GOOD, "facts": ["x" * 9_000]}), "characters"),
         (ModelCallError("down", phase="request", kind="transient"), "transient"),

@@ -1,4 +1,4 @@
-"""Forks of a conversation: the new session is told what was tried in the branch that it leaves behind."""
+"""Branch summaries: what a fork is told about the branch that it left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def branch_summary(session: Session, after: int) -> BranchSummary | None:
     if plan is None:
         return None
     text = plan.summary(MAX_BRANCH_CHARS).split("\n\n", 1)
-    told = "Another branch of this conversation went on from here. It is not yours: its files are not here."
+    told = "Another branch of this conversation continued from here. It is not yours: its files are not here."
     return BranchSummary(
         summary=shortened(f"{told}\n\n{text[-1]}", MAX_BRANCH_CHARS),
         from_session=str(session.session_id),

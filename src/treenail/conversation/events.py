@@ -1,4 +1,4 @@
-"""What the log keeps of a conversation besides its messages."""
+"""The events of a conversation besides its messages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from treenail.state.budget import TokenUsage
 from treenail.state.events import event
 
 CompactionTrigger = Literal["manual", "pressure", "overflow"]
-"""Why a conversation was compacted: somebody asked, the context was nearly full, or a provider refused it."""
+"""Why a conversation was compacted: on request, because the context was nearly full, or after a refusal."""
 
 SummaryStrategy = Literal["deterministic", "model", "deterministic_fallback"]
-"""Who wrote a summary: we, the model, or we because the model's was of no use."""
+"""Who wrote a summary: this code, the model, or this code because the model's was unusable."""
 
 
 @event(name="treenail.HistoryCompacted", channel=Channel.REPLAY, policy=SlicePolicy.LOG)
@@ -47,7 +47,7 @@ class HistoryCompacted:
 @event(name="treenail.BranchSummary", channel=Channel.REPLAY, policy=SlicePolicy.LOG)
 @dataclass(frozen=True, slots=True)
 class BranchSummary:
-    """What was tried in the branch that a fork left behind, told to the model that goes on."""
+    """What was tried in the branch that a fork left behind, told to the model that continues."""
 
     summary: str
     from_session: str

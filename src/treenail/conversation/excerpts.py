@@ -1,7 +1,7 @@
-"""Sending less of a conversation: the oldest part is left out, and what is sent is still a conversation.
+"""Excerpts of a conversation: its oldest part is not sent, and the rest is still a valid conversation.
 
-It is a measure of the moment, unlike a compaction: nothing is summarised, nothing is recorded in the
-conversation, and the next call may send everything again.
+Unlike a compaction this holds for one call only: nothing is summarised or recorded, and the next call may
+send everything again.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from treenail.conversation.replay import IMAGE_BYTES, Replay, ReplayItem
 
 
 def size_bytes(item: ReplayItem) -> int:
-    """Return how large an item is, about, as `Replay.size_bytes` counts it."""
+    """Return the approximate size of an item, as `Replay.size_bytes` counts it."""
     images = sum(not isinstance(each, ReasoningPart) for each in item.parts)
     return len(item.canonical()) + IMAGE_BYTES * images
 
 
 def trimmed(items: Sequence[ReplayItem], max_bytes: int) -> tuple[ReplayItem, ...]:
-    """Return the items without the oldest ones behind the system text, so that they fit into `max_bytes`.
+    """Drop the oldest items after the system text until the rest fits into `max_bytes`.
 
-    Answers go first, each together with the results of its tool calls; requests are what the work is
-    about, and go only if that is not enough. The system text, the newest request and the newest exchange
-    stay, even if they alone are larger.
+    Answers are dropped first, each with the results of its tool calls; requests only if that is not
+    enough. The system text, the newest request and the newest exchange stay, even if they are larger.
     """
     blocks = _blocks(items)
     sizes = [sum(size_bytes(each) for each in block) for block in blocks]
@@ -43,7 +42,7 @@ def trimmed(items: Sequence[ReplayItem], max_bytes: int) -> tuple[ReplayItem, ..
 
 
 def as_sent(replayed: Replay, items: Sequence[ReplayItem]) -> Replay:
-    """Return a replay as it was really sent: without some items, which the provider's cache cannot follow."""
+    """Return a replay as it was sent: without some items, which breaks the provider's cached prefix."""
     said = "some items were not sent this once"
     return replace(
         replayed,

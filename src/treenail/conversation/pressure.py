@@ -1,4 +1,4 @@
-"""How full a model's context is: the tiers, and where the sizes of contexts are known from."""
+"""Context pressure: how full a model's context is, in tiers, and the sizes of contexts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TIERS: tuple[tuple[float, PressureTier, tuple[str, ...]], ...] = (
     (0.80, "advisory", ("finish what is open before you begin something new",)),
     (0.90, "warning", ("compact the conversation at the next good moment", "or begin a new session")),
 )
-_CRITICAL = ("compact the conversation now", "or go on with a model that has a larger context")
+_CRITICAL = ("compact the conversation now", "or resume with a model that has a larger context")
 
 
 def pressure(tokens: int, window: int) -> ContextPressure:
     """Say how full a context of `window` tokens is with `tokens` in it."""
     if window <= 0 or tokens < 0:
-        raise UsageError(f"a context of {window} tokens with {tokens} in it makes no sense; check both")
+        raise UsageError(f"a context of {window} tokens with {tokens} in it is impossible; check both")
     ratio = tokens / window
     for below, tier, advice in _TIERS:
         if ratio < below:

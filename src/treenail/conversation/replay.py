@@ -5,41 +5,39 @@ Theory of operation
 A `Replayer` is fed the events of a session in order and keeps the clean conversation:
 messages, the newest compaction, branch summaries, how subagents ended. Everything else
 (usage, failures, partial text, starts and endings) is counted as left out, with the reason,
-and can never change what is sent. Feeding it one more event, and asking it for the input,
-costs the same however long the conversation is; feeding it all events again gives the same
-result.
+and never changes what is sent. Adding one event and asking for the input costs the same
+however long the conversation is; feeding all events again gives the same result.
 
 What comes out is valid for every provider:
 
-- A tool's result stands right behind the answer that asked for it. A call without a result
-  (an orphan: the process died, the turn was cut off) is closed with a synthetic failed
-  result. A result without a call is left out. What happens beside a running call (a subagent
-  ends, a fork tells of its other branch) waits until the call has its result. The log itself
-  is never rewritten.
-- A call id that a model uses twice gets a number on the wire, because providers want them
-  unique.
+- A tool's result follows the answer that asked for it. A call without a result (an orphan:
+  the process died, the turn was cut off) is closed with a synthetic failed result. A result
+  without a call is left out. Other messages that arrive during a call (a subagent ended, a
+  branch summary) wait until the call has its result. The log itself is never rewritten.
+- A call id that a model uses twice gets a number on the wire, because providers require
+  unique ids.
 - An empty answer is left out; an empty request or result is sent as a word in brackets,
-  because providers refuse empty content. A conversation that nobody's request begins (a
-  prompt alone) is begun with a word.
-- A block of thought is sent back only to the model and interface that wrote it.
+  because providers refuse empty content. A conversation without a request (a prompt alone)
+  starts with a one-word request.
+- A reasoning block is sent back only to the model and interface that wrote it.
 
 Items are only ever added at the end, so what was sent is a prefix of what is sent next. What
 breaks that is rare, and reported: a compaction, another system text, and messages that were
 changed or taken back (a cleared slice, a rollback that includes history). (A synthetic result
-is never sent before its place is final: a turn that goes on runs its pending calls or closes
-them for good before it asks the model again.)
+is never sent before its place is final: a resumed turn runs its pending calls or closes
+them for good before it calls the model again.)
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Generic, Literal, NamedTuple, TypeVar, overload
-
-from pydantic_core import from_json
+from uuid import UUID
 
 from treenail.codec import Codec
 from treenail.conversation.events import (
@@ -63,8 +61,6 @@ from treenail.state.session import Session
 
 T = TypeVar("T")
 
-_new = tuple.__new__
-
 EMPTY_TEXT = "(empty)"
 """Stands for an empty request or result, which providers refuse."""
 
@@ -72,10 +68,10 @@ IMAGE_BYTES = 6_000
 """What an image counts for: about 2,000 tokens, at three bytes a token."""
 
 BYTES_PER_TOKEN = 3
-"""How many bytes of input a token is taken for, rather too few than too many."""
+"""How many bytes of input count as one token; a cautious estimate."""
 
 BEGIN_TEXT = "Begin."
-"""The request of a conversation that has none: providers want the user to speak first."""
+"""The request of a conversation that has none: providers require a user message first."""
 
 SHOWN_HASH = 16
 """How much of an input's hash is recorded with each call, and shown: enough to tell two inputs apart."""
@@ -84,19 +80,19 @@ AUDIT_REASON = "kept for audit, never shown to the model"
 """Why most of a log is left out."""
 
 UNREADABLE_REASON = "part of the conversation, but it cannot be read"
-"""Why a message is left out that is not stored as this version stores them."""
+"""Why a message is left out whose stored form this version cannot read."""
 
 ORPHAN_TEXT = "This call was cut off and has no result; nothing that it did was kept."
-"""What the model is told of a call that never came back."""
+"""What the model is told about a call without a result."""
 
 WITHDRAWN_TEXT = "This call waited for a person's answer when another request came; it was not run."
-"""What the model is told of a held call that nobody answered."""
+"""What the model is told about a held call that was never answered."""
 
 
 class Growing(Sequence[T], Generic[T]):
-    """The beginning of a list that is only ever added to, and a few items behind it. It never changes.
+    """A frozen view of the beginning of an append-only list, followed by a few more items.
 
-    Making one costs the same however long the list is: nothing is copied.
+    Nothing is copied, so making one costs the same however long the list is.
     """
 
     __slots__ = ("_behind", "_count", "_list")
@@ -200,7 +196,7 @@ class Replay:
     size_bytes: int = 0
     """How large the input is, about: what estimates of its tokens go by."""
     digest: str = field(default="", compare=False, repr=False)
-    """The hash of all items, if whoever folded them kept it up to date."""
+    """The hash of all items, if it is known already."""
     reported_tokens: int | None = None
     """How many tokens the provider counted when it was last sent a prefix of this; None if it never said."""
     reported_bytes: int = 0
@@ -224,9 +220,9 @@ class Replay:
         """Hash the first `count` items, or all: equal hashes mean equal input."""
         if self.digest and (count is None or count == len(self.items)):
             return self.digest
-        digest = hashlib.sha256()
+        digest = _Digest()
         for each in islice(self.items, count):
-            _digest_item(digest, each)
+            digest.add(each)
         return digest.hexdigest()
 
 
@@ -245,13 +241,13 @@ class Replayer:
 
     model: str | None = None
     dialect: str | None = None
-    """Whose thoughts may be sent back; None for nobody's."""
+    """The model and interface whose reasoning may be sent back; None for none."""
     _seq: int = 0
     """The newest event that was taken."""
     _said: list[tuple[int, Said]] = field(default_factory=list)
     """What the conversation is made of, with its places in the log."""
-    _places: dict[int, int] = field(default_factory=dict)
-    """Where in `_said` a message is, by its id: as a number, which has its hash at hand."""
+    _places: dict[UUID, int] = field(default_factory=dict)
+    """Where in `_said` a message is, by its id."""
     _taken_back: dict[int, InnerMessage] = field(default_factory=dict)
     _left_out: list[LeftOut] = field(default_factory=list)
     _breaks: list[str] = field(default_factory=list)
@@ -268,10 +264,8 @@ class Replayer:
     _system: str | None = None
     _summary: ReplayItem | None = None
     """The newest compaction's; there is only ever one."""
-    _hash: hashlib._Hash = field(default_factory=hashlib.sha256)
-    """The hash of the first `_hashed` items, and their size: what is only added to is hashed once."""
-    _hashed: int = 0
-    _bytes: int = 0
+    _digest: _Digest = field(default_factory=lambda: _Digest())
+    """The hash and size of the first items: an item is hashed once."""
     _reported: tuple[int, int] | None = None
     """The provider's own count of tokens, and the size of what it counted."""
     _input: Replay | None = None
@@ -280,10 +274,7 @@ class Replayer:
     # .. feeding ..
 
     def catch_up(self, session: Session, *, upto: int | None = None) -> None:
-        """Take the events of a session's log that are not taken yet.
-
-        This way whoever wrote them does not matter: what is sent is made of the log.
-        """
+        """Take the events of a session's log that are not taken yet, whichever code wrote them."""
         for seq, logged, value in read_events(session, REPLAYED_KINDS, after=self._seq, upto=upto):
             self.add(seq, value, logged.type)
 
@@ -316,7 +307,7 @@ class Replayer:
 
     def _made(self) -> Replay:
         self._hash_new_items()
-        digest, size = self._hash, self._bytes
+        digest = self._digest
         waiting: Sequence[str] = ()
         behind: tuple[ReplayItem, ...] = ()
         if self._open or self._later:
@@ -327,14 +318,14 @@ class Replayer:
         if behind:
             digest = digest.copy()
             for each in behind:
-                size += _digest_item(digest, each)
+                digest.add(each)
         tokens, counted = self._reported or (None, 0)
         return Replay(
             Growing(self._items, behind),
             Growing(self._left_out),
             Growing(self._synthetic, tuple(waiting)) if waiting or self._synthetic else (),
             tuple(self._breaks),
-            size,
+            digest.bytes,
             digest.hexdigest(),
             tokens,
             counted,
@@ -363,7 +354,7 @@ class Replayer:
 
     def _take_message(self, seq: int, message: InnerMessage) -> None:
         end = len(self._said)
-        place = self._places.setdefault(message.message_id.int, end)
+        place = self._places.setdefault(message.message_id, end)
         if place == end:
             self._said.append((seq, message))
             self._add_message(seq, message)
@@ -380,7 +371,7 @@ class Replayer:
             self._fold_again(f"event {seq} changed the message of event {at}")
 
     def _rewrite(self, seq: int, event: InitializeSlice | ClearSlice | StateRestored) -> bool:
-        """Follow whoever sets, clears or restores the conversation itself. Says whether that was so."""
+        """Follow an event that sets, clears or restores the conversation itself. Returns whether it did."""
         made = event.slices if isinstance(event, StateRestored) else (event,)
         mine = {each.slice_type: each for each in made if each.slice_type in _NAMES}
         if not mine:
@@ -429,7 +420,7 @@ class Replayer:
     def _become(
         self, seq: int, now: list[tuple[int, InnerMessage]], wanted: list[tuple[int, InnerMessage]]
     ) -> None:
-        """Take back the messages that are no longer there, and take those that are new."""
+        """Drop the messages that are gone, and take those that are new."""
         kept = {each.message_id for _, each in wanted}
         gone = {each.message_id: at for at, each in now if each.message_id not in kept}
         if gone:
@@ -444,14 +435,14 @@ class Replayer:
             ]
             self._fold_again(f"event {seq} took back {len(gone)} messages")
         for at, each in wanted:
-            place = self._places.get(each.message_id.int)
+            place = self._places.get(each.message_id)
             if place is None:
                 self._take_message(at, each)
             elif _as_sent(self._said[place][1]) != _as_sent(each):
                 self._renew(seq, place, each)
 
     def _fold_again(self, reason: str) -> None:
-        """Make everything anew of what was said: something else than the end was changed."""
+        """Fold everything again, because something other than the end changed."""
         breaks = [*self._breaks, reason]
         said = {seq for seq, each in self._said}
         left_out = [each for each in self._left_out if each.seq not in said or each.reason == AUDIT_REASON]
@@ -459,7 +450,7 @@ class Replayer:
         self._open, self._used, self._system, self._summary = {}, {}, None, None
         self._begin_hash_anew()
         self._places = {
-            each.message_id.int: place
+            each.message_id: place
             for place, (_, each) in enumerate(self._said)
             if isinstance(each, InnerMessage)
         }
@@ -611,26 +602,23 @@ class Replayer:
     # .. what is counted along the way ..
 
     def _leave_out(self, seq: int, type_name: str, reason: str) -> None:
-        self._left_out.append(_new(LeftOut, (seq, type_name, reason)))
+        self._left_out.append(LeftOut(seq, type_name, reason))
 
     def _note_usage(self, event: ProviderUsage) -> None:
         """Remember the provider's own count, if it was sent everything that is here now."""
         tokens = event.usage.input_tokens
         was_trimmed = 0 < event.input_items < len(self._items)
         if tokens and event.purpose == "answer" and not was_trimmed:
-            if self._hashed < len(self._items):
-                self._hash_new_items()
-            self._reported = (tokens, self._bytes)
+            self._hash_new_items()
+            self._reported = (tokens, self._digest.bytes)
 
     def _hash_new_items(self) -> None:
-        items, digest = self._items, self._hash
-        for item in items[self._hashed :]:
-            self._bytes += _digest_item(digest, item)
-        self._hashed = len(items)
+        for item in self._items[self._digest.count :]:
+            self._digest.add(item)
 
     def _begin_hash_anew(self) -> None:
-        """Forget the hash, and the provider's count: something else than the end was changed."""
-        self._hash, self._hashed, self._bytes, self._reported = hashlib.sha256(), 0, 0, None
+        """Drop the hash and the provider's count, because something other than the end changed."""
+        self._digest, self._reported = _Digest(), None
 
 
 _NAME_OF = {each: spec_of(each).name or "" for each in _SAID}
@@ -647,7 +635,7 @@ def read_events(
 ) -> Iterator[tuple[int, Envelope | Draft, object | None]]:
     """Yield a session's events with their places, and with the values of some kinds at least.
 
-    No others are decoded for it. `known` are values by their places, of whoever has decoded them before.
+    No others are decoded. `known` holds values that are decoded already, by sequence number.
     """
     events: Iterable[tuple[int, Envelope | Draft, object | None]] | None = None
     if upto is None:
@@ -723,14 +711,32 @@ def _as_sent(event: object) -> object:
     )
 
 
-def _digest_item(digest: hashlib._Hash, item: ReplayItem) -> int:
-    """Add an item to a hash; return how large it is, an image counted as what models make of one."""
-    content = item.canonical()
-    size = len(content)
-    digest.update(size.to_bytes(8, "big") + content)
-    if item.parts:
-        size += IMAGE_BYTES * sum(not isinstance(each, ReasoningPart) for each in item.parts)
-    return size
+class _Digest:
+    """The hash of some items, how many they are, and about how large."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self.count = 0
+        self.bytes = 0
+
+    def add(self, item: ReplayItem) -> None:
+        """Take the next item. An image counts for about what models make of one."""
+        content = item.canonical()
+        self._hash.update(len(content).to_bytes(8, "big") + content)
+        self.count += 1
+        self.bytes += len(content) + IMAGE_BYTES * sum(
+            not isinstance(each, ReasoningPart) for each in item.parts
+        )
+
+    def copy(self) -> _Digest:
+        """Return one that can grow on its own."""
+        other = copy.copy(self)
+        other._hash = self._hash.copy()
+        return other
+
+    def hexdigest(self) -> str:
+        """Return the hash as text."""
+        return self._hash.hexdigest()
 
 
 def _orphan(wire_id: str) -> ReplayItem:
@@ -744,13 +750,9 @@ def _framed(tag: str, text: str) -> str:
 def _arguments(text: str) -> str:
     """Return arguments that are a JSON object: providers refuse others, and the model saw the error."""
     try:
-        data = from_json(text)
-    except (ValueError, TypeError):
-        # It takes neither lone surrogates nor more than 200 levels, and is the quickest there is.
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError):
-            return "{}"
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return "{}"
     return text if isinstance(data, dict) else "{}"
 
 
