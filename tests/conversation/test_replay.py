@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
@@ -478,14 +477,14 @@ def test_an_input_is_made_once_until_something_is_added() -> None:
 def test_asking_after_every_message_hashes_every_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn asks before each model call; what was hashed for the call before is not hashed again."""
     hashed = 0
-    digest_item = sys.modules[Replayer.__module__]._digest_item
+    canonical = ReplayItem.canonical
 
-    def counted(digest, item):
+    def counted(item):
         nonlocal hashed
         hashed += 1
-        return digest_item(digest, item)
+        return canonical(item)
 
-    monkeypatch.setattr(sys.modules[Replayer.__module__], "_digest_item", counted)
+    monkeypatch.setattr(ReplayItem, "canonical", counted)
     replayer = Replayer()
     replayer.add(1, said("system"))
     for seq in range(2, 502):
