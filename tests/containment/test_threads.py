@@ -1,8 +1,7 @@
-"""A job and whoever waits for it: one of them may leave first, and neither keeps the other alive."""
+"""A function on a worker thread and its caller: either may leave first, and neither keeps the other alive."""
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 
@@ -10,40 +9,26 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from treenail.containment import threads
 from treenail.containment.cancel import CancellationToken
-from treenail.containment.threads import Handover
+from treenail.containment.threads import Workers, wait_finished, workers
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_a_job_is_finished_within_a_moment_or_is_not() -> None:
-    let_go = threading.Event()
-    handover = Handover()
-    handover.submit(lambda: let_go.wait(10) and "done")
-    assert not handover.is_finished_within(0.001)
-    assert not handover.is_finished
-    let_go.set()
-    assert handover.is_finished_within(10)
-    assert handover.is_finished_within(0)
-    assert handover.result() == "done"
-
-
 @pytest.mark.parametrize("is_early", [False, True])
-def test_an_event_loop_waits_for_a_job_that_has_ended_already_or_will(is_early: bool) -> None:
+def test_an_event_loop_waits_for_a_function_that_has_ended_already_or_will(is_early: bool) -> None:
     let_go = threading.Event()
 
     async def main() -> object:
-        handover = Handover()
-        handover.submit(lambda: let_go.wait(10) and "done")
+        future = workers.start(lambda: let_go.wait(10) and "done")
         if is_early:
             let_go.set()
-            assert handover.is_finished_within(10)
+            future.result(10)
         async with anyio.create_task_group() as group:
-            group.start_soon(handover.wait_finished)
+            group.start_soon(wait_finished, future)
             await anyio.lowlevel.checkpoint()
             let_go.set()
-        return handover.result()
+        return future.result()
 
     assert anyio.run(main) == "done"
 
@@ -52,48 +37,28 @@ def test_a_wait_that_was_given_up_can_be_begun_again() -> None:
     let_go = threading.Event()
 
     async def main() -> object:
-        handover = Handover()
-        handover.submit(lambda: let_go.wait(10) and "done")
+        future = workers.start(lambda: let_go.wait(10) and "done")
         with anyio.move_on_after(0.001) as first:
-            await handover.wait_finished()
+            await wait_finished(future)
         let_go.set()
-        await handover.wait_finished()
-        return first.cancelled_caught, handover.result()
+        await wait_finished(future)
+        return first.cancelled_caught, future.result()
 
     assert anyio.run(main) == (True, "done")
 
 
-def test_what_a_job_raises_is_raised_where_its_result_is_taken() -> None:
-    handover = Handover()
-    handover.submit(lambda: 1 // 0)
-    assert handover.is_finished_within(10)
-    with pytest.raises(ZeroDivisionError):
-        handover.result()
-
-
-def test_a_job_that_is_over_leaves_nothing_for_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits holds the job; if the job held it as well, only a collection would free them."""
+def test_an_idle_worker_keeps_no_result_alive() -> None:
+    """A worker lets go of a function's result before it waits for the next function."""
 
     class Result:
         pass
 
-    # One worker that nobody else uses: it gets both jobs.
-    monkeypatch.setattr(threads, "workers", threads.Workers())
-
-    handover = Handover()
-    handover.submit(Result)
-    assert handover.is_finished_within(10)
-    alive = weakref.ref(handover.result())
-    gc.disable()
-    try:
-        del handover
-        # The worker lets go of the job when it is on its way to wait for the next one.
-        other = Handover()
-        other.submit(int)
-        assert other.is_finished_within(10)
-        assert alive() is None
-    finally:
-        gc.enable()
+    pool = Workers()
+    future = pool.start(Result)
+    alive = weakref.ref(future.result(10))
+    del future
+    pool.start(int).result(10)  # on the same worker
+    assert alive() is None
 
 
 def test_a_token_that_was_let_go_does_not_follow_any_more() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from treenail.containment.limits import number, to_pico, to_usd
 from treenail.containment.pricing import CallUsage
 from treenail.containment.records import Kind, NodeRecord, Status, WrapOptions
 from treenail.containment.shield import Decision, DegradePlan, ShieldPipeline, ToolCallContext, Verdict
-from treenail.containment.threads import Handover, Timer
+from treenail.containment.threads import Timer
 
 if TYPE_CHECKING:
     from treenail.containment.context import ExecutionContext
@@ -88,7 +89,8 @@ class Call:
     """When the attempt's own time is over, on the chain's clock; None if it has none."""
     permits: tuple[Permit, ...] = ()
     """What the circuit breakers gave for the present attempt; each is settled once."""
-    handover: Handover | None = None
+    work: Future[object] | None = None
+    """The function on its worker thread, if it runs on one."""
     shield_ctx: ToolCallContext | None = None
     verdicts: list[tuple[ShieldPipeline, Verdict]] | None = None
     buffer: PartialResultBuffer | None = None

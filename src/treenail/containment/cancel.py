@@ -13,7 +13,7 @@ from functools import partial
 
 from treenail.clock import Clock
 from treenail.containment.limits import StopReason, integer
-from treenail.containment.threads import Gate, call_later, logger
+from treenail.containment.threads import call_later, logger
 from treenail.errors import CancelledByToken, UsageError
 
 
@@ -142,11 +142,11 @@ def _nothing() -> None:
 
 def pause(clock: Clock, seconds: float, token: CancellationToken) -> None:
     """Block for that long on `clock`, or until the token is cancelled."""
-    gate = Gate()
-    timer = call_later(clock, seconds, gate.open)
-    forget = token.on_cancel(gate.open)
+    woken = threading.Event()
+    timer = call_later(clock, seconds, woken.set)
+    forget = token.on_cancel(woken.set)
     try:
-        gate.wait()
+        woken.wait()
     finally:
         forget()
         timer.cancel()

@@ -34,6 +34,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, TypeVar, cast, overload
@@ -103,7 +104,7 @@ from treenail.containment.shield import (
     ToolCallContext,
     Verdict,
 )
-from treenail.containment.threads import Job, call_later, describe, logger
+from treenail.containment.threads import call_later, describe, logger
 from treenail.errors import CallRefused, CancelledByToken, UsageError
 
 T = TypeVar("T")
@@ -1000,7 +1001,7 @@ class ExecutionContext:
         self, call: Call, value: object, status: Status, error: BaseException | None = None
     ) -> None:
         """Settle and close what the called function has booked itself, before its call is closed."""
-        if call.retry is None and call.pending is None and call.handover is None:
+        if call.retry is None and call.pending is None and call.work is None:
             return
         with self._ledger.lock:
             # A function that is left behind on its worker may be asking for an attempt at this moment.
@@ -1011,7 +1012,7 @@ class ExecutionContext:
             self._take_back(pending)
         if last is None or not last.is_open:
             return
-        last.handover, call.handover = call.handover, None
+        last.work, call.work = call.work, None
         self._settle(last, value, status)
         call.is_abandoned = last.is_abandoned
         for permit in last.permits:
@@ -1085,12 +1086,13 @@ class ExecutionContext:
             return self._stoppable
         return self._deadline is not None or call.options.timeout_ms is not None
 
-    def _late(self, call: Call, attempt: int, job: Job) -> None:
+    def _late(self, call: Call, attempt: int, work: Future[object]) -> None:
         """Book what a handler spent after its caller was released and its attempt was settled."""
         if call.attempts != attempt:
             # A later attempt has taken over the call's reports, and settles them.
             return
-        cost = self._costing.real(call, job.value) - call.settled
+        value = None if work.exception() else work.result()
+        cost = self._costing.real(call, value) - call.settled
         if cost <= 0:
             return
         self._ledger.add_cost(self._accounts, cost)
@@ -1250,7 +1252,7 @@ class ExecutionContext:
         call.stop_reason = None
         call.is_dispatched = False
         call.is_abandoned = False
-        call.handover = None
+        call.work = None
         call.permits = ()
         call.verdicts = None
         call.plan, call.delay_s = None, 0.0
@@ -1261,13 +1263,13 @@ class ExecutionContext:
         if call.is_open:
             call.is_open = False
             self._replace_reservation(call, value, status)
-            if call.handover is not None:
-                handover, call.handover, attempt = call.handover, None, call.attempts
-                call.is_abandoned = not handover.is_finished
-                handover.listen(lambda job: self._late(call, attempt, job))
-        elif call.handover is not None:
-            call.is_abandoned = not call.handover.is_finished
-            call.handover = None
+            if call.work is not None:
+                handover, call.work, attempt = call.work, None, call.attempts
+                call.is_abandoned = not handover.done()
+                handover.add_done_callback(lambda work: self._late(call, attempt, work))
+        elif call.work is not None:
+            call.is_abandoned = not call.work.done()
+            call.work = None
 
     def _replace_reservation(self, call: Call, value: object, status: Status) -> None:
         """Replace an attempt's reservation by the real cost, and tell those who keep count."""

@@ -12,6 +12,7 @@ that would block the loop, so it is refused.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Awaitable, Callable
 from types import AsyncGeneratorType, GeneratorType
 from typing import cast
@@ -23,7 +24,7 @@ from treenail.clock import Clock
 from treenail.containment.call import Call, current
 from treenail.containment.cancel import CancellationToken
 from treenail.containment.limits import StopReason
-from treenail.containment.threads import Gate, Handover, call_later, threadsafe
+from treenail.containment.threads import call_later, threadsafe, wait_finished, workers
 from treenail.errors import UsageError
 
 _UNFINISHED = (GeneratorType, AsyncGeneratorType)
@@ -116,13 +117,13 @@ def _open_token(call: Call) -> CancellationToken:
 
 def _on_worker(call: Call, fn: Callable[[], object]) -> object:
     token = _open_token(call)
-    gate = Gate()
-    handover = call.handover = Handover(gate.open)
+    woken = threading.Event()
     before = current.set(call)
-    forget = token.on_cancel(gate.open)
+    forget = token.on_cancel(woken.set)
     try:
-        handover.submit(fn)
-        gate.wait()
+        work = call.work = workers.start(fn)
+        work.add_done_callback(lambda _: woken.set())
+        woken.wait()
     except BaseException:
         # Ctrl-C while waiting: the handler must hear of it, since nobody waits for it any more.
         token.cancel(StopReason.ABORTED, detail="the caller was interrupted")
@@ -130,20 +131,18 @@ def _on_worker(call: Call, fn: Callable[[], object]) -> object:
     finally:
         forget()
         current.reset(before)
-    return handover.result() if handover.is_finished else STOPPED
+    return work.result() if work.done() else STOPPED
 
 
 async def _on_worker_async(call: Call, fn: Callable[[], object]) -> object:
-    done = anyio.Event()
-    handover = call.handover = Handover(threadsafe(done.set))
-    handover.submit(fn)
+    work = call.work = workers.start(fn)
     try:
-        await done.wait()
+        await wait_finished(work)
     except BaseException:
         if call.token is not None:
             call.token.cancel(StopReason.ABORTED, detail="the caller was cancelled")
         raise
-    return handover.result()
+    return work.result()
 
 
 def _drive(call: Call, awaitable: Awaitable[object]) -> object:

@@ -26,7 +26,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from treenail.clock import Clock, SystemClock
 from treenail.containment.limits import integer
-from treenail.containment.threads import Gate, Handover, call_later, describe, logger
+from treenail.containment.threads import call_later, describe, logger, workers
 from treenail.errors import UsageError
 
 _NO_METADATA: Mapping[str, object] = MappingProxyType({})
@@ -396,15 +396,13 @@ class ShieldPipeline:
         """Call a hook, and wait for its answer no longer than is allowed."""
         if self._hook_timeout_ms is None:
             return method(*details)
-        gate = Gate()
-        asked = Handover(gate.open)
-        timer = call_later(self._clock, self._hook_timeout_ms / 1000, gate.open)
-        try:
-            asked.submit(lambda: method(*details))
-            gate.wait()
-        finally:
-            timer.cancel()
-        if not asked.is_finished:
+        woken = threading.Event()
+        timer = call_later(self._clock, self._hook_timeout_ms / 1000, woken.set)
+        asked = workers.start(lambda: method(*details))
+        asked.add_done_callback(lambda _: woken.set())
+        woken.wait()
+        timer.cancel()
+        if not asked.done():
             raise TimeoutError(f"it has not answered within {self._hook_timeout_ms} ms")
         return asked.result()
 

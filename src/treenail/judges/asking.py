@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import TypeVar
 
-import anyio
-
-from treenail.containment.threads import Handover, describe, threadsafe
+from treenail.containment.threads import describe, wait_finished, workers
 from treenail.errors import NestedEvaluationError
 
 T = TypeVar("T")
@@ -20,12 +18,10 @@ async def on_worker(work: Callable[[], T]) -> T:
     raises is raised here, except that nothing on such a thread can be a person's interrupt or the
     task's own cancellation: those are a crash of the function.
     """
-    done = anyio.Event()
-    handover = Handover(threadsafe(done.set))
-    handover.submit(work)
-    await done.wait()
+    future = workers.start(work)
+    await wait_finished(future)
     try:
-        return cast(T, handover.result())
+        return future.result()
     except Exception:
         raise
     except BaseException as error:

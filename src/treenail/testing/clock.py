@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import anyio
 
-from treenail.containment.threads import Timer, TimerHeap, fire, threadsafe
+from treenail.containment.threads import Timer, Timers, fire, threadsafe
 from treenail.errors import UsageError
 
 _DEFAULT_START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -27,7 +27,7 @@ class FakeClock:
             raise UsageError("FakeClock needs an aware start time; pass one with tzinfo, for instance UTC")
         self._start = start.astimezone(UTC)
         self._elapsed = 0.0
-        self._timers = TimerHeap()
+        self._timers = Timers()
         self._changed = threading.Condition()
         self._sleepers = 0
 
@@ -68,7 +68,7 @@ class FakeClock:
         finally:
             timer.cancel()
 
-    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
         """Call `callback` from `advance` when the clock has been advanced that far."""
         timer = self._timers.add(self._elapsed + seconds, callback)
         with self._changed:

@@ -40,6 +40,7 @@ import logging
 import math
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass, field, replace
@@ -58,7 +59,7 @@ from treenail.clock import new_id, new_ids
 from treenail.codec import FrozenDict
 from treenail.containment.cancel import CancellationToken
 from treenail.containment.limits import StopReason
-from treenail.containment.threads import Handover, threadsafe
+from treenail.containment.threads import threadsafe, wait_finished, workers
 from treenail.errors import (
     CancelledByToken,
     DeadlineExceededError,
@@ -613,34 +614,33 @@ class ToolRunner:
         handles refuse once the call is over. One that works on the tree past them (`foreign`) is
         waited for, because the tree cannot be put back while it does.
         """
-        handover = Handover()
-        handover.submit(begun.call_handler)
+        handler = workers.start(begun.call_handler)
         try:
-            is_finished = handover.is_finished_within(_AT_ONCE_S)
+            is_finished = bool(futures.wait([handler], _AT_ONCE_S).done)
         except BaseException:
-            await self._stop(begun, handover)
+            await self._stop(begun, handler)
             raise
         if not is_finished:
-            await self._cut_short(begun, self._finished(begun, handover))
-        outcome: Any = handover.result()
+            await self._cut_short(begun, self._finished(begun, handler))
+        outcome: Any = handler.result()
         if not isinstance(outcome, str) and _is_awaitable(outcome):
             with _Running(begun):
                 return await self._cut_short(begun, outcome)
         return outcome
 
-    async def _finished(self, begun: OpenCall, handover: Handover) -> None:
+    async def _finished(self, begun: OpenCall, handler: futures.Future[Any]) -> None:
         try:
-            await handover.wait_finished()
+            await wait_finished(handler)
         except BaseException:
-            await self._stop(begun, handover)
+            await self._stop(begun, handler)
             raise
 
-    async def _stop(self, begun: OpenCall, handover: Handover) -> None:
+    async def _stop(self, begun: OpenCall, handler: futures.Future[Any]) -> None:
         """Tell a handler on its worker thread that nobody waits for it any more."""
         begun.is_cut_off = begun.own_token().cancel(StopReason.ABORTED, detail="the call was cut off")
         if begun.tool.foreign:
             with anyio.CancelScope(shield=True):
-                await handover.wait_finished()
+                await wait_finished(handler)
 
     # .. native tools: the body runs elsewhere, between two hooks ..
 
@@ -1495,11 +1495,10 @@ def _recorded(record: Record, result: ToolResult[Any]) -> tuple[tuple[object, ..
 
 async def _off_loop(work: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
     """Do something that may take long without stopping the event loop. It is not cut off."""
-    handover = Handover()
-    handover.submit(partial(work, *arguments, **keywords))
+    future = workers.start(partial(work, *arguments, **keywords))
     with anyio.CancelScope(shield=True):
-        await handover.wait_finished()
-    return cast(T, handover.result())
+        await wait_finished(future)
+    return future.result()
 
 
 def _is_awaitable(outcome: object) -> bool:
