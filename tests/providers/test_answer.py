@@ -96,7 +96,7 @@ def test_arguments_have_a_limit_together(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_notes_have_a_limit_too() -> None:
     answer = collected(*(call("a") for _ in range(100)), Stopped("tools"))
     assert len(answer.notes) == answers.MAX_NOTES + 1
-    assert answer.notes[-1] == f"{99 - answers.MAX_NOTES} other calls had their ids mended"
+    assert answer.notes[-1] == f"{99 - answers.MAX_NOTES} other calls had their ids repaired"
 
 
 @given(st.text(st.characters(), max_size=20), st.lists(st.integers(0, 80), max_size=6))

@@ -1,8 +1,8 @@
-"""One answer, put together from its events, whatever a model or a server does.
+"""One answer, collected from its events, whatever a model or a server sends.
 
-A model is another side: it may repeat an id, leave one out, say nothing, or not stop. What
-comes out of here can be logged, run and sent back. Everything has a limit; what was cut or
-mended is said in `notes`, so that the log can keep it. Nothing here raises.
+A model may repeat an id, omit one, say nothing, or never stop. The collected answer can
+always be logged, run and sent back. Everything has a limit; what was cut or repaired is
+listed in `notes` for the log. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from treenail.state.budget import TokenUsage
 from treenail.tools.tool import ToolCall
 
 MAX_TEXT_CHARS = 4_000_000
-"""How long an answer's text may be; what comes after it is read and dropped."""
+"""How long an answer's text may be; the rest is read and dropped."""
 
 MAX_CALLS = 1_024
 """How many tool calls of one answer are run; the others are dropped."""
@@ -32,10 +32,10 @@ MAX_ARGUMENTS_CHARS = 4_000_000
 """How long the arguments of all calls of one answer may be together."""
 
 MAX_REASONING_BLOCKS = 1_024
-"""How many blocks of thought of one answer are kept."""
+"""How many reasoning blocks of one answer are kept."""
 
 MAX_NAME_CHARS = 256
-"""How long a tool's name or a call's id may be; tools have shorter ones, so that a longer one is noise."""
+"""How long a tool's name or a call's id may be; real ones are shorter."""
 
 MAX_NOTES = 16
 """How many notes an answer carries; the rest is counted."""
@@ -49,21 +49,21 @@ class CollectedAnswer:
     calls: tuple[ToolCall, ...] = ()
     """The calls to run: each has an id, and no two have the same."""
     parts: tuple[ReasoningPart, ...] = ()
-    """The blocks of thought that go back with the next request."""
+    """The reasoning blocks that are sent back with the next request."""
     usage: TokenUsage = field(default_factory=TokenUsage)
     cost_usd: float | None = None
     cache_write_tokens: int = 0
     model: str | None = None
-    """The model that was asked, if the provider said so."""
+    """The model that was called, if the provider said so."""
     stop: FinishReason = "end"
     is_complete: bool = False
     """Whether the provider said that the answer is whole."""
     notes: tuple[str, ...] = ()
-    """What was cut or mended."""
+    """What was cut or repaired."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the model neither said anything nor wants a tool."""
+        """Whether the answer has neither text nor tool calls."""
         return not self.text and not self.calls
 
 
@@ -120,10 +120,7 @@ class Collector:
     @property
     def text(self) -> str:
         """What the model has said so far."""
-        # Joined once and kept joined: asking again costs nothing, and adding costs the piece alone.
-        if len(self._text) > 1:
-            self._text = ["".join(self._text)]
-        return self._text[0] if self._text else ""
+        return "".join(self._text)
 
     @property
     def usage(self) -> UsageReported:
@@ -134,7 +131,7 @@ class Collector:
         """Return the answer as far as it has come."""
         notes = self._notes[:MAX_NOTES]
         if len(self._notes) > MAX_NOTES:
-            notes.append(f"{len(self._notes) - MAX_NOTES} other calls had their ids mended")
+            notes.append(f"{len(self._notes) - MAX_NOTES} other calls had their ids repaired")
         if self._dropped_chars:
             notes.append(
                 f"the text was cut at {MAX_TEXT_CHARS} characters; {self._dropped_chars} were dropped"
@@ -142,9 +139,7 @@ class Collector:
         if self._dropped_calls:
             notes.append(f"{self._dropped_calls} tool calls beyond what one answer may ask for were dropped")
         if self._dropped_parts:
-            notes.append(
-                f"{self._dropped_parts} blocks of thought beyond {MAX_REASONING_BLOCKS} were dropped"
-            )
+            notes.append(f"{self._dropped_parts} reasoning blocks beyond {MAX_REASONING_BLOCKS} were dropped")
         text = self.text
         if self._is_complete and not text and not self._calls:
             notes.append("the answer is empty")

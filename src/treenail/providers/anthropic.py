@@ -36,7 +36,7 @@ _STOPS: Mapping[str, FinishReason] = {
     "refusal": "refused",
 }
 _LEAST_THINKING = 1024
-"""The smallest budget for thoughts that the interface takes."""
+"""The smallest reasoning budget that the interface accepts."""
 
 _NO_KEY = "no key was found; set ANTHROPIC_API_KEY, or pass api_key="
 
@@ -100,7 +100,7 @@ class Anthropic(VendorProvider[anthropic.AsyncAnthropic]):
         asked = super()._for(request)
         budget = (asked._thinking or {}).get("budget_tokens")
         if asked is not self and budget is not None and asked._max_output_tokens is not None:
-            # The thoughts are a part of the answer, and the interface takes no fewer than this many.
+            # Reasoning is part of the answer, and the interface accepts no smaller budget.
             room = asked._max_output_tokens - 1
             asked._thinking = (
                 {**(asked._thinking or {}), "budget_tokens": min(budget, room)}
@@ -206,7 +206,7 @@ class _Block:
         return ToolCall(str(self.data.get("id") or ""), str(self.data.get("name") or ""), arguments)
 
     def thought(self) -> dict[str, Any] | None:
-        """Return the block as it goes back; None if it is no thought, or one that was cut off."""
+        """Return the block as it is sent back; None if it is not reasoning, or was cut off."""
         if self.kind == "redacted_thinking":
             return self.data
         if self.kind != "thinking":
@@ -234,10 +234,10 @@ def _thinking(given: int | str | Mapping[str, Any] | None, most: int) -> dict[st
 
 
 def _may_think(thinking: Mapping[str, Any], messages: Sequence[Wire]) -> bool:
-    """Say whether thoughts can be asked for now.
+    """Say whether reasoning can be requested now.
 
-    A turn with tools that began without thoughts, say because another model began it, has to go on without
-    them: the interface refuses a budget for thoughts in the middle of it.
+    A turn with tools that began without reasoning, say with another model, has to continue without it:
+    the interface refuses a reasoning budget in the middle of a turn.
     """
     if thinking.get("type") != "enabled":
         return True
@@ -253,7 +253,7 @@ def _may_think(thinking: Mapping[str, Any], messages: Sequence[Wire]) -> bool:
 
 
 def _accepted(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema without what the interface refuses; its constraints become part of descriptions."""
+    """Return a schema without the keywords that the interface refuses; they move into descriptions."""
     try:
         return anthropic.transform_schema(dict(schema))
     except ValueError:
@@ -261,7 +261,7 @@ def _accepted(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _count(counts: dict[str, int], usage: Any) -> None:
-    """Take over the provider's numbers: they are running totals, and it may leave some out."""
+    """Merge the provider's numbers, which are running totals and may be incomplete."""
     details = getattr(usage, "output_tokens_details", None)
     for name, value in (
         ("input", usage.input_tokens),
@@ -275,7 +275,7 @@ def _count(counts: dict[str, int], usage: Any) -> None:
 
 
 def _usage(counts: Mapping[str, int]) -> CallUsage:
-    # This vendor reports cached input next to the rest of the input, not within it.
+    # This vendor reports cached input separately from the rest of the input.
     read, written, output = counts.get("read", 0), counts.get("written", 0), counts.get("output", 0)
     return CallUsage(
         input_tokens=counts.get("input", 0) + read + written,
@@ -287,7 +287,7 @@ def _usage(counts: Mapping[str, int]) -> CallUsage:
 
 
 def facts_of(error: Exception) -> Facts | None:
-    """Read the facts off an exception of the SDK; None if it is none of its own."""
+    """Read the facts off an exception of the SDK; None if it is another exception."""
     if isinstance(error, anthropic.APIStatusError):
         # An error event inside a stream comes with the status of the stream, which was fine.
         status = error.status_code if error.status_code >= 400 else None
@@ -306,7 +306,7 @@ def facts_of(error: Exception) -> Facts | None:
         return Facts(status=400, message=str(error))
     if isinstance(error, TypeError) and "authentication method" in str(error):
         return Facts(status=401, code="authentication_error", message=_NO_KEY)
-    # The SDK lets a transport's own errors through once the stream is open.
+    # The SDK passes transport errors through once the stream is open.
     if isinstance(error, httpx2.HTTPError):
         return Facts(
             message=f"{type(error).__name__}: {error}", timed_out=isinstance(error, httpx2.TimeoutException)

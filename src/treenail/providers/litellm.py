@@ -48,13 +48,13 @@ from treenail.providers.openai import CHAT_STOPS, ChatCalls, call_usage, output_
 from treenail.providers.vendor import ClosableStream, VendorProvider, drain, tls
 from treenail.providers.wire_formats import Wire, chat_tools, to_openai_chat
 
-# It prints advice for its users to standard output, which is not ours to write to.
+# It prints advice to standard output, which belongs to the program.
 litellm.suppress_debug_info = True
 
 _PREFIXES = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception|Timeout)(?:: | - ))+", re.ASCII)
 _MAX_CHAIN = 16
 _SHARED = ("anthropic/", "claude-", "gemini/")
-"""How the names of the models begin for which LiteLLM has one client in all event loops."""
+"""Prefixes of the models for which LiteLLM shares one client between event loops."""
 
 
 class LiteLLM(VendorProvider["_LoopClients"]):
@@ -97,7 +97,7 @@ class LiteLLM(VendorProvider["_LoopClients"]):
         return f"LiteLLM({self._model!r})"
 
     def arguments(self, request: ModelRequest) -> Wire:
-        """Return what LiteLLM is asked with for a request; the key is not among it."""
+        """Return the arguments for LiteLLM, without the key."""
         body: Wire = {
             "model": self._model,
             "messages": to_openai_chat(request.items),
@@ -149,7 +149,7 @@ class LiteLLM(VendorProvider["_LoopClients"]):
                     calls.add(piece)
         finish = opened.finish_reason
         if finish is None:
-            return  # Cut: the vendor never said that the answer is whole, whatever LiteLLM makes of it.
+            return  # Cut off: the vendor never said that the answer is complete, whatever LiteLLM reports.
         if payload := thoughts.payload():
             yield self._thought(payload, 0, 0)
         for call in calls.whole():
@@ -175,7 +175,7 @@ class LiteLLM(VendorProvider["_LoopClients"]):
 
 
 class _LoopClients:
-    """What LiteLLM calls with in one event loop: when that ends nobody can use it any more."""
+    """LiteLLM's clients of one event loop; they cannot be used after it ends."""
 
     def __init__(self) -> None:
         try:
@@ -190,10 +190,10 @@ class _LoopClients:
         self._http: httpx.AsyncClient | None = None
 
     def http(self) -> AsyncHTTPHandler:
-        """Return the client of ours that stands for the one that LiteLLM shares between loops."""
+        """Return our client in place of the one that LiteLLM shares between loops."""
         if self._http is None:
             self._http = httpx.AsyncClient(verify=tls(), follow_redirects=True, timeout=None)
-        # It makes a client at once; with a transport given, that one costs nothing, and ours takes its place.
+        # It creates a client at once; with a transport given that is cheap, and ours replaces it.
         handler = AsyncHTTPHandler(transport=httpx.AsyncHTTPTransport(verify=tls()))
         handler.client = self._http
         return handler
@@ -213,7 +213,7 @@ class _LoopClients:
 
 
 class _Stream:
-    """LiteLLM's stream, with what it leaves out of the vendor's."""
+    """LiteLLM's stream, plus what it omits of the vendor's."""
 
     def __init__(self, opened: Any) -> None:
         self._opened = opened
@@ -230,19 +230,19 @@ class _Stream:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the vendor said that the model stopped; None if it did not say."""
+        """The vendor's finish reason; None if it gave none."""
         opened = self._opened
         said = opened.received_finish_reason or getattr(opened, "intermittent_finish_reason", None)
         return None if said is None else str(said)
 
     @property
     def has_usage(self) -> bool:
-        """Whether the vendor has counted: LiteLLM makes numbers of its own up if not."""
+        """Whether the vendor reported usage; if not, LiteLLM invents numbers."""
         return any(getattr(each, "usage", None) is not None for each in self._opened.chunks)
 
 
 class _Tapped:
-    """The vendor's stream below LiteLLM's, which drops a refusal's words: here they become the text."""
+    """The vendor's stream below LiteLLM's, which drops the text of a refusal; here it is kept."""
 
     def __init__(self, inner: Any, into: _Stream) -> None:
         self._inner = inner
@@ -263,7 +263,7 @@ class _Tapped:
 
     async def aclose(self) -> None:
         if self._into.finish_reason is not None:
-            # LiteLLM closes a stream once it knows enough; a connection is used again only if all was read.
+            # LiteLLM closes a stream early; a connection is reused only if all was read.
             await drain(self)
         for each in (self._each, self._inner):
             for name in ("aclose", "close"):
@@ -273,14 +273,14 @@ class _Tapped:
 
 
 class _Thoughts:
-    """Puts an answer's thoughts together, as text and as the signed blocks that some vendors want back."""
+    """Collects an answer's reasoning, as text and as the signed blocks that some vendors want back."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
         self._blocks: list[dict[str, Any]] = []
 
     def add(self, delta: Any) -> str:
-        """Take a piece of the answer, and return what was thought in it."""
+        """Take a piece of the answer, and return the reasoning in it."""
         for piece in getattr(delta, "thinking_blocks", None) or ():
             self._add_block(dict(piece))
         text = getattr(delta, "reasoning_content", None)
@@ -300,30 +300,30 @@ class _Thoughts:
             last["signature"] = piece["signature"]
 
     def payload(self) -> dict[str, Any]:
-        """Return what goes back with the next request: all but a block that never got its signature."""
+        """Return what is sent back with the next request: all blocks but an unsigned one."""
         kept = [each for each in self._blocks if each.get("type") != "thinking" or each.get("signature")]
         told: dict[str, Any] = {"reasoning_content": "".join(self._text)} if self._text else {}
         return {**told, "thinking_blocks": kept} if kept else told
 
 
 def _said_of(delta: Any, name: str) -> object:
-    """Return what the vendor itself said under a name, where LiteLLM hands it on."""
+    """Return a field of the vendor's own response, where LiteLLM passes it on."""
     fields = getattr(delta, "provider_specific_fields", None)
     return fields.get(name) if isinstance(fields, Mapping) else None
 
 
 def facts_of(error: Exception) -> Facts | None:
-    """Read the facts off an exception of LiteLLM; None if it is none of its own."""
+    """Read the facts off an exception of LiteLLM; None if it is another exception."""
     chain = list(_chain(error))
     known = [each for each in chain if type(each).__module__ == litellm.exceptions.__name__]
     if not known:
         return None
-    # What broke a stream stands inside of the error that says so; the innermost knows most.
+    # The cause of a broken stream is nested in the error; the innermost says most.
     inner = known[-1]
     told, code = _vendor_words(inner)
     timed_out = any(isinstance(each, _TIMED_OUT) for each in chain)
     if timed_out or any(isinstance(each, _BROKEN) for each in chain):
-        # LiteLLM calls it a server's error, with a status that nobody sent.
+        # LiteLLM reports it as a server error, with an invented status.
         return Facts(message=told, timed_out=timed_out)
     status = getattr(inner, "status_code", None)
     for kind, meaning in _MEANINGS:
@@ -346,7 +346,7 @@ _MEANINGS = (
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and what it came from: the one in it, and those behind it."""
+    """Yield an exception, the original one it wraps, and its causes."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting and len(seen) < _MAX_CHAIN:
@@ -359,7 +359,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _vendor_words(error: BaseException) -> tuple[str, str]:
-    """Return what the vendor said, and its codes, out of the text that LiteLLM made of it."""
+    """Extract the vendor's message and codes from LiteLLM's text."""
     text = str(getattr(error, "message", None) or error)
     text = _PREFIXES.sub("", text)
     body = getattr(error, "body", None)

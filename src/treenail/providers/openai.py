@@ -184,7 +184,7 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
                 usage = call_usage(response.usage)
                 if usage is not None:
                     yield self._used(usage)
-                # Some servers end every answer as a completed one, and say only inside that it failed.
+                # Some servers end every answer as completed, and report the failure inside it.
                 if kind == "response.failed" or response.status in ("failed", "cancelled"):
                     raise self._failed(_error_facts(response.error))
                 yield Stopped(_responses_stop(response, calls, refused))
@@ -226,7 +226,7 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
                 delta = choice.delta
                 if delta is None:
                     continue
-                # Compatible servers put thoughts into one of two fields that OpenAI itself does not have.
+                # Compatible servers put reasoning into one of two fields that OpenAI itself does not have.
                 thought = getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None)
                 if isinstance(thought, str) and thought:
                     thoughts.append(thought)
@@ -245,7 +245,7 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
         for call in calls.whole():
             yield ToolCallRequested(call)
         stop = CHAT_STOPS.get(finish, "end")
-        # Some servers say "stop" and ask for tools all the same, or the other way round.
+        # Some servers say "stop" and still ask for tools, or the other way round.
         if stop in ("end", "tools"):
             stop = "tools" if calls else "refused" if refused else "end"
         yield Stopped(stop)
@@ -290,7 +290,7 @@ class ChatCalls:
 
 
 def call_usage(reported: Any) -> CallUsage | None:
-    """Normalise what the provider counts; None if it counts nothing."""
+    """Normalise the provider's usage; None if it reports none."""
     usage = usage_of(reported)
     if usage is None:
         return None
@@ -320,7 +320,7 @@ def _responses_stop(response: Any, calls: int, refused: bool) -> FinishReason:
 
 
 def facts_of(error: Exception) -> Facts | None:
-    """Read the facts off an exception of the SDK; None if it is none of its own."""
+    """Read the facts off an exception of the SDK; None if it is another exception."""
     if isinstance(error, openai.APIStatusError):
         return Facts(
             status=error.status_code,

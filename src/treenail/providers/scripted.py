@@ -3,7 +3,7 @@
 A script is a list of answers. An answer is text, tool calls, or both; or a function of
 the request that returns one, for a model that reacts. Which answer comes next is read
 from the conversation (how many assistant messages it has), not from a counter in
-memory, so that a resumed run goes on where the script was.
+memory, so that a resumed run continues in the script where it stopped.
 """
 
 from __future__ import annotations

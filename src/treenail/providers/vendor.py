@@ -60,11 +60,11 @@ from treenail.state.budget import TokenUsage
 C = TypeVar("C")
 
 CUT_SHORT = "the stream ended before the answer did"
-"""What the error of an answer without an end says."""
+"""The error message of an answer without an end."""
 
 
 class ClosableStream(Protocol):
-    """An SDK's stream of events, which are the SDK's own objects or whatever a server made of them."""
+    """An SDK's stream of events: the SDK's own objects, filled by a server."""
 
     def __aiter__(self) -> AsyncIterator[Any]:
         """Iterate over the events."""
@@ -79,17 +79,17 @@ _DRAIN_S = 0.5
 """How long a finished answer may keep its connection busy before that is closed instead of reused."""
 
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
-"""What reading an event raises that is not built as the SDK expects: SDKs do not check what comes."""
+"""What reading a malformed event raises: SDKs do not validate what they receive."""
 
 
 @functools.cache
 def tls() -> ssl.SSLContext:
-    """Return the TLS settings of this process: reading all certificates once per client would be slow."""
+    """Return the TLS settings of this process. Reading all certificates once per client would be slow."""
     return httpx2.create_ssl_context()
 
 
 class LoopBound(Generic[C]):
-    """Something that lives as long as the event loop in which it was first asked for."""
+    """An object that lives as long as the event loop in which it was first used."""
 
     def __init__(self, make: Callable[[], C], close: Callable[[C], Awaitable[object]]) -> None:
         self._make = make
@@ -97,12 +97,12 @@ class LoopBound(Generic[C]):
         self._kept: RunVar[tuple[C, AsyncGenerator[C, None]]] = RunVar("treenail.providers.client")
 
     async def get(self) -> C:
-        """Return this loop's own one, made now if there is none yet."""
+        """Return this loop's object, made now if there is none yet."""
         kept = self._kept.get(None)
         if kept is not None:
             return kept[0]
         keeper = self._keep()
-        # Running the generator to its first yield is what makes the loop know of it.
+        # Running the generator to its first yield registers it with the loop, which closes it.
         made = await anext(keeper)
         self._kept.set((made, keeper))
         return made
@@ -120,7 +120,7 @@ class VendorProvider(ABC, Generic[C]):
     """A provider on a vendor's SDK: a client of type `C`, and one call with it."""
 
     takes_output_schema: ClassVar[bool] = True
-    """The vendors make their models follow a schema."""
+    """The vendors enforce a schema on the answer."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class VendorProvider(ABC, Generic[C]):
         return self._model
 
     def estimate_usd(self, request: ModelRequest) -> float | None:
-        """Say what the call will cost at most; None if the model's price is not known."""
+        """Return the most the call can cost; None if the model's price is not known."""
         size = sum(
             4 + estimate_tokens(item.text) + sum(estimate_tokens(call.arguments) for call in item.calls)
             for item in request.items
@@ -172,7 +172,7 @@ class VendorProvider(ABC, Generic[C]):
         model = request.model or self._model
         if (model, most) == (self._model, self._max_output_tokens):
             return self
-        asked = copy.copy(self)  # The client, which is what is dear, stays the same one.
+        asked = copy.copy(self)  # It shares the client.
         asked._model, asked._max_output_tokens = model, most
         return asked
 
@@ -180,7 +180,7 @@ class VendorProvider(ABC, Generic[C]):
         """Call the model once. Closing the generator closes the connection."""
         asked = self._for(request)
         if asked is not self:
-            # What is left to do is the same, so the request no longer has to say it.
+            # `asked` has taken over what the request asked for.
             async with aclosing(asked.stream(replace(request, model=None, max_output_tokens=None))) as told:
                 async for each in told:
                     yield each
@@ -228,7 +228,7 @@ class VendorProvider(ABC, Generic[C]):
         )
 
     def _endpoint(self, client: C) -> str:
-        """Say where the call goes; nothing if that is not known, and then no shield lets it leave."""
+        """Return the address of the call; empty if it is not known, and then a shield refuses it."""
         return str(getattr(client, "base_url", ""))
 
     @abstractmethod
@@ -241,7 +241,7 @@ class VendorProvider(ABC, Generic[C]):
 
     @abstractmethod
     def _facts(self, error: Exception) -> Facts | None:
-        """Read the facts off an exception of the SDK; None if it is none of its own."""
+        """Read the facts off an exception of the SDK; None if it is another exception."""
 
     # --- helpers for the vendors' modules --------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class VendorProvider(ABC, Generic[C]):
 
 
 def ask_egress(url: str) -> None:
-    """Ask the shield of the contained call that this is whether a request may leave; `CallRefused` if not."""
+    """Ask the shield of the current contained call whether a request may leave; `CallRefused` if not."""
     call = current_call()
     if call is not None:
         try:
@@ -275,12 +275,12 @@ def ask_egress(url: str) -> None:
 
 
 async def drain(events: AsyncIterator[object]) -> None:
-    """Read what is left behind the answer's end, so that the connection can be used again."""
+    """Read the rest of the stream after the answer's end, so that the connection can be reused."""
     try:
         with anyio.move_on_after(_DRAIN_S):
             async for _ in events:
                 pass
-    except Exception:  # noqa: BLE001 - the answer is whole; what breaks behind it changes nothing
+    except Exception:  # noqa: BLE001 - the answer is complete; a later error changes nothing
         pass
 
 
@@ -299,13 +299,13 @@ async def _mended(events: AsyncGenerator[ModelEvent, None]) -> AsyncGenerator[Mo
 
 
 class Mender:
-    """Joins halves of surrogate pairs that were split over two pieces of text."""
+    """Joins surrogate pairs that were split over two pieces of text."""
 
     def __init__(self) -> None:
         self._half = ""
 
     def feed(self, text: str) -> str:
-        """Take a piece, and return what is whole of it and of what was held back."""
+        """Take a piece, and return the complete characters so far."""
         text = self._half + text
         self._half = ""
         if text and "\ud800" <= text[-1] <= "\udbff":
@@ -313,6 +313,6 @@ class Mender:
         return clean(text)
 
     def flush(self) -> str:
-        """Return what was held back, as a replacement character: its other half never came."""
+        """Return a replacement character for a half that was held back and never completed."""
         half, self._half = self._half, ""
         return clean(half)

@@ -1,14 +1,13 @@
-"""From provider-neutral items to what each interface wants, as pure functions.
+"""The request formats of each interface, made from provider-neutral items by pure functions.
 
 The items come from `treenail.conversation.replay` and obey its rules already (paired calls,
-unique ids, no empty content), so that little has to be decided here. What is left is what
-one interface refuses and another takes: names and ids with odd characters (a model made
-them up, or another provider wrote them), halves of surrogate pairs, arguments that are no
-JSON by the standard, text of blanks only. Each is replaced by something that is accepted and
-that depends on nothing but itself, so that the same log still gives the same bytes.
+unique ids, no empty content). What is left is what one interface accepts and another refuses:
+names and ids with odd characters (a model invented them, or another provider wrote them),
+lone surrogates, arguments that are not standard JSON, blank text. Each is replaced by an
+accepted form that depends on nothing else, so that the same log still gives the same bytes.
 
-Blocks of thought go back in their place: a signature covers a block, and a provider checks
-that the order of blocks and calls is the one in which it wrote them.
+Reasoning blocks are sent back in their place: a signature covers a block, and a provider
+checks that blocks and calls are in the order in which it wrote them.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ Wire = dict[str, Any]
 """A JSON object, as it is sent."""
 
 MAX_WIRE_ID_CHARS = 64
-"""The longest call id or tool name that every interface takes."""
+"""The longest call id or tool name that every interface accepts."""
 
 RESULT_IMAGES_TEXT = "The pictures of the results above:"
-"""Stands before pictures that an interface does not take inside of a tool's result."""
+"""Introduces pictures that an interface does not accept inside a tool's result."""
 
 PHASE_KEY = "treenail.phase"
-"""Marks a part that is no thought: it keeps the phase that a vendor gave to the text behind it."""
+"""Marks a part that is not reasoning: it keeps the vendor's phase of the text that follows."""
 
 _WIRE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _STRICT_KEYWORDS = frozenset(
@@ -51,9 +50,9 @@ _STRICT_KEYWORDS = frozenset(
 def to_openai_chat(items: Sequence[ReplayItem]) -> list[Wire]:
     """Translate to OpenAI's Chat Completions messages.
 
-    A result is text there. Pictures of results follow in a message of their own, behind all results of
-    an answer, because nothing may stand between those. Results stand in the order of their calls: some that
-    this is passed on to have no ids, and count.
+    A result is text there. Pictures of results follow in a separate message after all results of an
+    answer, because nothing may come between those. Results are in the order of their calls: some servers
+    ignore ids and match them by position.
     """
     messages: list[Wire] = []
     shown: list[ImagePart] = []
@@ -66,7 +65,7 @@ def to_openai_chat(items: Sequence[ReplayItem]) -> list[Wire]:
         _show(messages, shown)
         if item.role == "assistant":
             message: Wire = {"role": "assistant", "content": text or None}
-            for part in _thoughts(item.parts):
+            for part in _reasoning(item.parts):
                 message.update(part.payload)
             if item.calls:
                 message["tool_calls"] = [
@@ -87,7 +86,7 @@ def to_openai_chat(items: Sequence[ReplayItem]) -> list[Wire]:
 
 
 def _in_call_order(items: Sequence[ReplayItem]) -> Iterator[ReplayItem]:
-    """Yield a conversation with the results of each answer in the order in which it asked for them."""
+    """Yield a conversation with the results of each answer in the order of its calls."""
     places: dict[str | None, int] = {}
     results: list[ReplayItem] = []
     for item in items:
@@ -178,7 +177,7 @@ def responses_tools(tools: Sequence[Tool[Any, Any]]) -> list[Wire]:
             "name": tool.name,
             "description": tool.description,
             "parameters": dict(tool.parameters_schema),
-            # Strict mode takes a part of JSON schema only; what comes is parsed strictly here anyway.
+            # Strict mode accepts only a part of JSON schema; arguments are validated here anyway.
             "strict": False,
         }
         for tool in tools
@@ -186,7 +185,7 @@ def responses_tools(tools: Sequence[Tool[Any, Any]]) -> list[Wire]:
 
 
 def fits_strict(schema: Mapping[str, Any]) -> bool:
-    """Whether a schema lies in the part of JSON schema that OpenAI's strict mode is sure to take."""
+    """Say whether a schema uses only the part of JSON schema that OpenAI's strict mode accepts."""
     if schema.keys() - _STRICT_KEYWORDS:
         return False
     if "properties" in schema or schema.get("type") == "object":
@@ -231,7 +230,7 @@ def _anthropic_blocks(item: ReplayItem) -> list[Wire]:
     blocks: list[Wire] = []
     for piece in _in_order(item):
         if isinstance(piece, str):
-            # A block of blanks is refused; beside calls or thoughts it says nothing anyway.
+            # A blank block is refused, and carries no information.
             if piece.strip():
                 blocks.append({"type": "text", "text": clean(piece)})
         elif isinstance(piece, ReplayCall):
@@ -251,10 +250,10 @@ def anthropic_tools(tools: Sequence[Tool[Any, Any]]) -> list[Wire]:
 
 
 def mark_cached(system: str | None, messages: Sequence[Wire]) -> tuple[list[Wire], list[Wire]]:
-    """Mark what Anthropic is to cache: the system text with the tools, and the conversation so far.
+    """Mark the prefix for Anthropic's cache: the system text with the tools, and the conversation so far.
 
-    The end of the request before this one is marked as well: the provider looks only a few blocks back
-    for something that it has, and an answer with many calls is longer than that.
+    The end of the previous request is marked as well: the provider looks back only a few blocks for a
+    cached prefix, and an answer with many calls is longer than that.
     """
     mark = {"cache_control": {"type": "ephemeral"}}
     marked = [{"type": "text", "text": system, **mark}] if system else []
@@ -270,7 +269,7 @@ def mark_cached(system: str | None, messages: Sequence[Wire]) -> tuple[list[Wire
 
 
 def clean(text: str) -> str:
-    """Return text that can be sent: halves of surrogate pairs are joined, or replaced if they are alone."""
+    """Return text that can be sent: split surrogate pairs are joined, lone surrogates replaced."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -279,24 +278,24 @@ def clean(text: str) -> str:
 
 
 def wire_name(name: str) -> str:
-    """Return a tool name that every interface takes; the model may have made one up."""
+    """Return a tool name that every interface accepts; the model may have invented one."""
     if _WIRE_NAME.fullmatch(name):
         return name
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:MAX_WIRE_ID_CHARS] or "unnamed"
 
 
 def wire_id(call_id: str) -> str:
-    """Return a call id that every interface takes; an odd one becomes its hash, so that pairs stay pairs."""
+    """Return a call id that every interface accepts; an odd one becomes its hash, so pairs stay pairs."""
     if _WIRE_NAME.fullmatch(call_id):
         return call_id
     return "call_" + hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def json_arguments(call: ReplayCall) -> str:
-    """Return a call's arguments as JSON by the standard; `{}` for what is none: the model saw the error."""
+    """Return a call's arguments as standard JSON; `{}` for invalid ones: the model saw the error."""
     try:
         data = json.loads(call.arguments)
-        # Not a number, infinity and half characters pass the first and fail the second.
+        # NaN, infinity and lone surrogates pass `loads` and fail `dumps`.
         json.dumps(data, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return "{}"
@@ -304,13 +303,12 @@ def json_arguments(call: ReplayCall) -> str:
 
 
 def _in_order(item: ReplayItem) -> Iterator[str | ReplayCall | ReasoningPart]:
-    """Yield an answer's text, calls and thoughts in the order in which the model wrote them.
+    """Yield an answer's text, calls and reasoning in the order in which the model wrote them.
 
-    A block says how much text and how many calls stood before it. Text goes before calls where nothing
-    else is known.
+    A block records how much text and how many calls came before it. Otherwise text comes before calls.
     """
     text_at = calls_at = 0
-    for part in _thoughts(item.parts):
+    for part in _reasoning(item.parts):
         if part.after_text > text_at:
             if piece := item.text[text_at : part.after_text]:
                 yield piece
@@ -323,7 +321,7 @@ def _in_order(item: ReplayItem) -> Iterator[str | ReplayCall | ReasoningPart]:
     yield from item.calls[calls_at:]
 
 
-def _thoughts(parts: Sequence[ContentPart]) -> list[ReasoningPart]:
+def _reasoning(parts: Sequence[ContentPart]) -> list[ReasoningPart]:
     return [part for part in parts if isinstance(part, ReasoningPart)]
 
 

@@ -33,7 +33,7 @@ _STOPS: Mapping[str, FinishReason] = {
 _ENDS = tuple(name for name, reason in _STOPS.items() if reason == "end")
 
 
-class Reading:
+class AnswerParser:
     """Turns the raw events of one answer into ours."""
 
     def __init__(self, settings: Settings, model: str) -> None:
@@ -53,7 +53,7 @@ class Reading:
         self.is_cut = False
         """Whether the answer ended without saying that it is whole."""
         self.is_nudged = False
-        """Whether the CLI would now make its model go on by itself: the answer was too long, or empty."""
+        """Whether the CLI would now call its model again by itself: the answer was too long, or empty."""
 
     def take(self, event: Mapping[str, Any]) -> list[ModelEvent]:
         """Return what an event says."""

@@ -9,8 +9,8 @@ A call goes through events that each side waits for, in this order:
     ended       a native tool has run in the CLI
     delivered   its end is in the log: the CLI may know its result
 
-When the CLI ends in the middle of a call, or tells its model something of its own making about it, whoever
-waits for the CLI is let go.
+When the CLI ends in the middle of a call, or answers its model itself, everything that waits for the CLI is
+released.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Calls:
         return self._by_id.get(call_id)
 
     def lose_all(self) -> None:
-        """Let go of whoever waits for the CLI: it has ended."""
+        """Release everything that waits for the CLI, because it has ended."""
         for calls in self._of.values():
             for each in calls:
                 each.lose()

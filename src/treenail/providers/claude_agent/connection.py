@@ -1,13 +1,12 @@
-"""The CLI while it lives: how it is started, what it says, what it is told, and how it is ended.
+"""The connection to a running CLI: its start, its messages in both directions, and its end.
 
 Theory of operation
 -------------------
-Everything that the CLI says comes over one stream of messages. In a turn a task reads them as they come,
-because the CLI has to be heard also while nobody waits for an answer: it tells which results its model knows.
-Alone, for one model call, whoever waits for the answer reads them.
+The CLI sends one stream of messages. In a turn a task reads them as they arrive, also while no answer is
+awaited, because they tell which results the model has. For a single model call the caller reads them itself.
 
-A message becomes what the one who waits for an answer has to know: a raw event of the answer, or the error
-that there will be none. A CLI that has ended says so once, and lets go of everybody who waits for it.
+A message becomes a raw event of the answer, or the error that there will be none. When the CLI ends, that is
+reported once and everything that waits for it is released.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class Connection:
     # --- what it says ---
 
     def read_in(self, group: TaskGroup) -> None:
-        """Have a task read what the CLI says until it ends: nobody else may have to wait for this."""
+        """Start a task that reads the CLI's messages until it ends."""
         self._is_read_by_task = True
         group.start_soon(self._read)
 
@@ -242,7 +241,7 @@ def _options(
     most = offer.max_output_tokens
     return sdk.ClaudeAgentOptions(
         model=offer.model or settings.model,
-        # The prompt may change while the conversation goes on: a section was opened.
+        # The prompt may change during a conversation: a section was opened.
         system_prompt={"type": "custom", "prompt": offer.system_text, "snapshot": False},
         tools=list(native),
         mcp_servers={SERVER: {"type": "sdk", "name": SERVER, "instance": hooks.server(offer)}},

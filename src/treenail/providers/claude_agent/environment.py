@@ -18,7 +18,7 @@ _ELSEWHERE = ("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_FOUNDRY", "CLAUDE_CODE
 """Each makes the CLI call a cloud whose address it finds by itself."""
 
 _QUIET = {
-    # Each of these would make model calls, or talk to somebody, that the turn knows nothing of.
+    # Each of these would make calls that the turn does not know of.
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK": "1",
     "CLAUDE_CODE_DISABLE_REFUSAL_FALLBACK": "1",

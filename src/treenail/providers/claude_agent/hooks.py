@@ -32,8 +32,8 @@ class Hooks:
         self._native = native
         self._leave_to_go_on: Queue[str | None] = Queue()
 
-    def let_go_on(self, news: str | None) -> None:
-        """Let the CLI go on behind one batch of tools, with news for the model; None ends its turn."""
+    def continue_with(self, news: str | None) -> None:
+        """Let the CLI continue after one batch of tools, with news for the model; None ends its turn."""
         self._leave_to_go_on.put(news)
 
     def matchers(self) -> Any:
@@ -82,7 +82,7 @@ class Hooks:
         return _ALLOWED if pending.denial is None else _denied(pending.denial)
 
     async def _after_tool(self, seen: Any, vendor_id: str | None, _: Any) -> Any:
-        """A native tool has run: its end goes to the log before the CLI goes on."""
+        """A native tool has run: its end goes to the log before the CLI continues."""
         if seen["tool_name"] not in self._native:
             return {}
         event = seen["hook_event_name"]

@@ -1,4 +1,4 @@
-"""Telling a conversation to the CLI's model: the whole of it, or what happened since its newest answer."""
+"""The messages to the CLI's model: a whole conversation, or what happened since its newest answer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from treenail.conversation.replay import ReplayItem
 from treenail.providers.wire_formats import Wire
 
-CONTINUE = "Go on."
-"""What the model is told when a cut-off conversation goes on and nobody said anything new."""
+CONTINUE = "Continue."
+"""What the model is told when a cut-off conversation resumes without a new request."""
 
 
 def whole_conversation(items: Sequence[ReplayItem]) -> str:
@@ -42,8 +42,8 @@ def since_newest_answer(new: Sequence[ReplayItem]) -> str:
     if not results:
         return said
     return (
-        "The conversation was cut off and goes on now. What the calls of your last answer really came to, "
-        f"whatever stands above:\n{results}\n\n{said}"
+        "The conversation was cut off and resumes now. The real results of the calls of your last answer, "
+        f"whatever it says above:\n{results}\n\n{said}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The vendor's own tools: tools of ours whose bodies run in the CLI."""
+"""The vendor's native tools: tools of ours whose bodies run in the CLI."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def native_tool(name: str, handler: Callable[..., Awaitable[ToolResult[str]]]) -
 
 
 async def perform(name: str, pending: PendingCall, cli: Cli) -> ToolResult[str]:
-    """Let the CLI run a tool, and wait for its end. If the turn does not wait, nothing of it goes on."""
+    """Let the CLI run a tool, and wait for its end. If the wait is cut short, the CLI is killed."""
     try:
         known = await cli.processes() if name == "Bash" else None
         pending.released.set()

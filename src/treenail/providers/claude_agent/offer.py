@@ -43,7 +43,7 @@ class Offer:
 
     @property
     def _is_wrapped(self) -> bool:
-        """Whether the answer is one argument of the tool, because it is no object itself."""
+        """Whether the answer is wrapped in one argument, because it is not an object itself."""
         return self.schema is not None and json.loads(self.schema).get("type") != "object"
 
     def has_tool(self, name: str) -> bool:

@@ -138,7 +138,7 @@ def _script(program: Path, directory: Path, cwd: Path, dropped: Sequence[str]) -
             "#!/bin/sh",
             *(f"unset {name}" for name in dropped),
             f"exec 3<{control} 4>{status}",
-            # Nobody else needs these names, and whoever is killed cannot clear up.
+            # The names are needed no longer, and a killed process cannot remove them.
             f"rm -f {control} {status} {itself}; rmdir {place} 2> /dev/null",
             f'exec {shlex.join(command)} "$@" {shlex.join(where)}',
             "",

@@ -1,4 +1,4 @@
-"""Things that somebody waits for, one after the other."""
+"""A queue with one consumer."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ T = TypeVar("T")
 
 
 class Queue(Generic[T]):
-    """An unbounded line in front of one taker. Putting never waits."""
+    """An unbounded queue for one consumer. `put` never waits."""
 
     def __init__(self) -> None:
-        self._things: deque[T] = deque()
+        self._items: deque[T] = deque()
         self._arrived = anyio.Event()
 
-    def put(self, thing: T) -> None:
-        """Add a thing to the end of the line."""
-        self._things.append(thing)
+    def put(self, item: T) -> None:
+        """Add an item at the end."""
+        self._items.append(item)
         self._arrived.set()
 
     async def take(self) -> T:
-        """Return the first thing, and wait until there is one."""
-        while not self._things:
+        """Wait for the first item and return it."""
+        while not self._items:
             self._arrived = anyio.Event()
             await self._arrived.wait()
-        return self._things.popleft()
+        return self._items.popleft()
 
     def clear(self) -> None:
-        """Forget what nobody has taken."""
-        self._things.clear()
+        """Drop all items."""
+        self._items.clear()

@@ -1,4 +1,4 @@
-"""The vendor's loop at work for one turn: which model call is made how, and what the turn does in between.
+"""The vendor's loop during one turn: how each model call is made, and what happens in between.
 
 See `treenail.providers.claude_agent` for the theory of operation.
 """
@@ -18,7 +18,7 @@ from treenail.conversation.replay import ReplayItem
 from treenail.errors import ModelCallError, ToolError
 from treenail.providers.answer import Collector
 from treenail.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta, ToolCallRequested
-from treenail.providers.claude_agent.answer import Reading
+from treenail.providers.claude_agent.answer import AnswerParser
 from treenail.providers.claude_agent.calls import Calls, PendingCall
 from treenail.providers.claude_agent.connection import Connection, connect
 from treenail.providers.claude_agent.environment import config_dir_in
@@ -36,7 +36,7 @@ from treenail.tools.tool import Tool, ToolCall, ToolResult
 class ClaudeAgentRun:
     """The vendor's loop at work for one turn: a provider that keeps its conversation in the CLI.
 
-    Without a task group it is good for one model call, and has no native tools: nobody would run them.
+    Without a task group it serves one model call and has no native tools, because nothing would run them.
     """
 
     takes_output_schema: ClassVar[bool] = True
@@ -86,9 +86,9 @@ class ClaudeAgentRun:
         """Let the CLI ask the model once, and yield what it says."""
         ask_egress(self._settings.endpoint)
         connection = await self._ask(request)
-        # Until the answer is whole: whoever leaves in the middle leaves the CLI in the middle, too.
+        # Until the answer is complete: a caller that leaves early leaves the CLI in the middle of it.
         connection.is_broken = True
-        collector, reading = Collector(), Reading(self._settings, request.model or self.model)
+        collector, reading = Collector(), AnswerParser(self._settings, request.model or self.model)
         while True:
             seen = await connection.next()
             if isinstance(seen, ModelCallError):
@@ -97,7 +97,7 @@ class ClaudeAgentRun:
                 raise seen
             taken = reading.take(seen)
             if reading.is_nudged:
-                # What it would say to the model, and the model to it, nobody has asked for.
+                # The CLI would now call the model again, unreserved.
                 connection.cli.kill()
                 taken += reading.take({"type": "message_stop"})
             for each in taken:
@@ -105,7 +105,7 @@ class ClaudeAgentRun:
                 if isinstance(each, ToolCallRequested):
                     shown = self._note(each.call, connection.offer, collector)
                     if isinstance(shown, TextDelta):
-                        # The answer's text; that it came as a call is nobody's business.
+                        # The answer's text arrived as the arguments of a call.
                         reading.chars += len(shown.text)
                 if isinstance(shown, Stopped):
                     connection.is_broken = reading.is_nudged or shown.reason not in ("end", "tools")
@@ -143,7 +143,7 @@ class ClaudeAgentRun:
     # --- what the CLI is told ---
 
     async def _ask(self, request: ModelRequest) -> Connection:
-        """Make the CLI ask its model: by a message, or by letting it go on behind its tools."""
+        """Make the CLI call its model: with a message, or by letting it continue after its tools."""
         first = request.items[0] if request.items else None
         system = first.text if first is not None and first.role == "system" else ""
         items = tuple(each for each in request.items if each.role != "system")
@@ -182,7 +182,7 @@ class ClaudeAgentRun:
             for pending in self._outputs:
                 pending.deliver(ToolResult.error("The answer was not taken; see what is said about it."))
             self._open, self._outputs = [], []
-            connection.hooks.let_go_on(said)
+            connection.hooks.continue_with(said)
             return
         await connection.wait_until_idle()
         await connection.say(said or CONTINUE, new)
@@ -234,7 +234,7 @@ class ClaudeAgentRun:
             for each in self._outputs:
                 each.deliver(ToolResult.ok(message="The answer was taken."))
             if self._open or self._outputs:
-                connection.hooks.let_go_on(None)
+                connection.hooks.continue_with(None)
         await connection.close(is_finished=is_finished)
 
     # --- what the turn says about a call ---

@@ -14,7 +14,7 @@ def remembers(config_dir: Path, vendor_session_id: str, answer: ReplayItem) -> b
     """Say whether the newest answer in a conversation of the CLI's is this one.
 
     The CLI writes its conversations down when it gets to it: one that was killed may have missed the
-    newest answer, and one that was cut off may have kept what is no answer of ours.
+    newest answer, and one that was cut off may have kept something that is not our answer.
     """
     newest = _newest_answer(config_dir, vendor_session_id)
     if newest is None:
