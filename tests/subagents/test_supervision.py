@@ -427,7 +427,7 @@ async def test_the_number_and_the_depth_of_children_are_limited() -> None:
     async with subagents(state, saying("x"), limits=SubagentLimits(max_children=2)) as s:
         s.spawn("worker", "one")
         s.spawn("worker", "two")
-        with pytest.raises(UsageError, match="as many as it may"):
+        with pytest.raises(UsageError, match="which is the limit"):
             s.spawn("worker", "three")
         with pytest.raises(UsageError, match="there are: assistant, worker"):
             s.spawn("nobody", "x")

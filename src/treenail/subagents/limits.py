@@ -1,7 +1,7 @@
-"""What the operator allows subagents, and how a request is brought within it.
+"""The operator's limits for subagents, and how a request is narrowed to them.
 
-The operator's word is a ceiling. Whoever asks for a subagent, above all a model, may ask for
-less; what is asked beyond the ceiling is narrowed to it, and that is said.
+Code or a model that spawns a subagent may ask for less than the operator allows. A larger request is
+narrowed to the operator's ceiling, and the answer says so.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ class SubagentLimits:
     """Ceilings for the subagents of one parent."""
 
     max_threads: int = 6
-    """How many run at once; the others wait in the order in which they came."""
+    """How many run at once; the others wait in a queue, first come, first served."""
     max_depth: int = 1
-    """How deep children may have children. The children of a root session are at depth 1."""
+    """How deep subagents may nest. The subagents of a root session are at depth 1."""
     timeout_s: float = 120.0
-    """How long one may run, counted from its start, also across a restart."""
+    """How long a subagent may run, counted from its start, across restarts."""
     budget: ExecutionConfig | Limits = field(default_factory=Limits)
-    """Ceilings of each one; the parent's hold on top of them. Its timeout counts if it is the lower one."""
+    """Ceilings of each subagent, besides the parent's. The lower of its timeout and `timeout_s` counts."""
     max_children: int = 100
-    """How many a parent may ever start."""
+    """How many subagents a parent may ever start."""
     retries: int = 1
-    """How often a read-only one is tried again after the connection to its model failed."""
+    """How often a read-only subagent is retried after the connection to its model failed."""
 
     def __post_init__(self) -> None:
         integer("SubagentLimits", "max_threads", self.max_threads)
@@ -40,7 +40,7 @@ class SubagentLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """What one subagent is allowed, or is asked to be allowed; None for whatever the operator allows."""
+    """The limits of one subagent, requested or granted. None asks for the operator's limit."""
 
     timeout_s: float | None = None
     max_steps: int | None = None
@@ -56,16 +56,12 @@ class Allowance:
 
 
 def narrow(limits: SubagentLimits, asked: Allowance) -> tuple[Allowance, tuple[str, ...]]:
-    """Return what is granted, and a sentence for each wish that was narrowed."""
+    """Return what is granted, and a sentence for each request that was narrowed."""
     config = as_config(limits.budget)
     time_s = limits.timeout_s
     if config.timeout_ms:
         time_s = min(time_s, config.timeout_ms / 1000)
-    ceilings = Allowance(
-        timeout_s=time_s,
-        max_steps=config.max_steps,
-        max_cost_usd=config.max_cost_usd,
-    )
+    ceilings = Allowance(timeout_s=time_s, max_steps=config.max_steps, max_cost_usd=config.max_cost_usd)
     granted, notes = ceilings, []
     for name, unit in (("timeout_s", " s"), ("max_steps", ""), ("max_cost_usd", " USD")):
         wish, ceiling = getattr(asked, name), getattr(ceilings, name)
@@ -89,6 +85,6 @@ def config_of(allowance: Allowance, budget: ExecutionConfig | Limits) -> Executi
         max_cost_usd=allowance.max_cost_usd,
         max_steps=allowance.max_steps,
         timeout_ms=0 if timeout_s is None else max(1, round(timeout_s * 1000)),
-        # A pot of money is the operator's; it needs a ceiling, and the parent's chain has it already.
+        # A shared budget needs a ceiling; without one here, the parent's chain already draws on it.
         budget_backend=whole.budget_backend if allowance.max_cost_usd is not None else None,
     )

@@ -1,7 +1,7 @@
-"""What a wait knows: which subagents ended how, which have not, and what to do about it.
+"""The outcome of a wait: which subagents ended and how, which have not, and what to do next.
 
-A wait reports facts of the log. It is `completed` only if every subagent that was waited for
-is; that one exists, runs, or has ended somehow, is no success.
+A wait reports what the log says. It is `completed` only if every subagent that it waited for completed; a
+subagent that merely exists, runs, or has ended otherwise does not count as success.
 """
 
 from __future__ import annotations
@@ -10,52 +10,19 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Literal
 
 from treenail.subagents.states import SubagentStatus
+from treenail.subagents.subagent import Subagent
 
 WaitStatus = Literal["completed", "partial", "incomplete"]
-"""Everything completed; everything ended, but not everything well; or something has not ended."""
+"""All completed; all ended, but not all completed; or some have not ended."""
 
 BUCKETS = ("completed", "failed", "timed_out", "cancelled", "detached", "incomplete")
-"""Where each subagent is counted; `closed` counts as cancelled, what has not ended as incomplete."""
+"""How subagents are counted. `closed` counts as cancelled; one that has not ended counts as incomplete."""
 
 MAX_SHOWN_SUMMARY = 2_000
-"""How much of each subagent's answer a wait shows; the rest is in its log."""
-
-
-class Ended(Protocol):
-    """What a wait looks at."""
-
-    @property
-    def id(self) -> str:
-        """The subagent's id."""
-        ...
-
-    @property
-    def status(self) -> SubagentStatus:
-        """How it stands."""
-        ...
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether it has ended and was sent nothing since."""
-        ...
-
-    @property
-    def summary(self) -> str:
-        """What it answered."""
-        ...
-
-    @property
-    def reason(self) -> str:
-        """Why it ended, if it did not end by itself."""
-        ...
-
-    @property
-    def next_actions(self) -> tuple[str, ...]:
-        """What can be done about it."""
-        ...
+"""How many characters of each answer a wait shows; the whole answer is in the subagent's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +38,20 @@ class WaitOutcome:
     summary: str
     observed_at: datetime
     results: Mapping[str, str]
-    """What those that completed have answered, by id."""
+    """The answers of those that completed, by id."""
 
     @property
     def complete(self) -> bool:
-        """Whether every one of them completed."""
+        """Whether all of them completed."""
         return self.status == "completed"
 
     @property
     def partial(self) -> bool:
-        """Whether all have ended, and not all of them well."""
+        """Whether all have ended, but not all completed."""
         return self.status == "partial"
 
     def render(self) -> str:
-        """Write it for a model."""
+        """Write it as JSON for a model."""
         return json.dumps(
             {
                 "status": self.status,
@@ -104,15 +71,15 @@ class WaitOutcome:
         )
 
 
-def bucket_of(child: Ended) -> str:
-    """Say in which bucket a subagent is counted. One that was sent something new has not ended."""
+def bucket_of(child: Subagent) -> str:
+    """Return the bucket that a subagent is counted in. One with an unanswered input has not ended."""
     if not child.is_settled:
         return "incomplete"
     return "cancelled" if child.status is SubagentStatus.CLOSED else child.status.value
 
 
-def wait_outcome(children: Sequence[Ended], observed_at: datetime) -> WaitOutcome:
-    """Say what is known about some subagents."""
+def wait_outcome(children: Sequence[Subagent], observed_at: datetime) -> WaitOutcome:
+    """Sum up what is known about some subagents."""
     buckets: dict[str, list[str]] = {name: [] for name in BUCKETS}
     for each in children:
         buckets[bucket_of(each)].append(each.id)
@@ -135,7 +102,7 @@ def wait_outcome(children: Sequence[Ended], observed_at: datetime) -> WaitOutcom
     )
 
 
-def _next_actions(children: Sequence[Ended], counts: Mapping[str, int]) -> tuple[str, ...]:
+def _next_actions(children: Sequence[Subagent], counts: Mapping[str, int]) -> tuple[str, ...]:
     if not children:
         return ("start a subagent first",)
     actions = []
@@ -144,6 +111,6 @@ def _next_actions(children: Sequence[Ended], counts: Mapping[str, int]) -> tuple
     for each in children:
         if bucket_of(each) not in ("incomplete", "completed"):
             why = f" ({each.reason})" if each.reason else ""
-            advice = "; ".join(each.next_actions) or "decide whether to go on without it"
+            advice = "; ".join(each.next_actions) or "decide whether to continue without it"
             actions.append(f"{each.id} {each.status.value}{why}: {advice}")
     return tuple(actions)

@@ -1,4 +1,4 @@
-"""The seam between a subagent's supervision and whatever runs its turns."""
+"""The seam between the supervision of subagents and the code that runs their turns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ChildRun:
     agent: Agent
     state: ExecutionState
     task: str | None
-    """What to take up; None to go on with the turn that the session's log has begun."""
+    """The input of a new turn; None to resume the turn that the session's log has begun."""
     containment: ExecutionContext
     cancellation: CancellationToken
     permissions: Permissions
@@ -31,31 +31,31 @@ class ChildRun:
     workspace: str | None = None
     """The directory that the turn works in, if it is on disk."""
     extra_tools: tuple[Tool[Any, Any], ...] = field(default=())
-    """Tools that it gets besides its agent's own: those for subagents of its own, if it may have any."""
+    """Tools besides its agent's own: those for subagents of its own, if its depth allows any."""
 
 
 @runtime_checkable
 class ChildRunner(Protocol):
-    """Runs one turn of a subagent to its end, whatever the end is."""
+    """Runs one turn of a subagent to its end."""
 
     async def run(self, run: ChildRun) -> TurnResult:
-        """Run it. The log of `run.state.session` is the evidence; the result is only a summary of it."""
+        """Run the turn. The log of `run.state.session` is the evidence; the result only sums it up."""
         ...
 
 
 class LoopRunner:
-    """Runs subagents in our own loop, with one provider for all or one chosen for each agent."""
+    """Runs subagents in our own loop, with one provider for all or one per agent."""
 
     def __init__(self, provider: Provider | Callable[[Agent], Provider]) -> None:
         self._provider = provider
 
     async def run(self, run: ChildRun) -> TurnResult:
-        """Run one turn: a new one for a task, or the one that was begun."""
+        """Run one turn: a new one for a task, or the unfinished one."""
         agent = run.agent
         if run.extra_tools:
             agent = replace(agent, tools=(*agent.tools, *run.extra_tools))
         chosen = self._provider
-        # Having `stream` is what tells a provider, also one that passes requests on, from a function.
+        # A provider, also a proxy of one, has `stream`; a function that chooses one does not.
         provider = cast("Provider", chosen if hasattr(chosen, "stream") else chosen(run.agent))
         loop = InnerLoop(
             state=run.state,

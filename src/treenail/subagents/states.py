@@ -1,27 +1,25 @@
-"""How a subagent may stand, how it may move, and what must be in the log for it.
+"""The states of a subagent, the moves between them, and the evidence that each ending needs.
 
 Theory of operation
 -------------------
-A subagent is a child session under supervision. How it stands is not asked of a task or a
-thread: it is the last `SubagentEvent` about it in its parent's log, and every event in there
-was a move of this table.
+A subagent's state is the status of the last `SubagentEvent` about it in its parent's log. No task or thread
+is asked. Every event in the log is a move of this table:
 
     from            to
     queued          running, failed, detached, closed
     running         completed, failed, timed_out, cancelled, detached
-    completed       running (it was sent something new), closed
+    completed       running (it was sent a new message), closed
     failed          running, closed
     timed_out       running, closed
     cancelled       running, closed
     detached        -
     closed          -
 
-`queued` and `running` wait for something; every other state is an ending. An ending is only
-recorded together with the evidence that it needs (`EVIDENCE`): an event without it is refused
-before it reaches the log. `completed` needs more than that: the child's own log must show a
-completed turn, because a child that exists, or a task that returned, has completed nothing.
+`queued` and `running` are not endings; every other state is. The event of an ending must carry the fields
+listed in `EVIDENCE`, or it is refused before it reaches the log. `completed` needs one thing more: the
+child's own log must show a completed turn. A child that exists, or a task that returned, proves nothing.
 
-Some events are remarks (`REMARKS`): they are kept, and change no state.
+Remarks (`REMARKS`) are events that are recorded without changing the state.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from treenail.errors import IllegalMoveError, UsageError
 
 
 class SubagentStatus(StrEnum):
-    """How a subagent stands."""
+    """The state of a subagent."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -48,12 +46,12 @@ class SubagentStatus(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether nothing more will happen by itself."""
+        """Whether it has ended."""
         return self not in (SubagentStatus.QUEUED, SubagentStatus.RUNNING)
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more can happen at all, not even when it is sent something new."""
+        """Whether it has ended for good, so that it cannot be sent anything new."""
         return not TRANSITIONS[self]
 
 
@@ -71,7 +69,7 @@ TRANSITIONS: Mapping[SubagentStatus, frozenset[SubagentStatus]] = MappingProxyTy
         _Z: frozenset(),
     }
 )
-"""Every move there is."""
+"""Every legal move."""
 
 EVENT_NAMES: Mapping[SubagentStatus, str] = MappingProxyType(
     {
@@ -85,10 +83,10 @@ EVENT_NAMES: Mapping[SubagentStatus, str] = MappingProxyType(
         _Z: "closed",
     }
 )
-"""What the event is called that brings a subagent to a state."""
+"""The name of the event that moves a subagent to each state."""
 
 REMARKS = frozenset({"input", "cancel_requested", "retrying", "reattached"})
-"""Events that say something about a subagent and change no state."""
+"""Events that do not change the state."""
 
 EVIDENCE: Mapping[SubagentStatus, tuple[str, ...]] = MappingProxyType(
     {
@@ -100,7 +98,7 @@ EVIDENCE: Mapping[SubagentStatus, tuple[str, ...]] = MappingProxyType(
         _Z: ("subagent_id", "child_session_id", "reason"),
     }
 )
-"""What an ending's event must say. `completed` needs a summary or artifacts besides."""
+"""The fields that an ending's event must fill. `completed` also needs a summary or artifacts."""
 
 
 def check_move(subagent_id: str, now: SubagentStatus | None, to: SubagentStatus) -> None:
@@ -118,7 +116,7 @@ def check_move(subagent_id: str, now: SubagentStatus | None, to: SubagentStatus)
 
 
 def missing_evidence(event: SubagentEvent) -> tuple[str, ...]:
-    """Name what an event lacks to stand for the ending that it claims; nothing for one that claims none."""
+    """Return the fields that an event lacks for the ending that it claims; empty if it claims none."""
     status = SubagentStatus(event.status)
     if event.event in REMARKS:
         return ()
@@ -129,7 +127,7 @@ def missing_evidence(event: SubagentEvent) -> tuple[str, ...]:
 
 
 def apply_event(now: SubagentStatus | None, event: SubagentEvent) -> SubagentStatus:
-    """Return how a subagent stands after an event. Refuses a move that is not in the table.
+    """Return the state after an event. Raises `IllegalMoveError` for a move that is not in the table.
 
     Raises `UsageError` for an event whose name, status and evidence do not fit together.
     """
@@ -137,15 +135,15 @@ def apply_event(now: SubagentStatus | None, event: SubagentEvent) -> SubagentSta
         status = SubagentStatus(event.status)
     except ValueError:
         raise UsageError(
-            f"{event.status!r} is no status of a subagent; there are: {', '.join(SubagentStatus)}"
+            f"{event.status!r} is not a status of a subagent; use one of: {', '.join(SubagentStatus)}"
         ) from None
     if event.event in REMARKS:
         if now is not status:
-            raise UsageError(f"a remark ({event.event!r}) changes no state: {now} is not {status}")
+            raise UsageError(f"the remark {event.event!r} cannot change the state from {now} to {status}")
         return status
     check_move(event.subagent_id, now, status)
     if event.event != EVENT_NAMES[status]:
-        raise UsageError(f"an event that leads to {status} is called {EVENT_NAMES[status]!r}")
+        raise UsageError(f"the event that leads to {status} must be named {EVENT_NAMES[status]!r}")
     lacks = missing_evidence(event)
     if lacks:
         raise UsageError(

@@ -1,23 +1,21 @@
 """Subagents as tools for a model.
 
-None of them holds the workspace while it waits, except `apply_agent`, which is one transaction like any
-other call. Whatever the model asks for is brought within the operator's limits, and it is told.
+Only `apply_agent` holds the workspace; it is one transaction like any other call. What the model asks for is
+narrowed to the operator's limits, and the model is told so.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
-from treenail.errors import UsageError, WorkspaceConflictError
+from treenail.errors import WorkspaceConflictError
+from treenail.subagents.copies import apply_copy
+from treenail.subagents.events import WorkspaceMode
 from treenail.subagents.limits import Allowance
-from treenail.subagents.records import SubagentChangesApplied, WorkspaceMode
 from treenail.tools.context import ToolContext
 from treenail.tools.tool import Tool, ToolExample, ToolResult
-from treenail.workspace.isolated import apply_changes
 
 if TYPE_CHECKING:
     from treenail.subagents.supervision import Subagents
@@ -25,7 +23,8 @@ if TYPE_CHECKING:
 MAX_SHOWN_DIFF_CHARS = 30_000
 """How much of a diff a model is shown."""
 
-_Answer = ToolResult[str]
+MAX_DESCRIPTION_CHARS = 1_000
+"""How long the description of `spawn_agent` may be."""
 
 
 def _described(text: str, **default: Any) -> Any:
@@ -37,7 +36,7 @@ _ID = "The subagent's id, as spawn_agent returned it."
 
 @dataclass(frozen=True, slots=True)
 class SpawnAgent:
-    """What `spawn_agent` takes."""
+    """The parameters of `spawn_agent`."""
 
     agent: str = _described("The name of the agent to start.")
     task: str = _described(
@@ -47,7 +46,7 @@ class SpawnAgent:
         default="shared",
         metadata={
             "description": "shared: it works on the same files. isolated: on a copy; its changes come back "
-            "only through apply_agent. read_only: it looks and changes nothing."
+            "only through apply_agent. read_only: it reads the files and cannot change them."
         },
     )
     timeout_seconds: float | None = _described(
@@ -61,20 +60,20 @@ class SpawnAgent:
 
 @dataclass(frozen=True, slots=True)
 class WaitAgent:
-    """What `wait_agent` takes."""
+    """The parameters of `wait_agent`."""
 
     ids: list[str] | None = field(
         default=None, metadata={"description": "Which subagents to wait for; leave out for all."}
     )
     timeout_seconds: float | None = _described(
-        "How long to wait at most; 0 only looks. Leave out to wait until they have ended.", default=None
+        "How long to wait at most; 0 returns at once. Leave out to wait until they have ended.", default=None
     )
     until: Literal["all", "any"] = _described("Wait for all of them, or for the first.", default="all")
 
 
 @dataclass(frozen=True, slots=True)
 class SendAgent:
-    """What `send_agent` takes."""
+    """The parameters of `send_agent`."""
 
     id: str = _described(_ID)
     message: str = _described("What it should do next. It remembers what it did before.")
@@ -82,54 +81,60 @@ class SendAgent:
 
 @dataclass(frozen=True, slots=True)
 class CancelAgent:
-    """What `cancel_agent` takes."""
+    """The parameters of `cancel_agent`."""
 
     id: str = _described(_ID)
-    reason: str = _described("Why, for whoever reads the log.", default="cancelled by its parent")
+    reason: str = _described("Why, for the log.", default="cancelled by its parent")
 
 
 @dataclass(frozen=True, slots=True)
 class OneAgent:
-    """What `diff_agent` and `apply_agent` take."""
+    """The parameters of `diff_agent` and `apply_agent`."""
 
     id: str = _described(_ID)
 
 
-def subagent_tools(subagents: Subagents) -> tuple[Tool[Any, Any], ...]:
-    """Make the tools with which a model starts, waits for, steers and stops subagents."""
+@dataclass(frozen=True, slots=True)
+class _Handlers:
+    """The handlers of the tools. A refusal (`UsageError`) reaches the model as the call's error."""
 
-    async def spawn(params: SpawnAgent, *, context: ToolContext) -> _Answer:
-        known = subagents.asked_for_by(context.call_id) if context.is_resume else None
-        child = known or subagents.spawn(
-            params.agent,
-            params.task,
-            workspace=params.workspace,
-            allowance=Allowance(
+    subagents: Subagents
+
+    async def spawn(self, params: SpawnAgent, *, context: ToolContext) -> ToolResult[str]:
+        # A call that is run again after a crash must not start a second subagent.
+        child = self.subagents.spawned_by(context.call_id) if context.is_resume else None
+        if child is None:
+            allowance = Allowance(
                 timeout_s=params.timeout_seconds,
                 max_steps=params.max_steps,
                 max_cost_usd=params.max_cost_usd,
-            ),
-            call_id=context.call_id,
-        )
-        return _shown(child.describe())
+            )
+            child = self.subagents.spawn(
+                params.agent,
+                params.task,
+                workspace=params.workspace,
+                allowance=allowance,
+                call_id=context.call_id,
+            )
+        return _as_json(child.describe())
 
-    async def wait(params: WaitAgent, *, context: ToolContext) -> _Answer:
-        outcome = await subagents.wait(params.ids, timeout_s=params.timeout_seconds, until=params.until)
+    async def wait(self, params: WaitAgent, *, context: ToolContext) -> ToolResult[str]:
+        outcome = await self.subagents.wait(params.ids, timeout_s=params.timeout_seconds, until=params.until)
         return ToolResult.ok(message=outcome.render())
 
-    async def send(params: SendAgent, *, context: ToolContext) -> _Answer:
-        if not (context.is_resume and subagents.was_sent_by(context.call_id)):
-            subagents.send(params.id, params.message, call_id=context.call_id)
-        return _shown(subagents.get(params.id).describe())
+    async def send(self, params: SendAgent, *, context: ToolContext) -> ToolResult[str]:
+        if not (context.is_resume and self.subagents.was_sent_by(context.call_id)):
+            self.subagents.send(params.id, params.message, call_id=context.call_id)
+        return _as_json(self.subagents.get(params.id).describe())
 
-    async def cancel(params: CancelAgent, *, context: ToolContext) -> _Answer:
-        return _shown((await subagents.cancel(params.id, params.reason)).describe())
+    async def cancel(self, params: CancelAgent, *, context: ToolContext) -> ToolResult[str]:
+        return _as_json((await self.subagents.cancel(params.id, params.reason)).describe())
 
-    async def every(params: None, *, context: ToolContext) -> _Answer:
-        return _shown([each.describe() for each in subagents.children])
+    async def list_all(self, params: None, *, context: ToolContext) -> ToolResult[str]:
+        return _as_json([each.describe() for each in self.subagents.children])
 
-    async def diff(params: OneAgent, *, context: ToolContext) -> _Answer:
-        with subagents.copy_of(params.id) as copy:
+    async def diff(self, params: OneAgent, *, context: ToolContext) -> ToolResult[str]:
+        with self.subagents.copy_of(params.id) as copy:
             found = copy.diff_since_fork()
         if not found.changes:
             return ToolResult.ok(message=f"{params.id} has changed nothing.")
@@ -138,43 +143,27 @@ def subagent_tools(subagents: Subagents) -> tuple[Tool[Any, Any], ...]:
             text = text[:MAX_SHOWN_DIFF_CHARS] + f"\n[{len(found.changes)} paths differ; the rest was cut]"
         return ToolResult.ok(message=text)
 
-    def apply(params: OneAgent, *, context: ToolContext) -> _Answer:
-        child = subagents.get(params.id)
-        before = [
-            each for each in context.session[SubagentChangesApplied].all() if each.subagent_id == child.id
-        ]
-        applied = {path: mark for each in before for path, mark in each.applied}
-        with subagents.copy_of(child.id) as copy:
-            changes = copy.changes()
-            try:
-                paths = apply_changes(context.filesystem, changes, applied)
-            except WorkspaceConflictError as error:
-                return ToolResult.error(
-                    f"{error}. Look at these paths, and either undo the changes here, or send {child.id} "
-                    f"what has changed so that it can adapt: {', '.join(error.paths[:50])}"
-                )
-        marks = tuple((each.path, str(each.after)) for each in changes)
-        context.session.dispatch(SubagentChangesApplied(child.id, str(child.session_id), marks))
+    def apply(self, params: OneAgent, *, context: ToolContext) -> ToolResult[str]:
+        try:
+            paths = apply_copy(self.subagents, params.id, context)
+        except WorkspaceConflictError as error:
+            return ToolResult.error(
+                f"{error}. Look at these paths, and either undo the changes here, or tell {params.id} "
+                f"what has changed so that it can adapt: {', '.join(error.paths[:50])}"
+            )
         if not paths:
-            return ToolResult.ok(message=f"There was nothing left to apply of {child.id}.")
-        return ToolResult.ok(message=f"Applied {len(paths)} paths of {child.id}: {', '.join(paths[:100])}")
+            return ToolResult.ok(message=f"All changes of {params.id} were applied before.")
+        return ToolResult.ok(message=f"Applied {len(paths)} paths of {params.id}: {', '.join(paths[:100])}")
 
-    names = ", ".join(
-        f"{name} ({_first_sentence(each.instructions)})" for name, each in subagents.agents.items()
-    )
-    limits = subagents.limits
-    spawning = (
-        "Start a subagent: another agent that works on a task of its own while you go on. Returns at once "
-        f"with its id; use wait_agent for the outcome. At most {limits.max_threads} work at a time, the "
-        f"others wait their turn; each has {limits.timeout_s:g} seconds. Agents: "
-    )
-    room = 1_000 - len(spawning)
-    spawning += names if len(names) <= room else ", ".join(subagents.agents)[:room]
-    made: Sequence[Tool[Any, Any]] = (
+
+def subagent_tools(subagents: Subagents) -> tuple[Tool[Any, Any], ...]:
+    """Return the tools with which a model starts, awaits, steers and stops subagents."""
+    handlers = _Handlers(subagents)
+    return (
         Tool[SpawnAgent, str](
             name="spawn_agent",
-            description=spawning,
-            handler=_explained(spawn),
+            description=_spawn_description(subagents),
+            handler=handlers.spawn,
             effects="none",
             examples=_spawn_examples(subagents),
         ),
@@ -182,50 +171,63 @@ def subagent_tools(subagents: Subagents) -> tuple[Tool[Any, Any], ...]:
             name="wait_agent",
             description=(
                 "Wait for subagents and see what is known about them: which completed and what they "
-                "answered, which failed, timed out, were cancelled or detached, which are still at work, "
-                "and what to do next. Only status 'completed' means that all of them did what they should."
+                "answered, which failed, timed out, were cancelled or detached, which are still running, "
+                "and what to do next. Only status 'completed' means that all of them completed."
             ),
-            handler=_explained(wait),
+            handler=handlers.wait,
             effects="none",
         ),
         Tool[SendAgent, str](
             name="send_agent",
             description=(
-                "Send a subagent something more. One that works reads it when it is done with what it does; "
-                "one that has ended goes on in the same conversation. Use wait_agent for the outcome."
+                "Send a subagent a message. A running one reads it after its present turn; one that has "
+                "ended resumes in the same conversation. Use wait_agent for the outcome."
             ),
-            handler=_explained(send),
+            handler=handlers.send,
             effects="none",
         ),
         Tool[CancelAgent, str](
             name="cancel_agent",
             description="Stop a subagent that is not needed any more. One that has ended stays as it is.",
-            handler=_explained(cancel),
+            handler=handlers.cancel,
             effects="none",
         ),
         Tool[None, str](
             name="list_agents",
             description="List every subagent of this session: id, agent, status, task and outcome.",
-            handler=_explained(every),
+            handler=handlers.list_all,
             effects="none",
         ),
         Tool[OneAgent, str](
             name="diff_agent",
             description="Show what an isolated subagent has changed in its copy of the workspace.",
-            handler=_explained(diff),
+            handler=handlers.diff,
             effects="none",
         ),
         Tool[OneAgent, str](
             name="apply_agent",
             description=(
-                "Bring everything that an isolated subagent has changed into this workspace, all or nothing. "
-                "If paths were changed here since its copy was made, nothing is applied and they are named."
+                "Apply all changes of an isolated subagent to this workspace, all or nothing. If paths were "
+                "changed here since its copy was made, nothing is applied and these paths are named."
             ),
-            handler=_explained_sync(apply),
+            handler=handlers.apply,
             effects="workspace",
         ),
     )
-    return tuple(made)
+
+
+def _spawn_description(subagents: Subagents) -> str:
+    limits = subagents.limits
+    text = (
+        "Start a subagent: another agent that works on its own task while you continue. Returns at once "
+        f"with its id; use wait_agent for the outcome. At most {limits.max_threads} run at a time, the "
+        f"others wait in a queue; each has {limits.timeout_s:g} seconds. Agents: "
+    )
+    room = MAX_DESCRIPTION_CHARS - len(text)
+    names = ", ".join(
+        f"{name} ({_first_sentence(each.instructions)})" for name, each in subagents.agents.items()
+    )
+    return text + (names if len(names) <= room else ", ".join(subagents.agents)[:room])
 
 
 def _spawn_examples(subagents: Subagents) -> tuple[ToolExample[SpawnAgent, str], ...]:
@@ -234,7 +236,7 @@ def _spawn_examples(subagents: Subagents) -> tuple[ToolExample[SpawnAgent, str],
         return ()
     return (
         ToolExample(
-            "Have a question looked into on the side",
+            "Have a question investigated on the side",
             SpawnAgent(first, "Find where the configuration is read. Report file and line.", "read_only"),
             json.dumps({"id": f"{first}-1", "agent": first, "status": "queued"}),
         ),
@@ -246,30 +248,5 @@ def _first_sentence(text: str) -> str:
     return line.partition(". ")[0].rstrip(".")[:120]
 
 
-def _shown(value: object) -> _Answer:
+def _as_json(value: object) -> ToolResult[str]:
     return ToolResult.ok(message=json.dumps(value, ensure_ascii=False))
-
-
-def _explained(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn a refusal into an answer that a model can act on."""
-
-    @wraps(handler)
-    async def explained(params: Any, *, context: ToolContext) -> _Answer:
-        try:
-            answer: _Answer = await handler(params, context=context)
-            return answer
-        except UsageError as error:
-            return ToolResult.error(f"{error}")
-
-    return explained
-
-
-def _explained_sync(handler: Callable[..., _Answer]) -> Callable[..., _Answer]:
-    @wraps(handler)
-    def explained(params: Any, *, context: ToolContext) -> _Answer:
-        try:
-            return handler(params, context=context)
-        except UsageError as error:
-            return ToolResult.error(f"{error}")
-
-    return explained

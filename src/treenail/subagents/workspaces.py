@@ -1,34 +1,35 @@
-"""Where a subagent works: with its parent, in a copy of its own, or reading only.
+"""Where a subagent works: in its parent's workspace, in a copy of it, or in a read-only view of it.
 
-- `shared`: the parent's own filesystem object, so that both stand before one gate: their effects come one
-  after the other, and each call is rolled back alone.
+- `shared`: the parent's own filesystem object. Calls with effects run one after the other through one gate,
+  and each is rolled back alone.
 - `isolated`: a copy that begins where the parent's workspace was when the subagent started, without the
-  calls that were under way. See `treenail.workspace.isolated`. What it changes stays there until somebody
-  applies it.
+  calls that were under way. See `treenail.workspace.isolated`. Its changes stay there until they are applied.
 - `read_only`: a view; tools with effects are refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
 from treenail.errors import UsageError
 from treenail.state.execution import ExecutionState
-from treenail.subagents.records import SubagentCharter, WorkspaceMode
+from treenail.state.session import Session
+from treenail.subagents.events import SubagentCharter, WorkspaceMode
 from treenail.tools.context import filesystem_of
 from treenail.workspace.base import Filesystem, FilesystemSnapshot
 from treenail.workspace.host import HostFilesystem
 from treenail.workspace.isolated import IsolatedFilesystem, IsolatedMemory, isolate, quiet_boundary
 from treenail.workspace.memory import InMemoryFilesystem
 
-Copy = IsolatedFilesystem | IsolatedMemory
-"""A copy of a workspace that knows what it has changed."""
-
+WorkspaceCopy = IsolatedFilesystem | IsolatedMemory
+"""A copy of a workspace that knows its own changes."""
 
 _SHOWN_PATHS = 20
-"""How many changed paths are named in an ending's event."""
+"""How many changed paths an ending's event names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +39,25 @@ class ChildWorkspace:
     filesystem: Filesystem | None
     root: str | None = None
     """The directory on disk, if the subagent works in one directly."""
-    copy: Copy | None = None
+    copy: WorkspaceCopy | None = None
     fork_base: FilesystemSnapshot | None = None
     fork_place: Path | None = None
 
     @property
-    def must_be_held(self) -> bool:
-        """Whether it is gone when nobody holds it."""
+    def is_in_memory(self) -> bool:
+        """Whether it is a copy that exists only in this process."""
         return isinstance(self.copy, IsolatedMemory)
 
     def artifacts(self, subagent_id: str) -> tuple[str, ...]:
-        """Name what is left behind for the parent: the changes of a copy."""
-        if self.copy is None:
-            return ()
-        paths = [each.path for each in self.copy.changes()]
+        """Describe what is left for the parent: the changes in a copy."""
+        paths = [] if self.copy is None else [each.path for each in self.copy.changes()]
         if not paths:
             return ()
         shown = ", ".join(paths[:_SHOWN_PATHS]) + (" ..." if len(paths) > _SHOWN_PATHS else "")
         return (f"changes of {subagent_id}, not applied yet: {len(paths)} paths ({shown})",)
 
-    def rest(self) -> None:
-        """Let go of what can be opened again."""
+    def release(self) -> None:
+        """Close what can be opened again."""
         if isinstance(self.copy, IsolatedFilesystem):
             self.copy.close()
 
@@ -69,16 +68,13 @@ def open_workspace(
     *,
     session_id: UUID,
     charter: SubagentCharter | None = None,
-    held: ChildWorkspace | None = None,
     isolated_in: Path | None = None,
 ) -> ChildWorkspace:
-    """Open the workspace of a subagent, the same one again if its charter or `held` says which.
+    """Open the workspace of a subagent; the same one again, if it has a charter.
 
-    Raises `UsageError` if there is none to be had.
+    Raises `UsageError` if that is not possible.
     """
     base = filesystem_of(state)
-    if held is not None:
-        return held
     if base is None:
         if mode == "isolated":
             raise UsageError("the parent has no workspace that could be copied")
@@ -93,18 +89,50 @@ def open_workspace(
         made = isolate(base)
         return ChildWorkspace(made, copy=made, fork_base=made.snapshot_at_fork)
     if not isinstance(base, HostFilesystem):
-        raise UsageError(f"the parent's workspace {base!r} cannot be copied; share it, or read it only")
+        raise UsageError(f"the parent's workspace {base!r} cannot be copied; share it, or use read_only")
     boundary = charter.fork_base if charter is not None else quiet_boundary(base, tag="fork")
     if charter is not None and charter.fork_place is not None:
         place = Path(charter.fork_place)
     else:
-        place = (isolated_in or _beside(base)) / str(session_id)
+        place = (isolated_in or _copies_of(base)) / str(session_id)
     copy = isolate(base, snapshot=boundary, place=place)
     return ChildWorkspace(copy, copy=copy, fork_base=boundary, fork_place=place)
 
 
-def _beside(base: HostFilesystem) -> Path:
-    """Return the directory for copies: in the private store, where nobody takes them for a workspace."""
+def _copies_of(base: HostFilesystem) -> Path:
+    """Return the directory for copies: in the private store, where it cannot be mistaken for a workspace."""
     store = base.store_path
     assert store is not None, "a boundary was taken, so there is a store"
     return store / "isolated"
+
+
+@contextmanager
+def open_copy(
+    state: ExecutionState,
+    subagent_id: str,
+    session_id: UUID,
+    mode: WorkspaceMode,
+    isolated_in: Path | None = None,
+) -> Iterator[WorkspaceCopy]:
+    """Open the copy of a subagent that has ended. Raises `UsageError` if it has none, or it was deleted."""
+    if mode != "isolated":
+        raise UsageError(
+            f"{subagent_id} works in a {mode} workspace; only an isolated one has changes of its own"
+        )
+    with Session.open(state.session.log, session_id, read_only=True) as session:
+        charter = session[SubagentCharter].latest()
+    if charter is None:
+        raise UsageError(f"{subagent_id} never started, so there is no copy of the workspace")
+    # Opening it would make an empty directory, which would look like a copy without changes.
+    if charter.fork_place is not None and not Path(charter.fork_place).exists():
+        raise UsageError(
+            f"the copy of the workspace that {subagent_id} worked in, {charter.fork_place}, is gone"
+        )
+    workspace = open_workspace(
+        state, "isolated", session_id=session_id, charter=charter, isolated_in=isolated_in
+    )
+    assert workspace.copy is not None
+    try:
+        yield workspace.copy
+    finally:
+        workspace.release()

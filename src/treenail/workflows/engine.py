@@ -349,11 +349,11 @@ class Workflow:
                 running.append(step)
 
     def _spawn(self, step: StepSpec, attempt: int, *, retry_of: str | None = None, reason: str = "") -> None:
-        child = self._subagents.asked_for_by(self._name(step, attempt))
+        child = self._subagents.spawned_by(self._name(step, attempt))
         while child is not None and child.status is SubagentStatus.CLOSED:
             # It was stopped before it had begun. That is final, and nothing was done.
             attempt += 1
-            child = self._subagents.asked_for_by(self._name(step, attempt))
+            child = self._subagents.spawned_by(self._name(step, attempt))
         if child is None:
             with self._trace.attempt(step, attempt):
                 child = self._subagents.spawn(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from treenail.errors import UsageError
-from treenail.subagents.records import WORKSPACE_MODES, WorkspaceMode
+from treenail.subagents.events import WORKSPACE_MODES, WorkspaceMode
 from treenail.workflows.globs import check_glob, overlaps
 from treenail.workflows.schemas import schema_of
 

@@ -1,4 +1,4 @@
-"""What the logs keep about subagents besides `SubagentEvent`."""
+"""The events that logs keep about subagents, besides `SubagentEvent`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from treenail.state.events import event
 from treenail.workspace.base import FilesystemSnapshot
 
 WorkspaceMode = Literal["shared", "isolated", "read_only"]
-"""Where a subagent works: in its parent's workspace, in a copy of its own, or there without changing it."""
+"""Where a subagent works: in its parent's workspace, in a copy of it, or in a read-only view of it."""
 
 WORKSPACE_MODES: tuple[WorkspaceMode, ...] = ("shared", "isolated", "read_only")
+"""Every workspace mode."""
 
 
 @event(name="treenail.SubagentCharter", policy=SlicePolicy.LOG)
 @dataclass(frozen=True, slots=True)
 class SubagentCharter:
-    """The first event of a subagent's own log: who it is, and what it was allowed.
+    """The first event of a subagent's own log: its identity and its limits.
 
-    Whoever goes on with it in another process goes by this; it may be narrowed there, never widened.
+    A process that resumes the subagent may narrow these limits, never widen them.
     """
 
     subagent_id: str
@@ -34,20 +35,20 @@ class SubagentCharter:
     max_cost_usd: float | None = None
     permission_mode: str = "auto"
     fork_base: FilesystemSnapshot | None = None
-    """For an isolated one: the boundary of its parent's workspace at which its copy begins."""
+    """For an isolated subagent: the boundary of the parent's workspace at which its copy begins."""
     fork_place: str | None = None
-    """For an isolated one on disk: the directory that holds what is its own."""
+    """For an isolated subagent on disk: the directory that holds its changes."""
 
 
 @event(name="treenail.SubagentChangesApplied", policy=SlicePolicy.STATE)
 @dataclass(frozen=True, slots=True)
 class SubagentChangesApplied:
-    """What an isolated subagent had changed is now in its parent's workspace.
+    """An isolated subagent's changes were applied to its parent's workspace.
 
-    It is committed with the files, in one transaction, and rolled back with them.
+    The event is committed in the same transaction as the files, and rolled back with them.
     """
 
     subagent_id: str
     child_session_id: str
     applied: tuple[tuple[str, str], ...] = ()
-    """The paths, and what each of them has become."""
+    """Each path and its new fingerprint."""

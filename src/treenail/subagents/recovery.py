@@ -1,0 +1,113 @@
+"""After a crash: decide from the logs what becomes of each subagent that the process left behind.
+
+What had ended stays as it ended. If only the child's own log knows the ending, that log is believed. What was
+queued is queued again. What was running resumes as a session does: finished tools are not run again, and the
+time that it has used counts. What cannot resume here is `detached`, with what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from treenail.children import open_child_session
+from treenail.conversation.messages import InnerMessage
+from treenail.errors import LeaseHeldError, TreenailError
+from treenail.state.execution import ExecutionState
+from treenail.state.session import Session
+from treenail.subagents.endings import NO_ANSWER, STATUS_OF_TURN, next_actions
+from treenail.subagents.events import SubagentCharter
+from treenail.subagents.roster import Roster
+from treenail.subagents.states import SubagentStatus
+from treenail.subagents.subagent import Subagent
+from treenail.tools.boundaries import recover
+from treenail.turns.derivation import turn_state
+from treenail.turns.states import TurnStarted, TurnState
+
+
+def recover_subagents(roster: Roster, state: ExecutionState, agents: Container[str]) -> list[Subagent]:
+    """Load the roster from the log, settle what cannot run, and return the subagents that can."""
+    roster.load()
+    waiting = []
+    for child in roster.children:
+        is_known = child.agent in agents
+        if child.is_inherited:
+            child.is_pending = False
+            if not child.status.is_terminal:
+                roster.detach(child, "it belongs to the session that this one was forked from")
+        elif child.status is SubagentStatus.RUNNING:
+            if _can_resume(roster, state, child, is_known=is_known):
+                waiting.append(child)
+        elif child.is_pending and is_known:
+            waiting.append(child)
+        elif child.status is SubagentStatus.QUEUED:
+            roster.detach(child, _unknown(child))
+    return waiting
+
+
+def _unknown(child: Subagent) -> str:
+    return f"the agent {child.agent!r} is not known here"
+
+
+def _can_resume(roster: Roster, state: ExecutionState, child: Subagent, *, is_known: bool) -> bool:
+    """Settle a subagent that was running when the process died, or return True if it can resume."""
+    try:
+        roster.session.log.info(child.session_id)
+        session = open_child_session(roster.session, child.session_id)
+    except LeaseHeldError as error:
+        roster.detach(child, f"somebody else is writing its log: {error}")
+        return False
+    except TreenailError as error:
+        roster.detach(child, f"its log cannot be opened: {type(error).__name__}: {error}")
+        return False
+    with session:
+        return _settle_or_resume(roster, state, child, session, is_known=is_known)
+
+
+def _settle_or_resume(
+    roster: Roster, state: ExecutionState, child: Subagent, session: Session, *, is_known: bool
+) -> bool:
+    if child.workspace_mode == "shared":
+        # Roll an interrupted call back in any case: it must not hold the workspace that others share.
+        recover(ExecutionState(session, state.resources, state.clock))
+    seen = turn_state(session)
+    begun = len(session[TurnStarted].all())
+    if begun and seen is not TurnState.UNFINISHED and begun >= len(child.inputs):
+        _settle_from_log(roster, child, session, seen)
+        return False
+    if child.cancel_reason:
+        reason, child.cancel_reason = child.cancel_reason, ""
+        child.is_pending = False
+        roster.move(child, SubagentStatus.CANCELLED, reason=reason, elapsed_ms=0)
+        return False
+    if not is_known:
+        roster.detach(child, _unknown(child))
+        return False
+    charter = session[SubagentCharter].latest()
+    if child.workspace_mode == "isolated" and (charter is None or charter.fork_place is None):
+        roster.detach(child, "its isolated workspace was in the memory of the process that died")
+        return False
+    roster.remark(child, "reattached", reason="the process that ran it is gone")
+    return True
+
+
+def _settle_from_log(roster: Roster, child: Subagent, session: Session, seen: TurnState) -> None:
+    """Record the ending that the child's own log has and the parent's log lacks."""
+    child.turn_state = seen
+    child.is_pending = False
+    status = STATUS_OF_TURN[seen]
+    if status is SubagentStatus.COMPLETED:
+        roster.move(child, status, summary=last_answer(session) or NO_ANSWER, elapsed_ms=0)
+        return
+    roster.move(
+        child,
+        status,
+        reason=f"its log says that its turn was {seen.value}",
+        next_actions=next_actions(child, status, seen),
+        elapsed_ms=0,
+    )
+
+
+def last_answer(session: Session) -> str:
+    """Return the last message of a session if it is the assistant's, else an empty text."""
+    last = session[InnerMessage].latest()
+    return last.content if last is not None and last.role == "assistant" else ""
