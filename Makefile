@@ -11,6 +11,8 @@ FOREIGN := $(VENV)/.foreign-$(FOREIGN_VERSION)
 # Node has a list of certificates of its own; the machine's list is asked as well.
 CERTIFICATES := $(or $(NODE_EXTRA_CA_CERTS),/etc/ssl/certs/ca-certificates.crt)
 COMMA := ,
+# With it every process that a test starts would compile everything again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # $(call install,what): install into the environment, with the versions that are known to work together.
 define install
@@ -55,7 +57,7 @@ $(FOREIGN): | $(TOOLS)
 demo: $(PACKAGE)
 	@$(BIN)/python -m treenail demo
 
-## test: everything that must hold (format, lint, types, import contract, tests, snippets)
+## test: everything that must hold (format, lint, types, import contract, tests, snippets, a trial of each bench)
 test: check
 
 check: $(TOOLS) $(FOREIGN)
@@ -63,9 +65,9 @@ check: $(TOOLS) $(FOREIGN)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n auto --dist worksteal
+	$(BIN)/pytest -n auto --dist worksteal --durations=10
 
-## bench: speed as ratios to a floor or a peer in the same run
+## bench: speed as ratios to a floor or a peer in the same run (python -m bench --help)
 bench: $(PEERS)
 	$(BIN)/python -m bench
 

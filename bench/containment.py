@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bench.report import CONTAINED_CALL, Row, Size
 from treenail.containment import (
     ExecutionConfig,
     ExecutionContext,
@@ -27,9 +28,6 @@ from treenail.containment import (
     Limits,
     WrapOptions,
 )
-
-Row = tuple[str, float, float | str, float | None, float | None]
-"""What was measured, our microseconds, the other side's, their ratio, and the ratio to stay under."""
 
 CEILINGS = {"max_cost_usd": 1e6, "max_steps": 10**9, "max_retries_total": 1000, "timeout_ms": 0}
 
@@ -85,17 +83,17 @@ def theirs(peer: object, method: str) -> Callable[[], object]:
     return lambda: wrap(nothing, options)
 
 
-def rows(quick: bool) -> Iterator[Row]:
-    """Yield (name, measured, peer or floor, ratio, target)."""
+def rows(size: Size) -> Iterator[Row]:
+    """Measure contained calls of a function that does nothing."""
     # Many short rounds: the best one is one in which nobody else had the processor.
-    calls, rounds = (800, 3) if quick else (1_600, 25)
-    peer = peer_module()
+    calls, rounds = {Size.FULL: (1_600, 25), Size.QUICK: (800, 3), Size.LEAST: (80, 1)}[size]
+    peer = None if size is Size.LEAST else peer_module()
     for method in ("wrap_llm_call", "wrap_tool_call"):
         for threads in (1, 8):
             name = f"{method} of a no-op, {threads} thread{'s' if threads > 1 else ''} (us) vs veronica-core"
             if peer is None:
                 best = min(in_threads(ours(method), calls, threads) for _ in range(rounds))
-                yield name, best, "not installed", None, None
+                yield Row(name, best, "not run")
                 continue
             measured = [
                 (
@@ -105,12 +103,15 @@ def rows(quick: bool) -> Iterator[Row]:
                 for _ in range(rounds)
             ]
             mine, other = min(pair[0] for pair in measured), min(pair[1] for pair in measured)
-            yield name, mine, other, mine / other, 0.5
+            if threads == 1:
+                yield Row(name, mine, other, mine / other, 0.3, CONTAINED_CALL)
+            else:
+                yield Row(name, mine, other, mine / other)
     yield stoppable_row(100, rounds * 2)
     yield handoff_row(100, rounds * 2)
     yield async_row(calls, rounds)
-    yield from snapshot_rows(quick)
-    yield journal_row(50 if quick else 200)
+    yield snapshot_row(10_000 if size.is_small else 100_000)
+    yield journal_row(200 if size is Size.FULL else 40)
 
 
 def stoppable_row(calls: int, rounds: int) -> Row:
@@ -131,7 +132,7 @@ def stoppable_row(calls: int, rounds: int) -> Row:
         ]
     stoppable.close()
     mine, floor = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
-    return "stoppable call of a no-op (us) vs a contained call on an executor", mine, floor, mine / floor, 1.5
+    return Row("stoppable call of a no-op (us) vs a contained call on an executor", mine, floor, mine / floor)
 
 
 def handoff_row(calls: int, rounds: int) -> Row:
@@ -163,12 +164,11 @@ def handoff_row(calls: int, rounds: int) -> Row:
     there.release()
     server.join()
     mine, floor = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
-    return (
+    return Row(
         "call on its caller's thread (us) vs a bare handoff to a thread and back",
         mine,
         floor,
         mine / floor,
-        1.0,
     )
 
 
@@ -195,10 +195,10 @@ def async_row(calls: int, rounds: int) -> Row:
         return min(mine), min(floor)
 
     mine, floor = asyncio.run(both())
-    return "acall_llm of an empty coroutine (us) vs asyncio.timeout", mine, floor, mine / floor, None
+    return Row("acall_llm of an empty coroutine (us) vs asyncio.timeout", mine, floor, mine / floor)
 
 
-def snapshot_rows(quick: bool) -> Iterator[Row]:
+def snapshot_row(many: int) -> Row:
     """A snapshot of a long chain costs what one of a short chain costs."""
 
     def cost(nodes: int) -> float:
@@ -207,9 +207,8 @@ def snapshot_rows(quick: bool) -> Iterator[Row]:
             context.wrap_tool_call(nothing)
         return min(in_threads(context.get_snapshot, 200, 1) for _ in range(5))
 
-    many = 10_000 if quick else 100_000
     small, large = cost(100), cost(many)
-    yield f"get_snapshot at {many:,} nodes (us) vs at 100", large, small, large / small, 2.0
+    return Row(f"get_snapshot at {many:,} nodes (us) vs at 100", large, small, large / small, 2.0)
 
 
 def journal_row(calls: int) -> Row:
@@ -242,4 +241,4 @@ def journal_row(calls: int) -> Row:
             ]
         os.close(file)
     mine, floor = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
-    return "journalled call (us) vs two lines of JSON, synced", mine, floor, mine / floor, 1.5
+    return Row("journalled call (us) vs two lines of JSON, synced", mine, floor, mine / floor)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
+from bench.report import Row, Size
 from treenail.codec import codec
 from treenail.conversation import (
     InnerMessage,
@@ -32,11 +32,7 @@ from treenail.log.sqlite import SqliteLog
 from treenail.state import Session, TokenUsage
 from treenail.turns.derivation import turn_state
 from treenail.turns.endings import end_turn
-from treenail.turns.record import TurnRecord
 from treenail.turns.states import TurnResumed, TurnStarted, TurnState, ending_for
-
-Row = tuple[str, float, float, float, float | None]
-"""What was measured, our figure, the floor's, their ratio, and the ratio to stay under."""
 
 START = datetime(2026, 3, 14, 15, 9, 26, tzinfo=UTC)
 TEXT = "The fixture opens the file twice; the second handle is never closed. " * 10
@@ -69,8 +65,9 @@ def conversation(count: int) -> list[InnerMessage]:
     return made
 
 
-def rows(quick: bool) -> Iterator[Row]:
+def rows(size: Size) -> Iterator[Row]:
     """Measure the conversation; each row is a name, our figure, the floor's, the ratio, the target."""
+    quick = size.is_small
     yield from _recording(quick)
     yield from _replaying(quick)
     yield from _growing(quick)
@@ -82,12 +79,12 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 def _recording(quick: bool) -> Iterator[Row]:
-    for count in (1_000, 10_000 if quick else 100_000):
+    for count in (1_000,) if quick else (1_000, 100_000):
         first = last = float("inf")
-        for _ in range(8 if count == 1_000 else 1):
+        for _ in range(8 if count == 1_000 and not quick else 1):
             one, other = _ends_of_a_run(conversation(count))
             first, last = min(first, one), min(last, other)
-        yield f"record message {count:,} beside the first ones, us", last, first, last / first, 1.25
+        yield Row(f"record message {count:,} beside the first ones, us", last, first, last / first, 1.25)
 
 
 def _ends_of_a_run(messages: list[InnerMessage]) -> tuple[float, float]:
@@ -117,7 +114,7 @@ def _ends_of_a_run(messages: list[InnerMessage]) -> tuple[float, float]:
 
 
 def _replaying(quick: bool) -> Iterator[Row]:
-    count = 2_000 if quick else 10_000
+    count = 500 if quick else 10_000
     messages = conversation(count)
     payloads = [codec.encode(each) for each in messages]
     plain = [json.loads(each) for each in payloads]
@@ -135,15 +132,15 @@ def _replaying(quick: bool) -> Iterator[Row]:
             json.dumps(each)
 
     ours, floor = _best_of(fold, decode, times=3 if quick else 6)
-    yield f"replay {count:,} messages beside decoding them, ms", ours / 1e3, floor / 1e3, ours / floor, 2.5
+    yield Row(f"replay {count:,} messages beside decoding them, ms", ours / 1e3, floor / 1e3, ours / floor)
     ours, floor = _best_of(fold, dump, times=3 if quick else 6)
-    yield f"replay {count:,} messages beside json.dumps, ms", ours / 1e3, floor / 1e3, ours / floor, 2.5
+    yield Row(f"replay {count:,} messages beside json.dumps, ms", ours / 1e3, floor / 1e3, ours / floor)
 
 
 def _growing(quick: bool) -> Iterator[Row]:
     """One round of a loop: an answer, its result, and the input for the next call."""
-    sizes = (100, 2_000 if quick else 10_000)
-    messages = conversation(sizes[-1] + 2_000)
+    sizes = (100, 500 if quick else 10_000)
+    messages = conversation(sizes[-1] + 1_000)
     took = []
     for size in sizes:
         best = float("inf")
@@ -151,7 +148,7 @@ def _growing(quick: bool) -> Iterator[Row]:
             best = min(best, _round_at(messages, size))
         took.append(best * 1e6)
     few, many = took
-    yield f"input for the next call at {sizes[1]:,} messages beside 100, us", many, few, many / few, 1.25
+    yield Row(f"input for the next call at {sizes[1]:,} messages beside 100, us", many, few, many / few, 1.25)
 
     sessions = []
     for size in sizes:
@@ -162,7 +159,7 @@ def _growing(quick: bool) -> Iterator[Row]:
         replayer.catch_up(session)
         sessions.append((session, replayer, size))
     best_of = [float("inf"), float("inf")]
-    for step in range(300):
+    for step in range(30 if quick else 300):
         for index, (session, replayer, size) in enumerate(sessions):
             at = size + 2 * step
             session.dispatch_all((USAGE, *messages[at : at + 2]))
@@ -171,7 +168,7 @@ def _growing(quick: bool) -> Iterator[Row]:
             replayer.input()
             best_of[index] = min(best_of[index], time.process_time() - before)
     few, many = (each * 1e6 for each in best_of)
-    yield f"the same from the log at {sizes[1]:,} messages beside 100, us", many, few, many / few, 1.25
+    yield Row(f"the same from the log at {sizes[1]:,} messages beside 100, us", many, few, many / few, 1.25)
 
 
 def _round_at(messages: list[InnerMessage], size: int) -> float:
@@ -195,7 +192,7 @@ def _round_at(messages: list[InnerMessage], size: int) -> float:
 
 def _ending(quick: bool) -> Iterator[Row]:
     """One more answer, how the turn stands then, and its end: in a turn that was followed all along."""
-    sizes = (100, 2_000 if quick else 10_000)
+    sizes = (100, 500 if quick else 10_000)
     asked, ended = [], []
     for size in sizes:
         session = Session()
@@ -214,7 +211,7 @@ def _ending(quick: bool) -> Iterator[Row]:
         asked.append(best[0] * 1e6)
         ended.append(best[1] * 1e6)
     for name, (few, many) in (("ask how a turn stands", asked), ("end a turn", ended)):
-        yield f"{name} at {sizes[1]:,} messages beside 100, us", many, few, many / few, 1.25
+        yield Row(f"{name} at {sizes[1]:,} messages beside 100, us", many, few, many / few, 1.25)
 
 
 def _end(session: Session) -> object:
@@ -225,7 +222,7 @@ def _end(session: Session) -> object:
 
 
 def _resuming(quick: bool) -> Iterator[Row]:
-    count = 2_000 if quick else 10_000
+    count = 500 if quick else 10_000
     with tempfile.TemporaryDirectory(prefix="treenail-bench-") as folder:
         log = SqliteLog(Path(folder) / "runs.db")
         session = Session(log=log)
@@ -238,9 +235,9 @@ def _resuming(quick: bool) -> Iterator[Row]:
 
         def resume() -> None:
             opened = Session.open(log, session_id)
-            record = TurnRecord(opened, "bench", "model", "", "")
-            record.go_on("bench", "")
-            assert len(record.input().items) == len(record.messages) == count
+            replayer = Replayer()
+            replayer.catch_up(opened)
+            assert len(replayer.input().items) == count
             assert turn_state(opened) is TurnState.UNFINISHED
             opened.close()
 
@@ -253,10 +250,10 @@ def _resuming(quick: bool) -> Iterator[Row]:
 
         ours, least = _best_of(resume, floor, times=3 if quick else 5)
         name = f"resume {count:,} messages (open, replay, state) beside reading and decoding, ms"
-        yield name, ours / 1e3, least / 1e3, ours / least, 5.0
+        yield Row(name, ours / 1e3, least / 1e3, ours / least)
         ours, least = _best_of(plan, floor, times=2 if quick else 4)
         name = f"plan the compaction of {count:,} messages beside reading and decoding, ms"
-        yield name, ours / 1e3, least / 1e3, ours / least, 4.5
+        yield Row(name, ours / 1e3, least / 1e3, ours / least)
         log.close()
 
 
@@ -284,8 +281,3 @@ def _best_of(one: Callable[[], object], other: Callable[[], object], *, times: i
         if collecting:
             gc.enable()
     return best[0] * 1e6, best[1] * 1e6
-
-
-if __name__ == "__main__":
-    for name, measured, floor, ratio, target in rows(quick="--quick" in sys.argv):
-        print(f"{name:<75} {measured:10.2f} {floor:10.2f} {ratio:6.2f}x (target {target}x)")

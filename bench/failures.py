@@ -25,7 +25,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.loop import Row, find_peers
+from bench.loop import find_peers
+from bench.report import Row, Size
 
 Run = Callable[[str, Path], None]
 """Run one misfortune in a directory, or go on with it there."""
@@ -195,7 +196,7 @@ def suffered(name: str) -> tuple[int, int, int]:
         )
 
 
-def rows(quick: bool) -> Iterator[Row]:
+def rows(size: Size) -> Iterator[Row]:
     """Count what is left, ours against each peer that is installed."""
     find_peers()
     ours = suffered("treenail")
@@ -206,11 +207,11 @@ def rows(quick: bool) -> Iterator[Row]:
         "half-written files that a resumed tool finds",
     )
     for name, (module, _) in PEERS.items():
-        if importlib.util.find_spec(module):
+        if size is not Size.LEAST and importlib.util.find_spec(module):
             for title, mine, theirs in zip(titles, ours, suffered(name), strict=True):
-                yield f"{title}: {name}", mine, theirs, None, None
+                yield Row(f"{title}: {name}", mine, theirs)
     for title, mine in zip(titles, ours, strict=True):
-        yield title, mine, None, None, None
+        yield Row(title, mine)
 
 
 if __name__ == "__main__":

@@ -17,13 +17,11 @@ from pathlib import Path
 from statistics import median, quantiles
 from uuid import UUID, uuid4
 
+from bench.report import Row, Size
 from treenail.log import Draft, Lease
 from treenail.log.lease import this_process_owner
 from treenail.log.memory import MemoryLog
 from treenail.log.sqlite import SqliteLog
-
-Row = tuple[str, float, float | None, float | None, float | None]
-"""Name, measured, floor or peer, ratio, target; times in microseconds, sizes in bytes."""
 
 KILOBYTE = random.Random(1).randbytes(1024)
 INSERT = "INSERT INTO events (payload) VALUES (?)"
@@ -71,9 +69,9 @@ def durable_append(directory: Path, count: int) -> Iterator[Row]:
             ours += timed(lambda n, base=base: log.append(lease, [draft()], expected_seq=base + n), part)
     raw.close()
     middle, floor = median(ours), median(theirs)
-    yield ("durable append of 1 KB vs a raw SQLite commit (us, median)", middle, floor, middle / floor, 1.5)
+    yield Row("durable append of 1 KB vs a raw SQLite commit (us, median)", middle, floor, middle / floor)
     mean, floor = sum(ours) / len(ours), sum(theirs) / len(theirs)
-    yield ("the same with checkpoints (us, mean)", mean, floor, mean / floor, None)
+    yield Row("the same with checkpoints (us, mean)", mean, floor, mean / floor)
 
 
 def tool_call(directory: Path, count: int) -> Iterator[Row]:
@@ -93,7 +91,7 @@ def tool_call(directory: Path, count: int) -> Iterator[Row]:
             ours += timed(lambda _, n=number, b=batch: log.append(lease, b, expected_seq=2 * n), 1)
     raw.close()
     beside = median(ours) - median(theirs)
-    yield ("append of a tool call's message and record, beside a raw commit (us)", beside, None, None, None)
+    yield Row("append of a tool call's message and record, beside a raw commit (us)", beside)
 
 
 WORDS = [bytes(random.Random(number).choices(b"etaoinshrdlu", k=2 + number % 9)) for number in range(3000)]
@@ -134,7 +132,9 @@ def flat_row(kind: str, make: Callable[[int], MemoryLog | SqliteLog], size: int)
             first += spent[: size // 10]
             last += spent[-(size // 10) :]
     ours, floor = quartile(last), quartile(first)
-    return (f"{kind} append, last tenth of {size:,} events vs the first (us)", ours, floor, ours / floor, 1.2)
+    return Row(
+        f"{kind} append, last tenth of {size:,} events vs the first (us)", ours, floor, ours / floor, 1.2
+    )
 
 
 def quartile(spent: list[float]) -> float:
@@ -152,7 +152,7 @@ def space(directory: Path, count: int) -> Iterator[Row]:
                 log.append(leases[number % sessions], [draft()], expected_seq=number // sessions)
         per_event = path.stat().st_size / count
         name = f"file size per 1 KB event, {sessions} interleaved session{'s' * (sessions > 1)} (bytes)"
-        yield (name, per_event, 1024.0, per_event / 1024, 1.6)
+        yield Row(name, per_event, 1024.0, per_event / 1024)
 
 
 def room(directory: Path, count: int) -> Iterator[Row]:
@@ -165,12 +165,11 @@ def room(directory: Path, count: int) -> Iterator[Row]:
                 batch = [draft(b'{"content":"%s"}' % text(number)), draft(b'{"result":"%s"}' % text(number))]
                 log.append(lease, batch, expected_seq=2 * number)
         stored, given = path.stat().st_size, 1024 * count
-        yield (
+        yield Row(
             f"file size for {count:,} texts of 1 KB, {kind}, twice each (bytes)",
             stored,
             given,
             stored / given,
-            None,
         )
 
 
@@ -187,16 +186,18 @@ def reading(directory: Path, count: int) -> Iterator[Row]:
         ours = timed(lambda _: sum(1 for _ in log.read(session_id)), 3)
         theirs = timed(lambda _: raw.execute("SELECT * FROM events ORDER BY session_key, seq").fetchall(), 3)
         raw.close()
-    yield (f"read {count} events (us)", min(ours), min(theirs), min(ours) / min(theirs), None)
+    yield Row(f"read {count} events (us)", min(ours), min(theirs), min(ours) / min(theirs))
 
 
-def rows(quick: bool = True) -> Iterator[Row]:
-    """Measure everything; `quick` keeps it to a few seconds."""
+def rows(size: Size) -> Iterator[Row]:
+    """Measure everything."""
+    appends, kept = {Size.FULL: (2_000, 10_000), Size.QUICK: (500, 2_000), Size.LEAST: (50, 200)}[size]
+    sessions = {Size.FULL: [10, 1_000, 100_000], Size.QUICK: [10, 1_000], Size.LEAST: [10]}[size]
     with tempfile.TemporaryDirectory(prefix="treenail-bench-") as name:
         directory = Path(name)
-        yield from durable_append(directory, 500 if quick else 2000)
-        yield from tool_call(directory, 500 if quick else 2000)
-        yield from flatness(directory, [10, 1000] if quick else [10, 1000, 100_000])
-        yield from space(directory, 2000 if quick else 10_000)
-        yield from room(directory, 1000)
-        yield from reading(directory, 10_000)
+        yield from durable_append(directory, appends)
+        yield from tool_call(directory, appends)
+        yield from flatness(directory, sessions)
+        yield from space(directory, kept)
+        yield from room(directory, kept // 2)
+        yield from reading(directory, kept)

@@ -25,12 +25,14 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+from bench.report import CALL_IN_MEMORY, DURABLE_CALL, GROWTH, STORED_BYTES, Row, Size
 from treenail import Agent, TurnState, tool
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.base import (
@@ -43,9 +45,6 @@ from treenail.providers.base import (
 )
 from treenail.state.budget import TokenUsage
 from treenail.tools.tool import ToolCall
-
-Row = tuple[str, float | str, float | str | None, float | None, float | None]
-"""What was measured, ours, the other side's, their ratio, and the ratio to stay under."""
 
 ARGUMENT_CHARS, RESULT_CHARS = 146, 1_020
 """How much the model writes into each call, and how much the tool returns each time."""
@@ -69,10 +68,16 @@ USAGE = TokenUsage(input_tokens=100, output_tokens=20)
 PAYLOAD_BYTES = ARGUMENT_CHARS + RESULT_CHARS
 """What a call has to be stored for: all else is overhead."""
 
-CAP_S = 120.0
+CAP_S = 60.0
 QUICK_CAP_S = 20.0
+TRIES = 7
+"""How often what takes less than `SHORT_S` is tried, because it is easily disturbed."""
 SHORT_S = 2.0
-TRIES = 15
+TRIES_OF_LONG = 3
+"""How often what takes less than `LONG_S` is tried. What takes longer is run once."""
+LONG_S = 10.0
+FIRST, WINDOW = 10, 200
+"""Growth is judged by the calls from the tenth on, beside as many at the end."""
 OURS = "Treenail"
 
 Work = Callable[[int, Path | None], "Measured"]
@@ -92,10 +97,9 @@ class Measured:
         return self.seconds / calls * 1e6
 
     def growth(self) -> float:
-        """The last tenth of the calls against the second one: the first warms up."""
-        steps = [b - a for a, b in zip(self.marks, self.marks[1:], strict=False)]
-        tenth = max(len(steps) // 10, 1)
-        return median(steps[-tenth:]) / median(steps[tenth : 2 * tenth] or steps[:tenth])
+        """How much longer a call takes at the end than at the tenth call."""
+        steps = [after - before for before, after in pairwise(self.marks)]
+        return median(steps[-WINDOW:]) / median(steps[FIRST : FIRST + WINDOW])
 
 
 def size_of(directory: Path | None) -> int:
@@ -353,16 +357,17 @@ class Contest:
         for attempt in range(TRIES):
             for name, work in works.items():
                 if attempt == 0:
-                    best[name] = None if self._takes_too_long(name, work, calls) else self._once(work, calls)
+                    best[name] = None if self._takes_too_long(name, calls) else self._once(work, calls)
                     continue
                 before = best[name]
-                if before is not None and before.seconds < SHORT_S:
-                    best[name] = min(before, self._once(work, calls), key=lambda each: each.seconds)
+                if before is None or before.seconds > (SHORT_S if attempt >= TRIES_OF_LONG else LONG_S):
+                    continue
+                best[name] = min(before, self._once(work, calls), key=lambda each: each.seconds)
         self._last.update({name: (calls, each.seconds) for name, each in best.items() if each is not None})
         return best
 
-    def _takes_too_long(self, name: str, work: Work, calls: int) -> bool:
-        if name not in self._last or work is treenail:
+    def _takes_too_long(self, name: str, calls: int) -> bool:
+        if name not in self._last or name == OURS:
             return False
         before, seconds = self._last[name]
         # Between a cost per call that stays the same and one that grows as the calls do.
@@ -387,50 +392,75 @@ def installed(peers: dict[str, tuple[str, Work]]) -> dict[str, Work]:
     return {name: work for name, (module, work) in peers.items() if importlib.util.find_spec(module)}
 
 
+@dataclass(frozen=True)
+class Line:
+    """Beside whom and at how many calls a time is one of the lines."""
+
+    name: str
+    peer: str
+    calls: int
+    limit: float
+
+
+IN_MEMORY_LINE = Line(CALL_IN_MEMORY, "LangGraph", 100, 0.15)
+DURABLE_LINE = Line(DURABLE_CALL, DELTA, 1_000, 0.3)
+
+
 def compare(
-    where: str,
-    contest: Contest,
-    peers: dict[str, Work],
-    sizes: tuple[int, ...],
-    target: float,
-    judge: str | None,
+    where: str, contest: Contest, peers: dict[str, Work], sizes: Sequence[int], line: Line
 ) -> Iterator[Row]:
-    """Compare us with every peer at every size; the target holds against the judge, or the fastest one."""
+    """Compare us with every peer at every size."""
     for calls in sizes:
         measured = contest.run({OURS: treenail, **peers}, calls)
         ours = measured.pop(OURS)
         assert ours is not None
         mine = ours.per_call_us(calls)
-        times = {name: got.per_call_us(calls) for name, got in measured.items() if got is not None}
-        fastest = judge or min(times, key=lambda name: times[name], default=None)
+        if not peers:
+            yield Row(f"{where}, {calls:,} calls (us per call)", mine)
         for name, got in measured.items():
             title = f"{where}, {calls:,} calls (us per call) vs {name}"
             if got is None:
-                yield title, mine, "cut off", None, None
+                yield Row(title, mine, "cut off")
                 continue
-            aim = target if name == fastest and calls >= 100 else None
-            yield title, mine, times[name], mine / times[name], aim
-        if calls == sizes[-1]:
-            yield f"{where}: the last tenth of {calls:,} calls against the second", "", "", ours.growth(), 1.3
+            row = Row(title, mine, got.per_call_us(calls), mine / got.per_call_us(calls))
+            is_line = (name, calls) == (line.peer, line.calls)
+            yield row._replace(limit=line.limit, line=line.name) if is_line else row
         if ours.stored:
             payload = calls * PAYLOAD_BYTES
-            bound = 2.5 if calls >= 100 else None
-            yield f"bytes stored, {calls:,} calls", ours.stored, payload, ours.stored / payload, bound
+            row = Row(f"bytes stored, {calls:,} calls", ours.stored, payload, ours.stored / payload)
+            yield row._replace(limit=2.5, line=STORED_BYTES) if calls == line.calls else row
             for name, got in measured.items():
                 if got is not None:
                     title = f"bytes stored, {calls:,} calls, by {name}"
-                    yield title, got.stored, payload, got.stored / payload, None
+                    yield Row(title, got.stored, payload, got.stored / payload)
 
 
-def rows(quick: bool) -> Iterator[Row]:
-    """Measure the loop; each row is a name, our figure, the peer's, the ratio, the target."""
+def growth(where: str, contest: Contest, calls: int, line: str = "") -> Row:
+    """Compare the calls at the end of a long run with those at its beginning."""
+    ours = contest.run({OURS: treenail}, calls)[OURS]
+    assert ours is not None
+    name = f"{where}: call {calls:,} (us) beside call {FIRST}"
+    return Row(name, "", "", ours.growth(), 1.2 if line else None, line)
+
+
+def rows(size: Size) -> Iterator[Row]:
+    """Measure the loop in memory and on SQLite."""
     find_peers()
-    sizes = (10, 100) if quick else (10, 100, 1_000, 10_000)
-    cap_s = QUICK_CAP_S if quick else CAP_S
-    treenail(10, None)  # What is imported and compiled late is not a call's.
-    for work in installed(IN_MEMORY).values():
+    sizes = {Size.FULL: (10, 100, 1_000), Size.QUICK: (10, 100), Size.LEAST: (3,)}[size]
+    long = {Size.FULL: 10_000, Size.QUICK: 1_000, Size.LEAST: 0}[size]
+    line = GROWTH if size is Size.FULL else ""
+    cap_s = QUICK_CAP_S if size.is_small else CAP_S
+    in_memory = {} if size is Size.LEAST else installed(IN_MEMORY)
+    durable = {} if size is Size.LEAST else installed(DURABLE)
+    treenail(3, None)  # What is imported and compiled late is not a call's.
+    for work in in_memory.values():
         work(2, None)
-    yield from compare("in memory", Contest(cap_s, None), installed(IN_MEMORY), sizes, 0.1, None)
+    contest = Contest(cap_s, None)
+    yield from compare("in memory", contest, in_memory, sizes, IN_MEMORY_LINE)
+    if long:
+        yield growth("in memory", contest, long, line)
     with tempfile.TemporaryDirectory(prefix="treenail-bench-") as place:
         contest = Contest(cap_s, Path(place))
-        yield from compare("durable on SQLite", contest, installed(DURABLE), sizes, 0.3, DELTA)
+        yield from compare("durable on SQLite", contest, durable, sizes, DURABLE_LINE)
+        if long:
+            yield growth("durable on SQLite", contest, long, line)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import anyio
 
+from bench.report import Row, Size
 from treenail.agent import Agent
 from treenail.containment import Limits
 from treenail.conversation.events import SubagentEvent
@@ -36,8 +37,6 @@ from treenail.workspace.base import Filesystem
 from treenail.workspace.host import HostFilesystem
 from treenail.workspace.isolated import IsolatedFilesystem, isolate
 from treenail.workspace.memory import InMemoryFilesystem
-
-Row = tuple[str, float, float | str | None, float | None, float | None]
 
 CHILDREN = 100
 
@@ -197,10 +196,10 @@ def copies(directory: Path, count: int) -> Iterator[Row]:
         copy.close()
     fork = statistics.median(forks)
     label = f"{count:,} files"
-    yield f"isolated workspace of {label}: fork, ms, to a walk", fork, min(floor), fork / min(floor), 0.2
-    yield f"isolated workspace of {label}: fork, ms, to a copy of the tree", fork, copied, fork / copied, 0.01
+    yield Row(f"isolated workspace of {label}: fork, ms, to a walk", fork, min(floor), fork / min(floor))
+    yield Row(f"isolated workspace of {label}: fork, ms, to a copy of the tree", fork, copied, fork / copied)
     work = statistics.median(works)
-    yield f"isolated workspace of {label}: a call with 3 files and its diff, ms", work, None, None, None
+    yield Row(f"isolated workspace of {label}: a call with 3 files and its diff, ms", work)
     copy = isolate(base, place=directory / "foreign")
     assert isinstance(copy, IsolatedFilesystem)
     began = time.perf_counter()
@@ -209,30 +208,30 @@ def copies(directory: Path, count: int) -> Iterator[Row]:
     call.rollback()
     copy.close()
     base.close()
-    yield f"isolated workspace of {label}: first command, written out, ms", out, copied, out / copied, None
+    yield Row(f"isolated workspace of {label}: first command, written out, ms", out, copied, out / copied)
 
 
-def rows(quick: bool) -> Iterator[Row]:
+def rows(size: Size) -> Iterator[Row]:
     """Yield every row; `quick` uses small sizes."""
-    count = 20 if quick else CHILDREN
+    quick = size.is_small
+    count = 10 if quick else CHILDREN
     rounds = 1 if quick else 2
     ours, theirs = times(None, count, count, rounds)
-    yield f"{count} subagents at once in memory, ms each, to one by one", ours, theirs, ours / theirs, 2.0
+    yield Row(f"{count} subagents at once in memory, ms each, to one by one", ours, theirs, ours / theirs)
     ours, theirs = times(None, count, 6, rounds)
-    yield (
+    yield Row(
         f"{count} subagents, 6 at a time, in memory, ms each, to one by one",
         ours,
         theirs,
         ours / theirs,
-        2.0,
     )
     with tempfile.TemporaryDirectory() as directory:
         ours, theirs = times(Path(directory), count, count, rounds)
-        yield f"{count} subagents at once on SQLite, ms each, to one by one", ours, theirs, ours / theirs, 2.5
+        yield Row(f"{count} subagents at once on SQLite, ms each, to one by one", ours, theirs, ours / theirs)
     most, overtaken = order(count, 6)
-    yield f"{count} subagents, 6 allowed at once: most that ran", most, 6, most / 6, 1.0
-    yield f"{count} subagents: overtaken in the queue", overtaken, 0, float(overtaken), 0.0
+    yield Row(f"{count} subagents, 6 allowed at once: most that ran", most, 6, most / 6, 1.0)
+    yield Row(f"{count} subagents: overtaken in the queue", overtaken, 0, float(overtaken), 0.0)
     waiting = memory(count)
-    yield "memory per waiting subagent with its line in the log, KB", waiting, None, waiting / 16, 1.0
+    yield Row("memory per waiting subagent with its line in the log, KB", waiting)
     with tempfile.TemporaryDirectory() as directory:
-        yield from copies(Path(directory), 2_000 if quick else 50_000)
+        yield from copies(Path(directory), 500 if quick else 50_000)
