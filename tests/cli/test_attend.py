@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from treenail.errors import UsageError
+from treenail.history.diagnostics import diagnose
 from treenail.log.sqlite import SqliteLog
 from treenail.presenters.cli import changing
 from treenail.state import AttentionNeeded, Session
-from treenail.turns.diagnostics import diagnose
 
 
 def test_attention_is_resolved_with_a_note_and_only_where_it_is_needed(tmp_path: Path) -> None:

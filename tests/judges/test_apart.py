@@ -13,6 +13,7 @@ from judges_kit import Verdict, answering, judge_prompt
 from treenail import Agent, ResourceRegistry, Session, tool
 from treenail.containment import CircuitBreaker, CircuitState, Limits, LoopPolicy, SafetyEvent
 from treenail.errors import ThrottleError
+from treenail.history.diagnostics import diagnose
 from treenail.judges import (
     CompletionChecked,
     FeedbackProviderConfig,
@@ -34,7 +35,6 @@ from treenail.state.session import nested_session
 from treenail.subagents import LoopRunner, Subagents
 from treenail.tools.context import ToolContext
 from treenail.turns import ModelAdapter, TurnState
-from treenail.turns.diagnostics import diagnose
 from treenail.turns.ledger import contain
 from treenail.workspace import Filesystem, InMemoryFilesystem
 from treenail.workspace.host import HostFilesystem

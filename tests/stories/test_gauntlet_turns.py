@@ -25,16 +25,16 @@ from treenail import Agent, Limits, tool
 from treenail.conversation import ProviderUsage, inspect_replay
 from treenail.conversation.replay import ReplayItem
 from treenail.errors import ModelCallError
+from treenail.history.diagnostics import DiagnosticsReport, diagnose
+from treenail.history.projection import RunView, project, render_text
 from treenail.log.event import Channel
 from treenail.log.sqlite import SqliteLog
-from treenail.presenters.projection import RunView, project, render_text
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import Session
 from treenail.state.events import spec_of
 from treenail.tools.policies import PermissionMode, Permissions
 from treenail.turns import InnerLoop, TurnState, turn_state
 from treenail.turns.derivation import newest_turn
-from treenail.turns.diagnostics import DiagnosticsReport, diagnose
 from treenail.turns.endings import close_crashed_turn
 from treenail.turns.live import LiveFeed
 from treenail.turns.states import PartialText, TurnEnded, TurnStarted

@@ -22,10 +22,10 @@ from tests.stories.terminal import Terminal, clean_environment, treenail
 
 from treenail.conversation.events import SubagentEvent
 from treenail.conversation.replay import replay
+from treenail.history.diagnostics import diagnose
 from treenail.log.sqlite import SqliteLog
 from treenail.state import Session
 from treenail.turns.derivation import turn_state
-from treenail.turns.diagnostics import diagnose
 from treenail.turns.states import TurnState
 from treenail.workflows import WorkflowEvent, WorkflowRecord, record_of
 

@@ -40,10 +40,11 @@ from treenail.errors import (
     ThrottleError,
     UsageError,
 )
+from treenail.history.diagnostics import diagnose
+from treenail.history.projection import project
 from treenail.log.event import Envelope
 from treenail.log.memory import MemoryLog
 from treenail.log.sqlite import SqliteLog
-from treenail.presenters.projection import project
 from treenail.providers.errors import FailureKind
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import ExecutionState, Session, Snapshot
@@ -51,7 +52,6 @@ from treenail.state.session import stamped
 from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
 from treenail.tools.tool import ToolResult
 from treenail.turns.derivation import derive_turn, newest_turn, turn_state
-from treenail.turns.diagnostics import diagnose
 from treenail.turns.endings import close_crashed_turn, end_turn
 from treenail.turns.states import (
     CAUSES,

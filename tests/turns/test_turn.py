@@ -16,15 +16,15 @@ from treenail import Agent, Limits, TurnState, tool
 from treenail.conversation import InnerMessage
 from treenail.conversation.replay import WITHDRAWN_TEXT
 from treenail.errors import ConversationNotFound, PromptEvaluationError, PromptMismatch, UsageError
+from treenail.history.diagnostics import diagnose
+from treenail.history.projection import project
 from treenail.log.memory import MemoryLog
 from treenail.log.sqlite import SqliteLog
-from treenail.presenters.projection import project
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import Session
 from treenail.tools.events import ToolInvoked
 from treenail.tools.policies import PermissionMode, Permissions, answer_hold, pending_holds
 from treenail.turns import PartialText, TurnEnded, TurnStarted, turn_state
-from treenail.turns.diagnostics import diagnose
 
 
 @tool

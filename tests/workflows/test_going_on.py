@@ -19,6 +19,7 @@ from treenail.agent import close_state, open_state
 from treenail.containment import Limits
 from treenail.conversation.events import SubagentEvent
 from treenail.errors import IllegalMoveError, UsageError
+from treenail.history.diagnostics import diagnose
 from treenail.log.memory import MemoryLog
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.base import ModelRequest
@@ -26,7 +27,6 @@ from treenail.providers.scripted import Answer
 from treenail.state import ExecutionState, ResourceRegistry, Session
 from treenail.subagents import LoopRunner, SubagentLimits
 from treenail.testing.clock import FakeClock
-from treenail.turns.diagnostics import diagnose
 from treenail.turns.ledger import ceilings_of, contain
 from treenail.turns.states import TurnStarted
 from treenail.workflows import (

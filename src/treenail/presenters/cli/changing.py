@@ -7,6 +7,7 @@ from uuid import UUID
 
 from treenail.agent import erase_run, reopened
 from treenail.errors import UsageError
+from treenail.history.operations import resolve_attention
 from treenail.log.sqlite import SqliteLog
 from treenail.presenters.cli.looking import print_json
 from treenail.presenters.cli.places import flag_for
@@ -15,7 +16,6 @@ from treenail.state.execution import ExecutionState
 from treenail.state.session import Session
 from treenail.tools.boundaries import Boundary, boundaries, fork_at, rollback_to_call
 from treenail.tools.policies import answer_hold, pending_holds
-from treenail.turns.diagnostics import resolve_attention
 
 
 def _chosen(session: Session, call: str | None) -> Boundary:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from uuid import UUID
 
+from treenail.history.store_diagnostics import diagnose_store
 from treenail.presenters.cli.looking import print_json
-from treenail.turns.diagnostics import diagnose_store
 
 
 def diagnose(store: Path, run_id: UUID | None, *, as_json: bool) -> int:

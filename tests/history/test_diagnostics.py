@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,8 +19,12 @@ from treenail.codec import FrozenDict
 from treenail.conversation.events import ProviderUsage, SubagentEvent
 from treenail.conversation.messages import InnerMessage, ToolCallRecord
 from treenail.errors import ModelCallError, UsageError
+from treenail.history.checks import CHECKS
+from treenail.history.diagnostics import NOTHING, DiagnosticsReport, diagnose
+from treenail.history.operations import resolve_attention
+from treenail.history.projection import project
+from treenail.history.store_diagnostics import diagnose_store
 from treenail.log.sqlite import SqliteLog
-from treenail.presenters.projection import project
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import Session, TokenUsage
 from treenail.state.events import AttentionNeeded
@@ -29,15 +32,8 @@ from treenail.testing.clock import FakeClock
 from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
 from treenail.tools.policies import PermissionMode, Permissions
 from treenail.tools.tool import ToolResult
-from treenail.turns.diagnostics import (
-    CHECKS,
-    NOTHING,
-    DiagnosticsReport,
-    diagnose,
-    diagnose_store,
-    resolve_attention,
-)
 from treenail.turns.states import PartialText, TurnEnded, TurnStarted, TurnState
+from treenail.workflows import Checkpoint, WorkflowEvent
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -72,14 +68,11 @@ def note(text: str, *, context) -> str:
 AGENT = Agent("tester", tools=(note,))
 
 
-@dataclass(frozen=True)
-class WorkflowEvent:
-    """Stands for the event of a room above, which is known by its name and attributes."""
+def flow(kind: str, step_id: str = "", checkpoint: Checkpoint | None = None) -> WorkflowEvent:
+    return WorkflowEvent(kind, "w", "the flow", NOW, step_id, checkpoint=checkpoint)  # type: ignore[arg-type]  # the tests name kinds in words
 
-    kind: str
-    workflow_id: str
-    step_id: str = ""
-    checkpoint_status: str = ""
+
+READY = Checkpoint("one", "checkpoint_ready", "done")
 
 
 def started(turn: str = "t") -> TurnStarted:
@@ -226,25 +219,25 @@ FAILED = TurnEnded("t", TurnState.FAILED, "transient", "no", ("treenail resume S
             ),
         ),
         ("workflow_events", "passed", NOTHING, [], DONE),
-        ("workflow_events", "warning", "unfinished", [1], (WorkflowEvent("workflow_started", "w"),)),
-        ("workflow_events", "failed", "missing_fields", [1], (WorkflowEvent("", "w"),)),
+        ("workflow_events", "warning", "unfinished", [1], (flow("workflow_started"),)),
+        ("workflow_events", "failed", "missing_fields", [1], (flow(""),)),
         (
             "workflow_events",
             "passed",
             "finished",
             [],
-            (WorkflowEvent("workflow_started", "w"), WorkflowEvent("workflow_finished", "w")),
+            (flow("workflow_started"), flow("workflow_finished")),
         ),
-        ("workflow_checkpoints", "warning", "not_ready", [1], (WorkflowEvent("step_scheduled", "w", "one"),)),
-        ("workflow_checkpoints", "warning", "not_ready", [1], (WorkflowEvent("step_held", "w", "one"),)),
+        ("workflow_checkpoints", "warning", "not_ready", [1], (flow("step_scheduled", "one"),)),
+        ("workflow_checkpoints", "warning", "not_ready", [1], (flow("step_held", "one"),)),
         (
             "workflow_checkpoints",
             "passed",
             "checkpoint_ready",
             [],
             (
-                WorkflowEvent("step_scheduled", "w", "one"),
-                WorkflowEvent("checkpoint_decided", "w", "one", "checkpoint_ready"),
+                flow("step_scheduled", "one"),
+                flow("checkpoint_decided", "one", READY),
             ),
         ),
         ("subagent_terminal_states", "warning", "at_work", [1], (child("started", "running"),)),
@@ -325,7 +318,7 @@ def test_the_report_has_every_check_and_is_plain_data() -> None:
     assert set(CONCEPT_IDS) <= set(CHECKS)
     assert (report.status, report.ok) == ("ready", True)
     assert json.loads(json.dumps(report.to_data()))["status"] == "ready"
-    assert "nothing to look at" in report.render()
+    assert "nothing to check" in report.render()
 
 
 def test_a_child_that_nobody_hears_of_is_stale() -> None:
@@ -420,7 +413,7 @@ def test_what_needed_a_person_is_resolved_by_one(tmp_path: Path) -> None:
     session = Session(log=SqliteLog(tmp_path / "runs.db"))
     session.dispatch_all((*DONE, AttentionNeeded("stuck", ("a.txt",), ("look",))))
     assert resolve_attention(Session(), "nothing to do") is None
-    with pytest.raises(UsageError, match="what was done"):
+    with pytest.raises(UsageError, match="the note is empty"):
         resolve_attention(session, " ")
     assert diagnose(session).status == "blocked"
     assert resolve_attention(session, "put a.txt back by hand", by="kim") is not None

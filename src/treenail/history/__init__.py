@@ -1,0 +1,39 @@
+"""History: the one reader of logs. It folds a log into the view of a run that every presenter draws.
+
+Beside the view stand a summary, texts and diagnostics. What opens stores on disk is imported by its path:
+`treenail.history.stores`, `treenail.history.store_diagnostics`, and `treenail.history.operations`, with
+the operations on stored runs.
+"""
+
+from treenail.history.checks import CHECKS, CheckRule, Finding, LogFacts, Verdict
+from treenail.history.diagnostics import CheckResult, DiagnosticsReport, diagnose
+from treenail.history.projection import Projection, project, with_children
+from treenail.history.summary import RunSummary, summarize
+from treenail.history.text import TextLine, lines, render_text
+from treenail.history.view import Item, LiveView, RunningCall, RunView, SubagentView, TurnView, Usage
+
+__all__ = [
+    "CHECKS",
+    "CheckResult",
+    "CheckRule",
+    "DiagnosticsReport",
+    "Finding",
+    "Item",
+    "LiveView",
+    "LogFacts",
+    "Projection",
+    "RunSummary",
+    "RunView",
+    "RunningCall",
+    "SubagentView",
+    "TextLine",
+    "TurnView",
+    "Usage",
+    "Verdict",
+    "diagnose",
+    "lines",
+    "project",
+    "render_text",
+    "summarize",
+    "with_children",
+]

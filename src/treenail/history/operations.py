@@ -1,0 +1,148 @@
+"""What a person can do to a stored run. Every presenter calls these operations and adds none of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import UUID
+
+from treenail.agent import reopened, workspace_of, workspace_store
+from treenail.errors import UsageError
+from treenail.history.stores import opened_run
+from treenail.log.base import LogReport
+from treenail.log.sqlite import SqliteLog
+from treenail.state.events import AttentionNeeded, AttentionResolved
+from treenail.state.execution import ExecutionState
+from treenail.state.resources import ResourceRegistry
+from treenail.state.session import Session
+from treenail.tools.boundaries import Boundary, boundaries, diff_calls, fork_at, rollback_to_call
+from treenail.tools.events import ToolHeld
+from treenail.tools.policies import answer_hold, pending_holds
+from treenail.workspace.base import Filesystem, WorkspaceDiff
+from treenail.workspace.host import HostFilesystem
+
+
+def find_call(session: Session, call: str | None) -> Boundary:
+    """Return the finished call that a person names by id, beginning or number; None is the newest one."""
+    known = boundaries(session)
+    if not known:
+        raise UsageError("this run has no finished tool call to go back to")
+    if call is None:
+        return known[-1]
+    if call.isdigit() and 1 <= int(call) <= len(known):
+        return known[int(call) - 1]
+    found = [each for each in known if each.call_id.startswith(call)]
+    if len({each.call_id for each in found}) == 1:
+        return found[-1]
+    shown = ", ".join(f"{number}={each.call_id} ({each.tool_name})" for number, each in enumerate(known, 1))
+    raise UsageError(
+        f"{'several calls begin' if found else 'no call begins'} with {call!r}; the calls are: {shown}"
+    )
+
+
+def diff_run(
+    store: Path, run_id: UUID, first: str | None = None, last: str | None = None
+) -> tuple[str, str, WorkspaceDiff]:
+    """Return the first and the last call compared, and what the run changed in the files between them."""
+    with opened_run(store, run_id) as session:
+        place = workspace_of(session)
+        if place is None:
+            raise UsageError("this run worked in memory; there are no files to compare")
+        calls = [each for each in boundaries(session) if each.success]
+        if not calls:
+            raise UsageError("this run has no finished tool call, so it changed nothing")
+        filesystem = HostFilesystem(
+            place, store=workspace_store(store), line=f"session-{run_id}", read_only=True
+        )
+        try:
+            resources = ResourceRegistry.build({Filesystem: filesystem})
+            state = ExecutionState(session, resources, clock=session.clock)
+            start = first or calls[0].call_id
+            end = last or (first if first is not None else calls[-1].call_id)
+            return start, end, diff_calls(state, start, end)
+        finally:
+            filesystem.close()
+
+
+def rollback_run(store: Path, run_id: UUID, call: str | None = None) -> Boundary:
+    """Restore files and state to where they were before a tool call, and return that call."""
+    with reopened(store, run_id) as state:
+        boundary = find_call(state.session, call)
+        rollback_to_call(state, boundary.call_id)
+    return boundary
+
+
+def fork_run(
+    store: Path, run_id: UUID, workspace: Path, call: str | None = None, *, after: bool = False
+) -> tuple[UUID, Boundary]:
+    """Make a new run that continues from a tool call, in a workspace of its own; return it and the call."""
+    if workspace.exists() and (not workspace.is_dir() or any(workspace.iterdir())):
+        raise UsageError(f"{workspace} is not empty; name a new or an empty directory for the fork")
+    with reopened(store, run_id) as state:
+        boundary = find_call(state.session, call)
+        workspace.mkdir(parents=True, exist_ok=True)
+        made = fork_at(state, boundary.call_id, side="after" if after else "before", workspace=workspace)
+        made.session.close()
+    return made.session.session_id, boundary
+
+
+def list_holds(store: Path, run_id: UUID) -> Sequence[ToolHeld]:
+    """Return the calls of a run that wait for a person."""
+    with opened_run(store, run_id) as session:
+        return pending_holds(session)
+
+
+def answer_run(
+    store: Path, run_id: UUID, call: str | None = None, *, approved: bool, note: str = "", by: str = ""
+) -> ToolHeld:
+    """Answer a call that waits for a person, and return it. A resume then runs or refuses it."""
+    with reopened(store, run_id) as state:
+        holds = pending_holds(state.session)
+        if not holds:
+            raise UsageError("no call of this run waits for an answer; see `treenail hold list`")
+        chosen = [each for each in holds if call is None or each.call_id.startswith(call)]
+        if len(chosen) != 1:
+            shown = ", ".join(f"{each.call_id} ({each.tool_name})" for each in holds)
+            raise UsageError(f"name one call with --call; these wait for an answer: {shown}")
+        answer_hold(state.session, chosen[0].call_id, approved=approved, note=note, answered_by=by)
+    return chosen[0]
+
+
+def attend_run(store: Path, run_id: UUID, note: str, *, by: str = "") -> AttentionResolved:
+    """Mark a run's problem as fixed by hand. Raises `UsageError` if the run has none."""
+    with reopened(store, run_id) as state:
+        resolved = resolve_attention(state.session, note, by=by)
+    if resolved is None:
+        raise UsageError("nothing in this run needs a person; see `treenail diagnose`")
+    return resolved
+
+
+def resolve_attention(session: Session, note: str, *, by: str = "") -> AttentionResolved | None:
+    """Record that a person fixed what the session needed one for; returns None if there is no such problem.
+
+    It covers every problem recorded so far. The session can be resumed, and its history keeps both.
+    """
+    problems = 0
+    for _, value in session.events():
+        if isinstance(value, AttentionNeeded | AttentionResolved):
+            problems = problems + 1 if isinstance(value, AttentionNeeded) else 0
+    if not problems:
+        return None
+    if not note.strip():
+        raise UsageError("the note is empty; write what was done about the problem")
+    resolved = AttentionResolved(note, by)
+    session.dispatch(resolved)
+    return resolved
+
+
+def prune_run(store: Path, run_id: UUID, *, keep_last: int) -> int:
+    """Delete the oldest events of a run, except what it spent; return how many."""
+    if keep_last < 0:
+        raise UsageError(f"--keep-last must be 0 or more, not {keep_last}")
+    with reopened(store, run_id) as state:
+        return state.session.prune(keep_last=keep_last)
+
+
+def salvage_store(store: Path, into: Path) -> Sequence[LogReport]:
+    """Copy the readable part of a damaged store into a new file; return what was found for each session."""
+    return SqliteLog.salvage(store, into)

@@ -1,0 +1,75 @@
+"""Stores on disk: opening one to read it, and finding the run that a person means."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from uuid import UUID
+
+from treenail.conversation.messages import enable_inner_message_recording
+from treenail.errors import LogDamagedError, UsageError
+from treenail.log.sqlite import SqliteLog
+from treenail.state.session import Session
+
+LAST = "@last"
+"""The name of the newest run."""
+
+
+@contextmanager
+def opened_log(store: Path) -> Iterator[SqliteLog]:
+    """Open a store to read it.
+
+    SQLite cannot read a store in a directory that it may not write to; such a store is read from a copy.
+    """
+    with ExitStack() as stack:
+        place = store
+        if not (os.access(store, os.W_OK) and os.access(store.parent, os.W_OK)):
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory())) / store.name
+            for ending in ("", "-wal"):
+                source = store.with_name(store.name + ending)
+                if source.exists():
+                    shutil.copyfile(source, place.with_name(source.name))
+        yield stack.enter_context(SqliteLog(place, heartbeat=False))
+
+
+@contextmanager
+def opened_run(store: Path, run_id: UUID, *, must_be_whole: bool = True) -> Iterator[Session]:
+    """Open a run to read it; others may write it meanwhile.
+
+    Raises `LogDamagedError` for a damaged run unless `must_be_whole` is false.
+    """
+    with opened_log(store) as log, Session.open(log, run_id, read_only=True) as session:
+        enable_inner_message_recording(session)
+        if must_be_whole and session.report.damage is not None:
+            raise LogDamagedError(session.report.damage, last_good_seq=session.head)
+        yield session
+
+
+def find_run(store: Path, name: str) -> UUID:
+    """Return the run that a person names: by its id, the beginning of it, or `@last`. Raises `UsageError`."""
+    with opened_log(store) as log:
+        runs = log.sessions()
+    if not runs:
+        raise UsageError(f'there are no runs in {store}; start one with `treenail run "task"`')
+    if name == LAST:
+        roots = [each for each in runs if each.parent_id is None]
+        return (roots or list(runs))[-1].session_id
+    wanted = name.strip().lower()
+    found = [each.session_id for each in runs if str(each.session_id).startswith(wanted)]
+    if wanted and len(found) == 1:
+        return found[0]
+    what = f"{len(found)} runs begin" if wanted and found else "no run begins"
+    shown = ", ".join(str(each)[:8] for each in found[:5])
+    raise UsageError(
+        f"{what} with {name!r}{f' ({shown} ...)' if shown else ''}; see `treenail list`, or use @last"
+    )
+
+
+def run_ids(store: Path) -> list[str]:
+    """Return the short ids of a store's runs, the newest first."""
+    with opened_log(store) as log:
+        return [str(each.session_id)[:8] for each in log.sessions() if each.parent_id is None][::-1]

@@ -1,0 +1,198 @@
+"""The one view of a run that every presenter draws: frozen values, made by `treenail.history.projection`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import datetime
+from enum import Enum
+from typing import Any, Literal
+
+from treenail.conversation.events import ContextPressure
+from treenail.turns.live import PlanEntry, UsageChanged
+from treenail.turns.states import TurnState
+
+ItemKind = Literal[
+    "user",
+    "notice",
+    "text",
+    "answer",
+    "draft",
+    "partial",
+    "tool",
+    "hold",
+    "feedback",
+    "check",
+    "judge",
+    "compaction",
+    "branch",
+    "fork",
+    "subagent",
+    "workflow",
+    "ceilings",
+    "limit",
+    "attention",
+    "restored",
+    "ending",
+    "unknown",
+]
+"""The kind of an item. Only `answer` is a clean answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing that happened in a turn."""
+
+    kind: ItemKind
+    seq: int
+    """The event that it comes from; the newest one, if several made it."""
+    text: str = ""
+    title: str = ""
+    """A name: the tool's, the judge's, the kind of an ending."""
+    status: str = ""
+    """Its state: for a tool `pending`, `running`, `kept`, `failed` ...; for an ending the derived state."""
+    is_good: bool = True
+    """False for whatever a screen must not show as a success."""
+    call_id: str = ""
+    arguments: str = ""
+    elapsed_ms: float | None = None
+    diff: str | None = None
+    """The call whose diff can be shown, if it may have changed files."""
+    next_actions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What model calls have used."""
+
+    model_calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    cost_usd: float | None = None
+    """None while no call has reported its cost."""
+
+    def __add__(self, other: Usage) -> Usage:
+        costs = [each.cost_usd for each in (self, other) if each.cost_usd is not None]
+        return Usage(
+            self.model_calls + other.model_calls,
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached_tokens + other.cached_tokens,
+            sum(costs) if costs else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TurnView:
+    """One turn: its derived state, and what happened in it."""
+
+    turn_id: str
+    state: TurnState
+    items: tuple[Item, ...]
+    seq: int | None = None
+    """The event that started it; None for a conversation that came with a snapshot."""
+    agent: str = ""
+    task: str = ""
+    provider: str = ""
+    model: str = ""
+    error_kind: str | None = None
+    details: str = ""
+    next_actions: tuple[str, ...] = ()
+    missing_evidence: tuple[str, ...] = ()
+    usage: Usage = Usage()
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+    @property
+    def answer(self) -> str | None:
+        """The clean answer, if the turn is completed; else None."""
+        return next((each.text for each in reversed(self.items) if each.kind == "answer"), None)
+
+
+@dataclass(frozen=True, slots=True)
+class SubagentView:
+    """A child, as its parent's log records it."""
+
+    subagent_id: str
+    child_session_id: str
+    agent: str
+    task: str
+    status: str
+    reason: str = ""
+    summary: str = ""
+    elapsed_ms: int | None = None
+    next_actions: tuple[str, ...] = ()
+    retry_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCall:
+    """A tool that is running now."""
+
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveView:
+    """What is happening now and is not in the log yet."""
+
+    status: str = ""
+    detail: str = ""
+    text: str = ""
+    """The answer that is being written: neither whole nor clean."""
+    reasoning: str = ""
+    running: tuple[RunningCall, ...] = ()
+    plan: tuple[PlanEntry, ...] = ()
+    pressure: ContextPressure | None = None
+    usage: UsageChanged | None = None
+    missed: int = 0
+    """How many live events this screen was too slow to receive."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run as a screen shows it."""
+
+    session_id: str
+    seq: int
+    """The newest event that was folded."""
+    turns: tuple[TurnView, ...] = ()
+    subagents: tuple[SubagentView, ...] = ()
+    usage: Usage = Usage()
+    judges_usage: Usage = Usage()
+    """What judges used; it is not part of `usage`."""
+    live: LiveView | None = None
+    damage: str | None = None
+    """Why the log could not be read further, if it could not."""
+    children: tuple[RunView, ...] = ()
+
+    @property
+    def state(self) -> TurnState:
+        """The state of the newest turn."""
+        return self.turns[-1].state if self.turns else TurnState.UNFINISHED
+
+    @property
+    def answer(self) -> str | None:
+        """The newest turn's clean answer, if it is completed; else None."""
+        return self.turns[-1].answer if self.turns else None
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the view as plain values for JSON."""
+        data = _plain(self)
+        assert isinstance(data, dict)
+        return {**data, "state": self.state.value, "answer": self.answer}
+
+
+def _plain(value: object) -> object:
+    match value:
+        case Enum():
+            return value.value
+        case datetime():
+            return value.isoformat()
+        case tuple():
+            return [_plain(each) for each in value]
+        case None | str() | int() | float():
+            return value
+    return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}  # type: ignore[arg-type]  # a dataclass
