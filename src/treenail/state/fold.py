@@ -36,7 +36,7 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from treenail.clock import Clock
-from treenail.codec import Codec, type_registry
+from treenail.codec import Codec, is_immutable, type_registry
 from treenail.errors import (
     CodecError,
     EncodeError,
@@ -499,7 +499,7 @@ class Core:
         payload = envelope.payload
         try:
             event: object = self.codec.decode(registry.resolve(envelope.type), payload)
-            immutable = self.codec.is_immutable(event, payload)
+            immutable = is_immutable(event)
             self.fold(
                 working,
                 event,

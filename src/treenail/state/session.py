@@ -30,7 +30,7 @@ from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from treenail.clock import Clock, SystemClock, new_id
-from treenail.codec import Codec, codec
+from treenail.codec import Codec, codec, is_immutable
 from treenail.errors import CodecError, LogDamagedError, SnapshotMismatchError, UsageError
 from treenail.log.base import DEFAULT_LEASE_SECONDS, Log
 from treenail.log.event import Channel, Draft, Envelope, SlicePolicy, to_microseconds
@@ -1098,7 +1098,7 @@ def _staged(core: Core, events: Iterable[object]) -> list[Staged]:
         if name is None:
             name = names[kind] = core.name_of(kind)
         draft = _new(Draft, (name, payload, at_us, turn_id, run_id, trace_id, False))
-        staged.append(_new(Staged, (event, draft, codec.is_immutable(event, payload), False, None)))
+        staged.append(_new(Staged, (event, draft, is_immutable(event), False, None)))
     return staged
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar, overload
 
-from treenail.codec import Codec
+from treenail.codec import Codec, is_immutable
 from treenail.errors import UsageError
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Kept:
 
 def sealed(codec: Codec, item: Any, payload: bytes) -> Any:
     """Return what a slice keeps of an item that encoded to `payload`."""
-    return item if codec.is_immutable(item, payload) else Kept(codec, type(item), payload)
+    return item if is_immutable(item) else Kept(codec, type(item), payload)
 
 
 def opened(kept: Any) -> Any:
