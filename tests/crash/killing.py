@@ -62,6 +62,10 @@ SETTLED_NS = 100_000_000
 """A file whose last change is older than this when it is read cannot change without its times moving."""
 
 
+EVERY_MOMENT = "TREENAIL_EVERY_MOMENT" in os.environ
+"""Set it to kill at every moment, where otherwise a sample of them has to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """Where a process is killed."""
@@ -284,9 +288,9 @@ def moments(work: Callable[[Watch], object], disk: Disk) -> tuple[list[Moment], 
 def sample(found: Sequence[Moment], count: int, *, seed: int = 1) -> list[Moment]:
     """Choose moments, in order: of each place in the code the first and the last, and others by chance.
 
-    There may be more than `count` if there are more places than that.
+    There may be more than `count` if there are more places than that. `TREENAIL_EVERY_MOMENT=1` takes all.
     """
-    if len(found) <= count:
+    if EVERY_MOMENT or len(found) <= count:
         return list(found)
     first: dict[tuple[str, str], int] = {}
     last: dict[tuple[str, str], int] = {}

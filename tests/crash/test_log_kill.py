@@ -15,7 +15,7 @@ import pytest
 from treenail.log.lease import this_process_owner
 from treenail.log.sqlite import SqliteLog
 
-KILLS = 36
+KILLS = 24
 SESSION = UUID(int=7)
 
 # Each event's payload says which append of which life it belongs to, its place in it and how many there are.

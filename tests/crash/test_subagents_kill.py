@@ -7,8 +7,6 @@ append to the store, whoever made it. Another process then goes on with what it 
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from uuid import UUID
 
 import anyio
 import pytest
+from dying import DyingLog, Kind, dies_after, worth_a_kill
 from tests.forks import ProcessKilled, in_child
 
 from treenail import Agent, tool
@@ -66,23 +65,9 @@ LEAD = ScriptedProvider(
     ]
 )
 RESULT = {"old.txt": "old\nmore\n", "copied.txt": "c\n", "shared.txt": "s\nlead\n"}
-SHARES = 4
+SHARES = 2
 """In how many tests the kills are done, so that they can run side by side."""
 CHILDREN = ("sharer-1", "copier-2", "reader-3")
-
-
-class DyingLog(SqliteLog):
-    """A log whose process dies right after an append that it is told."""
-
-    dies_after = 0
-    appends = 0
-
-    def append(self, lease, drafts, *, expected_seq):
-        stored = super().append(lease, drafts, expected_seq=expected_seq)
-        DyingLog.appends += 1
-        if DyingLog.appends == self.dies_after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return stored
 
 
 async def lead(directory: Path, log: SqliteLog, agents: Sequence[Agent] = AGENTS) -> TurnState:
@@ -103,11 +88,11 @@ async def lead(directory: Path, log: SqliteLog, agents: Sequence[Agent] = AGENTS
         filesystem.close()
 
 
-def run(directory: Path, dies_after: int) -> int:
-    DyingLog.dies_after, DyingLog.appends = dies_after, 0
+def run(directory: Path, number: int) -> list[Kind]:
+    dies_after(number)
     log = DyingLog(directory / "runs.db")
     assert anyio.run(lead, directory, log) is TurnState.COMPLETED
-    return DyingLog.appends
+    return DyingLog.kinds
 
 
 def prepared(directory: Path) -> Path:
@@ -154,19 +139,14 @@ def check(directory: Path) -> None:
             assert len(own[TurnStarted].all()) == 1
 
 
-def count_appends(directory: Path) -> int:
-    return in_child(lambda: run(prepared(directory), 0))
-
-
 @pytest.mark.parametrize("share", range(SHARES))
-def test_a_killed_parent_goes_on_wherever_it_was(tmp_path: Path, share: int) -> None:
-    """After a kill at each append, the same workspace comes out and every child has worked once."""
-    appends = count_appends(tmp_path / "whole")
-    check(tmp_path / "whole")
-    assert appends > 40
+def test_a_killed_parent_goes_on_wherever_it_was(base: Path, share: int) -> None:
+    """After a kill at every kind of append, the same workspace comes out and every child has worked once."""
+    kinds = in_child(lambda: run(prepared(base / "whole"), 0))
+    check(base / "whole")
     survivors = 0
-    for number in range(1 + share, appends + 1, SHARES):
-        directory = prepared(tmp_path / f"at-{number}")
+    for number in worth_a_kill(kinds)[share::SHARES]:
+        directory = prepared(base / f"at-{number}")
         try:
             in_child(lambda directory=directory, number=number: run(directory, number))
         except ProcessKilled:
@@ -183,9 +163,9 @@ def test_a_killed_parent_goes_on_wherever_it_was(tmp_path: Path, share: int) -> 
     assert survivors <= 2
 
 
-def test_a_child_whose_agent_is_gone_is_detached_with_a_way_to_go_on(tmp_path: Path) -> None:
+def test_a_child_whose_agent_is_gone_is_detached_with_a_way_to_go_on(base: Path) -> None:
     """What cannot go on here is not forgotten and not called done: the lead is told, and so is the log."""
-    directory = prepared(tmp_path / "killed")
+    directory = prepared(base / "killed")
     with pytest.raises(ProcessKilled):
         # Somewhere in the middle of the children's work.
         in_child(lambda: run(directory, 22))

@@ -6,9 +6,9 @@ A small world (a workspace with a repository of the user's own in it, a private 
 place outside for deliveries) is prepared once and copied for each kill. A child process opens the world,
 runs one call and is killed at one moment; `killing.py` finds the moments by itself: before and after every
 SQL statement, and before, after and within every file operation that leaves a disk of its own (kills that
-leave the same bytes behind are the same crash, and are done once). The call that uses every operation of
-the filesystem is killed at all of its moments. Of the other work each place in the code is taken, the first
+leave the same bytes behind are the same crash, and are done once). Each place in the code is taken, the first
 and the last time it is reached, and more by chance from a fixed seed; `TREENAIL_EVERY_MOMENT=1` takes all.
+(`test_workspace_kill.py` kills the operations of the filesystem by themselves, at all of their moments.)
 
 Then this process opens the world as a next process would, lets `recover` put things right, and compares
 with two references: the world before the call, and the world after it. What the files must be after it is
@@ -32,7 +32,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from killing import Disk, Moment, Watch, killed, moments, sample
+from killing import EVERY_MOMENT, Disk, Moment, Watch, killed, moments, sample
 from tests.forks import in_child, orphaned
 
 from treenail.errors import ReadOnlyError
@@ -458,11 +458,11 @@ class Scenario:
     """Whether it starts processes, whose pace nobody knows."""
 
 
-EDIT = Scenario("edit", edited_by_hand, 1_000)
-COMMAND = Scenario("command", commanded_by_hand, 40, foreign=True)
+EDIT = Scenario("edit", edited_by_hand, 60)
+COMMAND = Scenario("command", commanded_by_hand, 25, foreign=True)
 LOOK = Scenario("look", _nothing, 20, starts=False)
 FAIL = Scenario("fail_after_editing", _nothing, 30, succeeds=False)
-FAIL_COMMAND = Scenario("fail_after_a_command", _nothing, 20, succeeds=False, foreign=True)
+FAIL_COMMAND = Scenario("fail_after_a_command", _nothing, 12, succeeds=False, foreign=True)
 NOTES = 2
 """How many notes each of them writes."""
 
@@ -678,10 +678,6 @@ class Judge:
         assert len(delivered) <= len(self.after.outbox) + 1
 
 
-EVERY_MOMENT = "TREENAIL_EVERY_MOMENT" in os.environ
-"""Set it to kill at every moment and to resume after every kill, where otherwise a part of them has to do."""
-
-
 @functools.cache
 def _moments(prepared: Path, scenario: Scenario) -> Sequence[Moment]:
     found, passed = moments(_call(scenario, _fresh(prepared)), _world(prepared).disk)
@@ -724,7 +720,7 @@ def test_a_killed_call_has_happened_wholly_or_not_at_all(prepared: Path, scenari
         judge,
         prepared,
         lambda world: _call(scenario, world),
-        found if EVERY_MOMENT else sample(found, scenario.kills),
+        sample(found, scenario.kills),
         resume_every=2 if scenario is EDIT else 4,
     )
     assert outcomes[0] is False
@@ -735,11 +731,8 @@ def test_a_killed_call_has_happened_wholly_or_not_at_all(prepared: Path, scenari
 @pytest.mark.parametrize(
     ("scenario", "when"),
     [
-        (EDIT, "in the middle"),
         (EDIT, "just before the commit"),
         (EDIT, "just after the commit"),
-        (COMMAND, "just before the commit"),
-        (COMMAND, "just after the commit"),
         (FAIL, "in the middle"),
     ],
     ids=lambda each: each.tool if isinstance(each, Scenario) else each.replace(" ", "-"),
@@ -773,9 +766,7 @@ def test_a_recovery_that_is_killed_is_completed_by_the_next(
         world, is_killed = crash(position)
     world.top.rename(crashed)
     steps, _ = moments(_recovery(_fresh(crashed)), _world(prepared).disk)
-    outcomes = _kill_and_judge(
-        judge, crashed, _recovery, steps if EVERY_MOMENT else sample(steps, 12), resume_every=5
-    )
+    outcomes = _kill_and_judge(judge, crashed, _recovery, sample(steps, 12), resume_every=5)
     assert set(outcomes) == {when == "just after the commit"}
 
 

@@ -9,14 +9,13 @@ made it; another process goes on. The same is done with a workflow that a model 
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 from uuid import UUID
 
 import anyio
 import pytest
+from dying import DyingLog, Kind, dies_after, worth_a_kill
 from tests.forks import ProcessKilled, in_child
 
 from treenail import Agent, tool
@@ -68,7 +67,7 @@ SPEC = WorkflowSpec(
     ),
 )
 RESULT = {"top.txt": "t\nl\nb\n", "left.txt": "l\n", "right/new.txt": "r\n"}
-SHARES = 4
+SHARES = 2
 """In how many tests the kills are done, so that they can run side by side."""
 
 
@@ -86,20 +85,6 @@ class Steps(ScriptedProvider):
             return Answer(READY)
         path, text = lines[done]
         return Answer("", [("add_line", {"path": path, "text": text})])
-
-
-class DyingLog(SqliteLog):
-    """A log whose process dies right after an append that it is told."""
-
-    dies_after = 0
-    appends = 0
-
-    def append(self, lease, drafts, *, expected_seq):
-        stored = super().append(lease, drafts, expected_seq=expected_seq)
-        DyingLog.appends += 1
-        if DyingLog.appends == self.dies_after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return stored
 
 
 def opened(directory: Path, log: SqliteLog) -> ExecutionState:
@@ -130,11 +115,11 @@ async def lead(state: ExecutionState) -> bool:
 WAYS = {"engine": engine, "lead": lead}
 
 
-def run(directory: Path, way: str, dies_after: int) -> int:
-    DyingLog.dies_after, DyingLog.appends = dies_after, 0
+def run(directory: Path, way: str, number: int) -> list[Kind]:
+    dies_after(number)
     state = opened(directory, DyingLog(directory / "runs.db"))
     assert anyio.run(WAYS[way], state)
-    return DyingLog.appends
+    return DyingLog.kinds
 
 
 def prepared(directory: Path) -> Path:
@@ -210,28 +195,27 @@ def kill_and_go_on(directory: Path, way: str, number: int) -> bool:
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-def test_a_killed_workflow_goes_on_wherever_it_was(tmp_path: Path, share: int) -> None:
-    """After a kill at each append, the same workspace comes out and each step's effects are there once."""
-    appends = in_child(lambda: run(prepared(tmp_path / "whole"), "engine", 0))
-    check(tmp_path / "whole")
-    assert appends > 60
-    numbers = range(1 + share, appends + 1, SHARES)
-    killed = [kill_and_go_on(tmp_path / f"at-{each}", "engine", each) for each in numbers]
+def test_a_killed_workflow_goes_on_wherever_it_was(base: Path, share: int) -> None:
+    """After a kill at each kind of append, the same files come out, and each step's effects once."""
+    kinds = in_child(lambda: run(prepared(base / "whole"), "engine", 0))
+    check(base / "whole")
+    numbers = worth_a_kill(kinds)[share::SHARES]
+    killed = [kill_and_go_on(base / f"at-{each}", "engine", each) for each in numbers]
     # Steps run side by side: another order may need an append less.
     assert killed.count(False) <= 2
 
 
-def test_a_model_whose_workflow_was_killed_goes_on_with_it(tmp_path: Path) -> None:
+def test_a_model_whose_workflow_was_killed_goes_on_with_it(base: Path) -> None:
     """The call that asked for the workflow finds it again: nothing is begun a second time."""
-    appends = in_child(lambda: run(prepared(tmp_path / "whole"), "lead", 0))
-    check(tmp_path / "whole")
-    for number in range(3, appends, 9):
-        kill_and_go_on(tmp_path / f"at-{number}", "lead", number)
+    kinds = in_child(lambda: run(prepared(base / "whole"), "lead", 0))
+    check(base / "whole")
+    for number in range(3, len(kinds), 18):
+        kill_and_go_on(base / f"at-{number}", "lead", number)
 
 
-def test_a_workflow_that_is_killed_again_and_again_ends_all_the_same(tmp_path: Path) -> None:
+def test_a_workflow_that_is_killed_again_and_again_ends_all_the_same(base: Path) -> None:
     """Each process does fifteen appends and dies; together they do each thing once."""
-    directory = prepared(tmp_path / "often")
+    directory = prepared(base / "often")
     deaths = 0
     while True:
         try:
@@ -245,9 +229,9 @@ def test_a_workflow_that_is_killed_again_and_again_ends_all_the_same(tmp_path: P
     check(directory)
 
 
-def test_a_step_that_somebody_else_is_writing_waits_for_a_decision(tmp_path: Path) -> None:
+def test_a_step_that_somebody_else_is_writing_waits_for_a_decision(base: Path) -> None:
     """A step that cannot be taken up again is neither failed nor run twice: somebody decides."""
-    directory = prepared(tmp_path / "held")
+    directory = prepared(base / "held")
     with pytest.raises(ProcessKilled):
         # In the middle of the first step's work.
         in_child(lambda: run(directory, "engine", 10))

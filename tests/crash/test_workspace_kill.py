@@ -13,14 +13,13 @@ import shutil
 import signal
 import stat
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import pytest
-from killing import Disk, Watch, killed, moments
+from killing import Disk, Watch, killed, moments, sample
 from tests.forks import ProcessKilled, in_child
 
 from treenail.clock import new_id
@@ -86,6 +85,9 @@ class Bench:
                 assert report.conflicts == ()
             assert list(fs.unfinished()) == []
 
+
+KILLS = 40
+"""At how many moments each scenario is killed, if there are more; see `killing.sample`."""
 
 Start = Callable[[Bench], None]
 Script = Callable[[Bench, Watch], None]
@@ -300,14 +302,6 @@ SCENARIOS: dict[str, tuple[Start, Script]] = {
 }
 
 
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """Provide a directory in memory where there is one: thousands of small files are made and removed."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as directory:
-        yield Path(directory)
-
-
 @pytest.mark.parametrize("name", list(SCENARIOS))
 def test_a_kill_at_any_moment_leaves_one_side_or_the_other(name: str, base: Path) -> None:
     """After recovery the tree is what it was or what it was to become, and the workspace works on."""
@@ -333,7 +327,7 @@ def test_a_kill_at_any_moment_leaves_one_side_or_the_other(name: str, base: Path
     found = [moment for moment in found if moment.when != "within" or "write" in moment.function]
     assert len(found) > 3, "next to no moments were found"
     sides = set()
-    for moment in found:
+    for moment in sample(found, KILLS):
         bench = fresh()
         assert killed(partial(script, bench), moment, disk), f"never came: {moment}"
         try:

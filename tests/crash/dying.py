@@ -1,0 +1,56 @@
+"""A log whose process is killed right after an append, and which appends are worth a kill.
+
+Two appends of one kind (the same events, both of a root session or both of a child's) are the same crash to
+the process that resumes, unless it finds other work done. So the first and the last of each kind are chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from treenail.log.sqlite import SqliteLog
+
+EVERY = 8
+"""At least one of so many appends in a row is chosen, because other work is done by then."""
+
+Kind = tuple[bool, tuple[str, ...]]
+"""Whether it is a child's append, and what events there are in it."""
+
+
+class DyingLog(SqliteLog):
+    """Kills its process right after the append that it is told, counted over all logs of the process."""
+
+    dies_after = 0
+    kinds: list[Kind] = []  # of all logs of the process, on purpose
+
+    def append(self, lease: Any, drafts: Any, *, expected_seq: int) -> Any:
+        stored = super().append(lease, drafts, expected_seq=expected_seq)
+        is_child = self.info(lease.session_id).parent_id is not None
+        DyingLog.kinds.append((is_child, tuple(_kind(each.type, each.payload) for each in drafts)))
+        if len(DyingLog.kinds) == DyingLog.dies_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return stored
+
+
+def dies_after(number: int) -> None:
+    """Let this process die after its n-th append from now on; never, if it is 0."""
+    DyingLog.dies_after = number
+    DyingLog.kinds = []
+
+
+def worth_a_kill(kinds: Sequence[Kind]) -> list[int]:
+    """Return the numbers, from 1, of the first and the last append of each kind, and a few in between."""
+    last = {kind: number for number, kind in enumerate(kinds, start=1)}
+    first = {kind: len(kinds) - number for number, kind in enumerate(reversed(kinds))}
+    return sorted({*first.values(), *last.values(), *range(1, len(kinds) + 1, EVERY)})
+
+
+def _kind(name: str, payload: bytes) -> str:
+    said = json.loads(payload)
+    return " ".join(
+        str(each) for each in (name, said.get("kind"), said.get("event"), said.get("role")) if each
+    )
