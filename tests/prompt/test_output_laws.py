@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from enum import Enum
@@ -108,29 +107,6 @@ def test_text_around_an_answer_does_not_change_it(
     text = output_json(value)
     text = f"\n```json\n{text}\n```\n" if is_fenced else text
     assert one.parse(f"{before}{text}{after}") == value
-
-
-def with_trailing_commas(data: Any) -> str:
-    """Write JSON as somebody would who ends every item with a comma."""
-    if isinstance(data, dict) and data:
-        return "{" + "".join(f"{json.dumps(k)}: {with_trailing_commas(v)}, " for k, v in data.items()) + "}"
-    if isinstance(data, list) and data:
-        return "[" + "".join(f"{with_trailing_commas(each)},\n" for each in data) + "]"
-    return json.dumps(data, ensure_ascii=False)
-
-
-@settings(max_examples=60, deadline=None)
-@given(some_answers)
-def test_trailing_commas_do_not_change_an_answer(value: Answer) -> None:
-    assert one.parse(with_trailing_commas(json.loads(output_json(value)))) == value
-
-
-@settings(max_examples=60, deadline=None)
-@given(some_answers)
-def test_an_answer_in_pythons_spelling_is_read_right_or_refused(value: Answer) -> None:
-    """Never as something else."""
-    found = read(one, repr(json.loads(output_json(value))))
-    assert found == value or isinstance(found, OutputParseError)
 
 
 @settings(max_examples=40, deadline=None)

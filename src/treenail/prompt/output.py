@@ -9,18 +9,13 @@ somewhere in a text. `StructuredOutput.parse` finds it, in this order:
 2. the first fence marked `json`, if there is one;
 3. the first `{` or `[` from which a value can be read that fits.
 
-What stands in 1 or 2 is the answer, and it fits or is refused; only in prose, where a bracket
-may be anything, does the search go on. It ends at the first thing that may have been the answer
+The JSON of 1 or 2 is the answer, and it fits or is refused; only in prose, where a bracket may
+be anything, does the search continue. It ends at the first value that may have been the answer
 and cannot be read, or does not fit: a part of a broken answer is not the answer.
 
-Where nothing can be read like that, the same places are tried once more with the repairs that
-leave no doubt about what was meant: trailing commas, Python's quotes and constants, raw line
-breaks in strings. An answer that was cut off is never completed, a key that stands twice is
-never chosen between, and no value is coerced: `"3"` is not a number. What is refused is an
-`OutputParseError` that says what to put right.
-
-Everything is bounded, since a model may write anything: no text is read more than a few times,
-no more than so many brackets are tried, and a text of megabytes is not repaired.
+Nothing is repaired, completed or coerced: an answer that was cut off, a key that occurs twice and
+`"3"` for a number are refused with an `OutputParseError` that says what to fix, and the loop sends
+that text back to the model.
 """
 
 from __future__ import annotations
@@ -31,7 +26,7 @@ import functools
 import json
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
@@ -66,7 +61,6 @@ _ASIDE = re.compile(r"[{\[](?:[^{}\[\]\"']|(?<=\w)')*[}\]]")
 """A pair of brackets around words: nothing that could be an answer, or a part of one, is in it."""
 
 _MAX_STARTS = 10_000
-_MAX_REPAIRED = 1_000_000
 _SHOWN_ERRORS = 8
 _SHOWN_INPUT = 120
 
@@ -269,9 +263,7 @@ class _Telling(IntEnum):
     """A value in prose, but not of the kind that is wanted."""
     UNREADABLE = 3
     """What was meant as JSON and cannot be read."""
-    REPAIRED = 4
-    """A value of another kind that could be read after a repair."""
-    ANSWER = 5
+    ANSWER = 4
     """An answer that can be read and does not fit."""
 
 
@@ -308,35 +300,31 @@ def _readings(text: str, problems: _Problems) -> Iterator[_Reading]:
         return
     fence = _FENCE.search(whole)
     if fence is None:
-        yield from _in_prose(whole, _decode, problems)
-        if len(whole) <= _MAX_REPAIRED:
-            yield from _in_prose(whole, _decode_repaired, problems)
+        yield from _in_prose(whole, problems)
         return
-    for read in (_decode, _decode_repaired)[: 2 if len(whole) <= _MAX_REPAIRED else 1]:
-        fenced = read(whole, fence.end())
-        if fenced.ok and _FENCE_END.match(whole, fenced.end) is None:
-            fenced = _Found(problem="There is more in the fence than one JSON value.")
-        if fenced.ok:
-            yield _Reading(fenced.value, final=True)
-            return
+    fenced = _decode(whole, fence.end())
+    if fenced.ok and _FENCE_END.match(whole, fenced.end) is None:
+        fenced = _Found(problem="There is more in the fence than one JSON value.")
+    if fenced.ok:
+        yield _Reading(fenced.value, final=True)
+    else:
         problems.add(fenced.problem, fenced.telling)
 
 
-def _in_prose(text: str, read: Callable[[str, int], _Found], problems: _Problems) -> Iterator[_Reading]:
+def _in_prose(text: str, problems: _Problems) -> Iterator[_Reading]:
     position = 0
     for _ in range(_MAX_STARTS):
         bracket = _BRACKET.search(text, position)
         if bracket is None:
             return
-        found = read(text, bracket.start())
+        found = _decode(text, bracket.start())
         if found.ok:
-            otherwise = _Telling.ANOTHER_KIND if read is _decode else _Telling.REPAIRED
-            yield _Reading(found.value, otherwise=otherwise)
+            yield _Reading(found.value, otherwise=_Telling.ANOTHER_KIND)
             position = found.end
             continue
         aside = _ASIDE.match(text, bracket.start())
         if aside is None:
-            # It may have been the answer, and nobody can say where it ends: what follows may be a part of it.
+            # It may have been the answer, and its end is unknown: what follows may be a part of it.
             problems.add(found.problem, found.telling)
             return
         problems.add(found.problem, _Telling.A_BRACKET)
@@ -365,7 +353,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for key, value in pairs:
         if key in made:
-            raise _Ambiguous(f"The key {_shorten(key)} stands twice in one object.")
+            raise _Ambiguous(f"The key {_shorten(key)} occurs twice in one object.")
         made[key] = value
     return made
 
@@ -374,16 +362,15 @@ def _refuse_constant(name: str) -> Any:
     raise _Ambiguous(f"{name} is not JSON.")
 
 
-_strict = json.JSONDecoder(object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
-_lenient = json.JSONDecoder(object_pairs_hook=_without_repeats, parse_constant=_refuse_constant, strict=False)
+_decoder = json.JSONDecoder(object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
 
 
-def _decode(text: str, start: int, decoder: json.JSONDecoder = _strict) -> _Found:
+def _decode(text: str, start: int) -> _Found:
     """Read one JSON value at a position, or say why there is none."""
     while start < len(text) and text[start].isspace():
         start += 1
     try:
-        value, end = decoder.raw_decode(text, start)
+        value, end = _decoder.raw_decode(text, start)
     except json.JSONDecodeError as error:
         return _Found(
             end=error.pos, problem=f"The JSON cannot be read: {error.msg}, {_around(text, error.pos)}."
@@ -400,83 +387,6 @@ def _decode(text: str, start: int, decoder: json.JSONDecoder = _strict) -> _Foun
 def _around(text: str, position: int) -> str:
     shown = text[max(0, position - 20) : position + 20]
     return f"character {position} (near {shown!r})" if shown else f"character {position}, where it ends"
-
-
-# --- repairing -------------------------------------------------------------------------------------
-
-_WORD = re.compile(r"[A-Za-z0-9_.+\-]+")
-_SPACE = re.compile(r"\s+")
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
-_DOUBLE = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-_SINGLE = re.compile(r"'(?P<text>(?:[^'\\]++|\\.)*+)'", re.DOTALL)
-_CLOSES = {"{": "}", "[": "]"}
-
-
-def _decode_repaired(text: str, start: int) -> _Found:
-    bracket = _SPACE.match(text, start)
-    made = _repaired(text, bracket.end() if bracket else start)
-    if made is None:
-        return _Found(problem="The JSON cannot be read.")
-    repaired, end = made
-    found = _decode(repaired, 0, _lenient)
-    return dataclasses.replace(found, end=end) if found.ok else found
-
-
-def _repaired(text: str, start: int) -> tuple[str, int] | None:
-    """Rewrite what begins at a bracket as JSON, and say where it ends; None where there is doubt."""
-    if text[start : start + 1] not in _CLOSES:
-        return None
-    out: list[str] = []  # The tokens so far, without the space between them.
-    open_: list[str] = []
-    position = start
-    while position < len(text):
-        space = _SPACE.match(text, position)
-        if space is not None:
-            position = space.end()
-            continue
-        token = _token(text, position, out)
-        if token is None:
-            return None
-        written, position = token
-        if written in _CLOSES:
-            open_.append(_CLOSES[written])
-        elif written in _CLOSES.values():
-            if not open_ or open_.pop() != written:
-                return None
-            if len(out) > 1 and out[-1] == "," and out[-2] not in ("{", "[", ",", ":"):
-                out.pop()
-        out.append(written)
-        if not open_:
-            return "".join(out), position
-    return None
-
-
-def _token(text: str, position: int, before: list[str]) -> tuple[str, int] | None:
-    """Return the next token as JSON writes it, and where it ends; None if that is not certain."""
-    sign = text[position]
-    if sign in "{}[],:":
-        return sign, position + 1
-    if sign == '"':
-        whole = _DOUBLE.match(text, position)
-        return None if whole is None else (whole.group(), whole.end())
-    if sign == "'":
-        # Only where a string may begin. It ends at its first quote; if that was an apostrophe, what follows
-        # is a word where none can be, and the whole is given up.
-        single = _SINGLE.match(text, position)
-        if single is None or not before or before[-1] not in ("{", "[", ",", ":"):
-            return None
-        inner = re.sub(r"\\(.)|(\")", _requoted, single["text"], flags=re.DOTALL)
-        return f'"{inner}"', single.end()
-    word = _WORD.match(text, position)
-    if word is None or (before and before[-1] not in ("{", "[", ",", ":")):
-        return None
-    return _PYTHON.get(word.group(), word.group()), word.end()
-
-
-def _requoted(found: re.Match[str]) -> str:
-    if found.group(2):
-        return '\\"'
-    return "'" if found.group(1) == "'" else found.group()
 
 
 # --- saying what is wrong --------------------------------------------------------------------------
