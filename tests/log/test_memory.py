@@ -12,7 +12,7 @@ from treenail.clock import Clock, new_id
 from treenail.errors import LeaseHeldError
 from treenail.log import Log
 from treenail.log.base import Lease
-from treenail.log.event import GENESIS, Draft, chain_checksum
+from treenail.log.event import Draft
 from treenail.log.memory import MemoryLog
 from treenail.testing import FakeClock
 from treenail.testing.log import LogConformance
@@ -64,24 +64,6 @@ def test_a_session_is_its_writers_for_as_long_as_the_writer_holds_it(monkeypatch
         log.append(lease, [Draft("t", b"x", 1)], expected_seq=0)
         log.release(lease)
         assert log.acquire(session_id, owner="heir").owner == "heir"
-
-
-def test_checksums_do_not_depend_on_when_they_are_looked_at() -> None:
-    """Whoever looks at the last event first, or at a batch whose events are gone, sees the same chain."""
-    log = MemoryLog(heartbeat=False)
-    session_id, lease = opened(log)
-    drafts = [Draft("t", b"%d" % number, number) for number in range(3_000)]
-    early = log.append(lease, drafts[:2], expected_seq=0)
-    late = log.append(lease, drafts[2:], expected_seq=2)
-    expected, previous = [], GENESIS
-    for seq, draft in enumerate(drafts, 1):
-        previous = chain_checksum(previous, session_id, seq, draft)
-        expected.append(previous)
-    assert late[-1].checksum == expected[-1]
-    log.put_snapshot(lease, 2_500, b"")
-    log.prune(lease, upto=2_500)
-    assert [each.checksum for each in (*early, *late)] == expected
-    assert [each.checksum for each in log.read(session_id)] == expected[2_500:]
 
 
 def test_nothing_leads_to_a_pruned_event() -> None:

@@ -24,7 +24,7 @@ from .conftest import BIRTH, stored_bytes
 @pytest.fixture(autouse=True)
 def legible(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store everything as it is: deflated, what is left behind could not be searched for."""
-    monkeypatch.setattr(rows, "_LEAST_DEFLATED", 1 << 40)
+    monkeypatch.setattr(rows, "MIN_DEFLATED_BYTES", 1 << 40)
 
 
 def mark(session: int, part: str) -> bytes:

@@ -19,8 +19,7 @@ from treenail.errors import LeaseHeldError, LogBusyError, LogError, StaleWriterE
 from treenail.log import Draft, Lease
 from treenail.log.lease import LeaseKeeper, owner_is_alive, this_process_owner
 from treenail.log.memory import MemoryLog
-from treenail.log.migrations import APPLICATION_ID, LATEST, MIGRATIONS
-from treenail.log.sqlite import SqliteLog
+from treenail.log.sqlite import SqliteLog, migrations
 from treenail.testing import FakeClock
 
 from .conftest import BIRTH
@@ -404,74 +403,51 @@ def test_a_closed_log_says_so(tmp_path: Path) -> None:
 # --- migrations --------------------------------------------------------------------------------------
 
 
-def version_1(path: Path) -> bytes:
-    """Make a file as the first schema left it, with a session of three events."""
+NEXT = "CREATE TABLE more (thing TEXT)"
+
+
+def make_version_1(path: Path) -> bytes:
+    """Make a file as the first schema leaves it, with a session of three events."""
     with SqliteLog(path, heartbeat=False) as log:
-        log.create(SESSION, created_at=BIRTH, tags={"made": "by version 1"})
+        log.create(SESSION, created_at=BIRTH)
         lease = log.acquire(SESSION, owner="me")
-        for n in range(3):
-            # An event that is alone in its row is stored as it always was.
-            log.append(lease, [Draft("t", b"%d" % n, 1)], expected_seq=n)
-    connection = sqlite3.connect(path, isolation_level=None)
-    for statement in MIGRATIONS[2]:
-        name = statement.split()[2]
-        connection.execute(f"DROP TABLE {name}")
-    connection.execute("PRAGMA user_version = 1")
-    connection.execute("VACUUM")
-    connection.close()
+        log.append(lease, [Draft("t", b"%d" % n, 1) for n in range(3)], expected_seq=0)
     return path.read_bytes()
 
 
-def test_a_file_of_version_1_is_brought_up_to_date(tmp_path: Path) -> None:
-    """What is in it stays, and what is new works."""
-    path = tmp_path / "log.db"
-    version_1(path)
-    with SqliteLog(path, heartbeat=False) as log:
-        assert [e.payload for e in log.read(SESSION)] == [b"0", b"1", b"2"]
-        assert log.info(SESSION).tags == (("made", "by version 1"),)
-        assert log.latest_snapshot(SESSION) is None
-        lease = log.acquire(SESSION, owner="me")
-        log.put_snapshot(lease, 3, b"state")
-        assert log.prune(lease, upto=2) == 2
-        assert log.check(SESSION).ok
+def know_version_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrations, "MIGRATIONS", {1: migrations.MIGRATIONS[1], 2: (NEXT,)})
+    monkeypatch.setattr(migrations, "LATEST", 2)
+
+
+def version_in(path: Path) -> int:
     connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (LATEST,)
-    assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+    assert connection.execute("PRAGMA application_id").fetchone()[0] in (0, migrations.APPLICATION_ID)
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
     connection.close()
+    return int(version)
 
 
-def test_a_file_of_version_1_can_be_read_without_being_changed(tmp_path: Path) -> None:
-    """Read-only means that it is not migrated either."""
+def test_a_file_of_an_older_version_is_brought_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its events stay; read-only means that it is not migrated either."""
     path = tmp_path / "log.db"
-    before = version_1(path)
+    before = make_version_1(path)
+    know_version_2(monkeypatch)
     with SqliteLog(path, read_only=True) as log:
         assert len(list(log.read(SESSION))) == 3
-        assert log.latest_snapshot(SESSION) is None
         assert log.check(SESSION).ok
     assert path.read_bytes() == before
-
-
-def test_who_reads_a_file_of_version_1_sees_what_is_written_once_it_is_up_to_date(tmp_path: Path) -> None:
-    """A reader that was there before finds the events, and the snapshot that stands for those that went."""
-    path = tmp_path / "log.db"
-    version_1(path)
-    with SqliteLog(path, read_only=True) as reader:
-        assert len(list(reader.read(SESSION))) == 3
-        with SqliteLog(path, heartbeat=False) as log:
-            lease = log.acquire(SESSION, owner="me")
-            log.append(lease, [Draft("t", b"long" * 1000, 1)] * 2, expected_seq=3)
-            log.put_snapshot(lease, 4, b"state")
-            log.prune(lease, upto=4)
-        snapshot = reader.latest_snapshot(SESSION)
-        assert snapshot is not None and (snapshot.seq, snapshot.payload) == (4, b"state")
-        assert [event.seq for event in reader.read(SESSION, after=4)] == [5]
-        assert reader.check(SESSION).ok
+    with SqliteLog(path, heartbeat=False) as log:
+        assert [event.payload for event in log.read(SESSION)] == [b"0", b"1", b"2"]
+        log.append(log.acquire(SESSION, owner="me"), [Draft("t", b"3", 1)], expected_seq=3)
+    assert version_in(path) == 2
 
 
 MIGRATE_AND_DIE = """
 import os, signal, sys
-from treenail.log import database
-from treenail.log.sqlite import SqliteLog
+from treenail.log.sqlite import SqliteLog, migrations
 
 class Statements(tuple):
     def __iter__(self):
@@ -479,36 +455,41 @@ class Statements(tuple):
             yield statement
         os.kill(os.getpid(), signal.SIGKILL)
 
-database.MIGRATIONS = {n: Statements(s) for n, s in database.MIGRATIONS.items()}
+migrations.LATEST = int(sys.argv[2]) + 1
+known = {1: migrations.MIGRATIONS[1], 2: ("CREATE TABLE more (thing TEXT)",)}
+migrations.MIGRATIONS = {n: Statements(each) if n == migrations.LATEST else each for n, each in known.items()}
 SqliteLog(sys.argv[1])
 """
 
 
 @pytest.mark.parametrize("start", [0, 1])
-def test_a_migration_that_was_killed_is_repeated(start: int, tmp_path: Path) -> None:
+def test_a_migration_that_was_killed_is_repeated(
+    start: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed between its last statement and its commit, it has not happened; the next start does it."""
     path = tmp_path / "log.db"
     if start:
-        version_1(path)
-    process = run(MIGRATE_AND_DIE, path)
-    process.communicate(timeout=30)
-    assert process.returncode == -signal.SIGKILL
-    connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (start,)
-    connection.close()
+        make_version_1(path)
+    process = run(MIGRATE_AND_DIE, path, str(start))
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGKILL, errors
+    assert version_in(path) == start
+    know_version_2(monkeypatch)
     with SqliteLog(path, heartbeat=False) as log:
         assert [info.head for info in log.sessions()] == [3] * start
+    assert version_in(path) == 2
 
 
-def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:
+def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that is in the way is reported; the file stays as it was."""
     path = tmp_path / "log.db"
-    version_1(path)
+    make_version_1(path)
     connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE snapshots (theirs)")
+    connection.execute("CREATE TABLE more (theirs)")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(LogError, match="snapshots"):
+    know_version_2(monkeypatch)
+    with pytest.raises(LogError, match="more"):
         SqliteLog(path)
     assert path.read_bytes() == before
 

@@ -131,7 +131,7 @@ class LogFacts:
     @property
     def is_damaged(self) -> bool:
         """Whether events are lost. A damaged snapshot loses nothing: the events are folded instead."""
-        stored = () if self.stored is None else self.stored.findings
+        stored = () if self.stored is None else self.stored.damage
         return self.damage is not None or any(each.kind != "snapshot" for each in stored)
 
     @property
@@ -169,7 +169,7 @@ def _failed(classification: str, message: str, findings: Iterable[Finding] = (),
 
 
 def _log(log: LogFacts) -> Verdict:
-    findings = [Finding(each.message, each.seq) for each in (log.stored.findings if log.stored else ())]
+    findings = [Finding(each.message, each.seq) for each in (log.stored.damage if log.stored else ())]
     if log.damage is not None and log.damage not in [each.message for each in findings]:
         findings.insert(0, Finding(log.damage, log.last or None))
     if log.is_damaged:

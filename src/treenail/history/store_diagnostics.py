@@ -24,9 +24,9 @@ def diagnose_store(path: str | Path, session_id: UUID | None = None) -> tuple[Di
         return _lost(place, session_id, f"there is no store at {place}, or the file is empty")
     try:
         with SqliteLog(place, heartbeat=False) as log:
-            if not log.findings:
+            if not log.damage:
                 return tuple(report_on(each) for each in _sessions(log, session_id))
-            damage = "; ".join(each.message for each in log.findings)
+            damage = "; ".join(each.message for each in log.damage)
     except LogError as error:
         damage = str(error)
     return _salvaged(place, session_id, damage)

@@ -55,10 +55,10 @@ class StoredSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong, where it is, and what to do."""
+class Damage:
+    """One thing that is wrong with a stored session, and where it is."""
 
-    kind: Literal["checksum", "gap", "unreadable", "snapshot", "version", "orphan"]
+    kind: Literal["checksum", "gap", "unreadable", "snapshot", "orphan"]
     message: str
     seq: int | None = None
 
@@ -71,12 +71,12 @@ class LogReport:
     events: int
     last_good_seq: int
     """Every event up to here is whole and readable."""
-    findings: tuple[Finding, ...] = ()
+    damage: tuple[Damage, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong."""
-        return not self.findings
+        return not self.damage
 
 
 @runtime_checkable

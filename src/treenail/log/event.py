@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 from uuid import UUID
@@ -101,43 +100,32 @@ GENESIS = b"\0" * 16
 """What the first event's checksum is chained to."""
 
 
-_new = tuple.__new__
-"""Makes a named tuple past its constructor, which checks nothing and takes longer than the rest."""
-
-
 def chained(session_id: UUID, previous: bytes, first: int, drafts: Sequence[Draft]) -> list[Envelope]:
-    """Number events from `first` on, and give each its checksum.
-
-    It is taken over the event's own bytes and its predecessor's checksum. Chaining makes a missing,
-    swapped or repeated event as visible as a flipped bit.
-    """
-    name = session_id.int.to_bytes(16, "big")
+    """Number events from `first` on, and give each its checksum."""
     events: list[Envelope] = []
-    seq = first
-    for kind, payload, at_us, turn_id, run_id, trace_id, flag in drafts:
-        words = _words(kind, turn_id, run_id, trace_id)
-        head = b"%d|%d|%d|%d|%b" % (seq, at_us, flag, len(payload), words)
-        whole = b"".join((previous, name, len(head).to_bytes(4, "big"), head, payload))
-        previous = blake2b(whole, digest_size=16).digest()
-        rolled_back = bool(flag)
-        fields = (session_id, seq, at_us, kind, payload, previous, turn_id, run_id, trace_id, rolled_back)
-        events.append(_new(Envelope, fields))
-        seq += 1
+    for seq, draft in enumerate(drafts, first):
+        previous = chain_checksum(previous, session_id, seq, draft)
+        kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
+        events.append(
+            Envelope(
+                session_id, seq, at_us, kind, payload, previous, turn_id, run_id, trace_id, bool(rolled_back)
+            )
+        )
     return events
 
 
 def chain_checksum(previous: bytes, session_id: UUID, seq: int, draft: Draft) -> bytes:
-    """Compute one event's checksum, chained to its predecessor's."""
-    return chained(session_id, previous, seq, (draft,))[0].checksum
+    """Compute one event's checksum over its own bytes and its predecessor's checksum.
 
-
-@lru_cache(maxsize=256)
-def _words(*texts: str | None) -> bytes:
-    """Return an event's texts in one, the same for many events.
-
-    Each one's length stands in front of it (-1 for None), so that no two different events share one
-    byte string.
+    Chaining makes a missing, swapped or repeated event as visible as a flipped bit.
     """
-    # Joined, not formatted: what SQLite stores is a text's characters, whatever its class prints.
-    words = "|".join("-1|None" if each is None else f"{len(each)}|" + each for each in texts)
-    return words.encode("utf-8", "surrogatepass")
+    kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
+    # The length stands in front of each text (-1 for None), so that no two events share one byte string.
+    # Joined, not formatted: a store keeps a text's characters, whatever its class prints.
+    texts = "|".join(
+        "-1|None" if each is None else f"{len(each)}|" + each for each in (kind, turn_id, run_id, trace_id)
+    )
+    head = f"{seq}|{at_us}|{int(rolled_back)}|{len(payload)}|{texts}".encode("utf-8", "surrogatepass")
+    digest = blake2b(previous + session_id.bytes + len(head).to_bytes(4, "big") + head, digest_size=16)
+    digest.update(payload)
+    return digest.digest()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Self, overload
+from typing import Self
 from uuid import UUID
 
 from treenail.clock import Clock, SystemClock
@@ -18,106 +18,48 @@ from treenail.log.event import (
     Draft,
     Envelope,
     SessionInfo,
-    chain_checksum,
+    chained,
     from_microseconds,
     to_microseconds,
 )
 from treenail.log.lease import LeaseKeeper
 
 
-class _Events:
-    """Some events in a row. Few look at their checksums: these are computed for those that do."""
-
-    __slots__ = ("_checksums", "anchor", "drafts", "first", "session_id")
-
-    def __init__(self, session_id: UUID, first: int, anchor: bytes, drafts: list[Draft]) -> None:
-        self.session_id = session_id
-        self.first = first
-        # The checksum of the event before the first one.
-        self.anchor = anchor
-        self.drafts = drafts
-        self._checksums: list[bytes] = []
-
-    @property
-    def head(self) -> int:
-        return self.first - 1 + len(self.drafts)
-
-    def checksum(self, seq: int) -> bytes:
-        """Return an event's checksum, or the anchor. Those of the events before it are then known too."""
-        known = self._checksums
-        for each in range(self.first + len(known), seq + 1):
-            before = known[-1] if known else self.anchor
-            known.append(chain_checksum(before, self.session_id, each, self.drafts[each - self.first]))
-        return known[seq - self.first] if seq >= self.first else self.anchor
-
-    def envelope(self, seq: int) -> Envelope:
-        """Return an event as it is read."""
-        kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = self.drafts[seq - self.first]
-        return Envelope(
-            self.session_id,
-            seq,
-            at_us,
-            kind,
-            payload,
-            self.checksum(seq),
-            turn_id,
-            run_id,
-            trace_id,
-            bool(rolled_back),
-        )
-
-    def behind(self, upto: int) -> _Events:
-        """Return the events after `upto`, on their own."""
-        return _Events(self.session_id, upto + 1, self.checksum(upto), self.drafts[upto - self.first + 1 :])
-
-
-class _Appended(Sequence[Envelope]):
-    """What was appended, made for whoever looks."""
-
-    __slots__ = ("_events", "_lock", "_places")
-
-    def __init__(self, events: _Events, places: range, lock: threading.RLock) -> None:
-        self._events = events
-        self._places = places
-        self._lock = lock
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    @overload
-    def __getitem__(self, index: int) -> Envelope: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Envelope]: ...
-    def __getitem__(self, index: int | slice) -> Envelope | Sequence[Envelope]:
-        with self._lock:
-            if isinstance(index, slice):
-                return [self._events.envelope(seq) for seq in self._places[index]]
-            return self._events.envelope(self._places[index])
-
-
 class _Session:
     """Everything that is kept about one session."""
-
-    __slots__ = ("created_us", "events", "lease", "parent_id", "snapshots", "tags")
 
     def __init__(
         self, session_id: UUID, created_us: int, parent_id: UUID | None, tags: tuple[tuple[str, str], ...]
     ) -> None:
+        self.session_id = session_id
         self.created_us = created_us
         self.parent_id = parent_id
         self.tags = tags
-        self.events = _Events(session_id, 1, GENESIS, [])
+        self.first = 1
+        self.anchor = GENESIS
+        """The checksum of the event before the first one."""
+        self.events: list[Envelope] = []
         self.snapshots: dict[int, bytes] = {}
         self.lease = rules.LeaseState()
 
     @property
-    def session_id(self) -> UUID:
-        return self.events.session_id
+    def head(self) -> int:
+        return self.first - 1 + len(self.events)
+
+    @property
+    def last_checksum(self) -> bytes:
+        return self.events[-1].checksum if self.events else self.anchor
+
+    def forget(self, upto: int) -> None:
+        """Drop the events up to `upto`."""
+        count = upto + 1 - self.first
+        self.anchor = self.events[count - 1].checksum
+        self.events = self.events[count:]
+        self.first = upto + 1
 
     @property
     def used_us(self) -> int:
-        drafts = self.events.drafts
-        return max(self.created_us, drafts[-1].at_us if drafts else self.created_us)
+        return max(self.created_us, self.events[-1].at_us if self.events else self.created_us)
 
 
 class MemoryLog:
@@ -129,8 +71,7 @@ class MemoryLog:
     def __init__(self, *, clock: Clock | None = None, heartbeat: bool = True) -> None:
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
-        # By the number of the id: a number is hashed at once, a UUID by a function of Python's.
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[UUID, _Session] = {}
         # Nobody outside of this process can ask for a lease: it is renewed when somebody does, by no thread.
         self._keeper = LeaseKeeper(self.renew, beat=False)
         self._heartbeat = heartbeat
@@ -157,11 +98,11 @@ class MemoryLog:
         """Make an empty session. Raises `UsageError` if it exists."""
         rules.check_created(created_at, tags)
         with self._lock:
-            if session_id.int in self._sessions:
+            if session_id in self._sessions:
                 raise UsageError(
                     f"session {session_id} exists already in this log; open it, or take a new id"
                 )
-            self._sessions[session_id.int] = _Session(
+            self._sessions[session_id] = _Session(
                 session_id, to_microseconds(created_at), parent_id, tuple((tags or {}).items())
             )
 
@@ -194,7 +135,7 @@ class MemoryLog:
             stored.lease = rules.grant(
                 session_id, stored.lease, owner=owner, ttl_s=ttl_s, now_us=self._now_us()
             )
-            lease = self._lease(session_id, stored.lease)
+            lease = stored.lease.as_lease(session_id)
         self._keeper.hold(lease)
         return lease
 
@@ -203,43 +144,42 @@ class MemoryLog:
         with self._lock:
             stored = self._writable(lease)
             stored.lease = stored.lease._replace(expires_us=self._now_us() + stored.lease.ttl_us)
-            return self._lease(lease.session_id, stored.lease)
+            return stored.lease.as_lease(lease.session_id)
 
     def release(self, lease: Lease) -> None:
         """Give the lease back. Releasing a lease that was taken over does nothing."""
         self._keeper.drop(lease)
         with self._lock:
-            stored = self._sessions.get(lease.session_id.int)
+            stored = self._sessions.get(lease.session_id)
             if stored is not None and stored.lease[:2] == (lease.epoch, lease.owner):
                 stored.lease = rules.LeaseState(epoch=lease.epoch)
 
     def append(self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int) -> Sequence[Envelope]:
-        """Append all drafts after `expected_seq`, or none. What is returned is made when it is looked at.
+        """Append all drafts after `expected_seq`, or none.
 
         Raises `StaleWriterError` if the lease was taken over or if `expected_seq` is not the head.
         """
         rules.check_drafts(drafts)
         with self._lock:
-            events = self._writable(lease).events
-            head = events.head
+            stored = self._writable(lease)
+            head = stored.head
             rules.check_head(lease, expected_seq=expected_seq, head=head)
-            events.drafts += drafts
-            return _Appended(events, range(head + 1, head + 1 + len(drafts)), self._lock)
+            added = chained(lease.session_id, stored.last_checksum, head + 1, drafts)
+            stored.events += added
+            return added
 
     def read(self, session_id: UUID, *, after: int = 0, upto: int | None = None) -> Iterator[Envelope]:
         """Yield the events with `after < seq <= upto`, in order, as they stand when reading begins."""
         with self._lock:
-            events = self._find(session_id).events
-            start = max(after + 1, events.first)
-            stop = events.head if upto is None else min(upto, events.head)
-            return iter([events.envelope(seq) for seq in range(start, stop + 1)])
+            stored = self._find(session_id)
+            stop = None if upto is None else max(upto + 1 - stored.first, 0)
+            return iter(stored.events[max(after + 1 - stored.first, 0) : stop])
 
     def put_snapshot(self, lease: Lease, seq: int, payload: bytes) -> None:
         """Keep a snapshot of the folded state after event `seq`, in place of older ones."""
         with self._lock:
             stored = self._writable(lease)
-            first, head = stored.events.first, stored.events.head
-            rules.check_snapshot(lease.session_id, seq, first=first, head=head, payload=payload)
+            rules.check_snapshot(lease.session_id, seq, first=stored.first, head=stored.head, payload=payload)
             stored.snapshots[seq] = payload
             for old in sorted(stored.snapshots)[: -rules.SNAPSHOTS_KEPT]:
                 del stored.snapshots[old]
@@ -258,9 +198,9 @@ class MemoryLog:
         with self._lock:
             stored = self._writable(lease)
             rules.check_prune(lease.session_id, upto=upto, covered=max(stored.snapshots, default=None))
-            count = max(upto - stored.events.first + 1, 0)
+            count = max(upto - stored.first + 1, 0)
             if count:
-                stored.events = stored.events.behind(upto)
+                stored.forget(upto)
                 stored.snapshots = {seq: data for seq, data in stored.snapshots.items() if seq >= upto}
             return count
 
@@ -269,7 +209,7 @@ class MemoryLog:
         with self._lock:
             self._beat()
             rules.refuse_if_held(session_id, self._find(session_id).lease, self._now_us())
-            del self._sessions[session_id.int]
+            del self._sessions[session_id]
 
     def keep_last(self, count: int) -> Sequence[UUID]:
         """Erase all but the `count` most recently used sessions; returns the ids of those that went.
@@ -290,8 +230,8 @@ class MemoryLog:
     def check(self, session_id: UUID) -> LogReport:
         """Verify every stored event of a session. Memory does not decay: the report is always good."""
         with self._lock:
-            events = self._find(session_id).events
-            return LogReport(session_id, events=len(events.drafts), last_good_seq=events.head)
+            stored = self._find(session_id)
+            return LogReport(session_id, events=len(stored.events), last_good_seq=stored.head)
 
     def close(self) -> None:
         """Release the leases held through this object."""
@@ -309,7 +249,7 @@ class MemoryLog:
         return to_microseconds(self._clock.now())
 
     def _find(self, session_id: UUID) -> _Session:
-        stored = self._sessions.get(session_id.int)
+        stored = self._sessions.get(session_id)
         if stored is None:
             rules.not_found(session_id, "this memory log")
         return stored
@@ -319,23 +259,14 @@ class MemoryLog:
         rules.check_writer(lease, stored.lease)
         return stored
 
-    def _lease(self, session_id: UUID, state: rules.LeaseState) -> Lease:
-        return Lease(
-            session_id,
-            state.epoch,
-            state.owner or "",
-            state.ttl_us / 1_000_000,
-            from_microseconds(state.expires_us),
-        )
-
     def _describe(self, stored: _Session) -> SessionInfo:
         return SessionInfo(
             stored.session_id,
             from_microseconds(stored.created_us),
             parent_id=stored.parent_id,
             tags=stored.tags,
-            head=stored.events.head,
-            first=stored.events.first,
+            head=stored.head,
+            first=stored.first,
             owner=stored.lease.owner if stored.lease.is_live(self._now_us()) else None,
         )
 
@@ -349,5 +280,5 @@ class MemoryLog:
 
     def _erase_all(self, chosen: Sequence[UUID]) -> Sequence[UUID]:
         for session_id in chosen:
-            del self._sessions[session_id.int]
+            del self._sessions[session_id]
         return chosen

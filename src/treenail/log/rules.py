@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
 from typing import NamedTuple, NoReturn
 from uuid import UUID
 
@@ -44,6 +43,11 @@ class LeaseState(NamedTuple):
         """Say whether somebody holds the lease: not given back, not expired, not a dead process."""
         return self.owner is not None and now_us < self.expires_us and owner_is_alive(self.owner) is not False
 
+    def as_lease(self, session_id: UUID) -> Lease:
+        """Return what the holder gets."""
+        expires_at = from_microseconds(self.expires_us)
+        return Lease(session_id, self.epoch, self.owner or "", self.ttl_us / 1_000_000, expires_at)
+
 
 def check_text(what: str, value: object) -> None:
     """Refuse text that not every store can keep: lone surrogates and NUL."""
@@ -73,27 +77,17 @@ def check_drafts(drafts: Sequence[Draft]) -> None:
         raise UsageError(f"one append takes at most {MAX_BATCH} events, not {len(drafts)}; append in parts")
     for draft in drafts:
         kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
-        try:
-            _check_texts(kind, turn_id, run_id, trace_id)
-        except TypeError:  # It cannot be hashed, so it is no text.
-            _check_texts.__wrapped__(kind, turn_id, run_id, trace_id)
-        if type(payload) is not bytes or len(payload) > MAX_PAYLOAD_BYTES:
-            check_payload(f"the payload of {kind!r}", payload)
+        check_text("an event's type", kind)
+        if not kind:
+            raise UsageError("an event's type must not be empty")
+        for what, value in (("turn_id", turn_id), ("run_id", run_id), ("trace_id", trace_id)):
+            if value is not None:
+                check_text(what, value)
+        check_payload(f"the payload of {kind!r}", payload)
         if type(at_us) is not int or not _EARLIEST_US <= at_us <= _LATEST_US:
             raise UsageError(f"at_us of {kind!r} must be whole microseconds since 1970, not {at_us!r}")
         if rolled_back not in (False, True):
             raise UsageError(f"rolled_back of {kind!r} must be True or False, not {rolled_back!r}")
-
-
-@lru_cache(maxsize=256)
-def _check_texts(kind: str, turn_id: str | None, run_id: str | None, trace_id: str | None) -> None:
-    """Refuse an event for the texts beside its payload, which many events have in common."""
-    check_text("an event's type", kind)
-    if not kind:
-        raise UsageError("an event's type must not be empty")
-    for what, value in (("turn_id", turn_id), ("run_id", run_id), ("trace_id", trace_id)):
-        if value is not None:
-            check_text(what, value)
 
 
 def check_payload(what: str, payload: bytes) -> None:

@@ -134,13 +134,13 @@ def salvage(store: Path, into: Path, *, as_json: bool) -> None:
             "run": str(each.session_id),
             "whole": each.ok,
             "last_event": each.last_good_seq,
-            "findings": [finding.message for finding in each.findings],
+            "damage": [found.message for found in each.damage],
         }
         for each in reports
     ]
     whole = sum(each.ok for each in reports)
     cut = [
-        f"  {str(each.session_id)[:8]} up to event {each.last_good_seq}: {each.findings[0].message}"
+        f"  {str(each.session_id)[:8]} up to event {each.last_good_seq}: {each.damage[0].message}"
         for each in reports
         if not each.ok
     ]

@@ -75,7 +75,7 @@ def _store(store: Path) -> Finding:
     if store.is_file():
         try:
             with stored.opened_log(store) as log:
-                damage = "; ".join(each.message for each in log.findings)
+                damage = "; ".join(each.message for each in log.damage)
                 runs = len(log.sessions())
         except TreenailError as error:
             damage, runs = str(error).partition("; nothing was changed")[0], 0
