@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treenail.errors import LogDamagedError
+from treenail.errors import LogBusyError, LogDamagedError
 from treenail.log import Draft
 from treenail.log.event import GENESIS, chained
 from treenail.log.rows import MAX_ROW_BYTES, Row, pack, split, unpack, verified
 from treenail.log.sqlite import SqliteLog
-from treenail.log.sqlite.failures import StillInUse
 
 from .conftest import BIRTH
 
@@ -258,7 +257,7 @@ class _BusyOnce:
     def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
         if statement == self._statement and not self.refused:
             self.refused += 1
-            raise StillInUse("not now")
+            raise LogBusyError("not now")
         return self._connection.execute(statement, *values)
 
     def __getattr__(self, name: str) -> object:

@@ -377,7 +377,8 @@ def test_what_is_whole_in_a_damaged_store_is_told_and_saved(project: Path) -> No
     assert treenail("run", "go", "--store", "../runs.db", "--model", model, cwd=project).returncode == 0
     store = project.parent / "runs.db"
     data = bytearray(store.read_bytes())
-    data[4096 * 3 : 4096 * 6] = b"\xde" * (4096 * 3)
+    # The index of the events, and the leases.
+    data[4096 * 4 : 4096 * 6] = b"\xde" * (4096 * 2)
     store.write_bytes(data)
     listed = treenail("list", "--store", "../runs.db", cwd=project)
     assert listed.returncode == 1

@@ -35,7 +35,7 @@ from weakref import WeakSet
 from treenail.clock import SystemClock
 from treenail.errors import LogBusyError, LogDamagedError, LogError, ReadOnlyError, UsageError
 from treenail.log.base import Damage
-from treenail.log.sqlite.failures import DamageFound, code_of, is_busy, is_damage, translated
+from treenail.log.sqlite.failures import code_of, is_busy, is_damage, translated
 from treenail.log.sqlite.migrations import migrate, version_of
 
 T = TypeVar("T")
@@ -182,7 +182,7 @@ class Database:
         if self._connection is None:
             self._connection = self._open()
         if writes and self.damage is not None:
-            raise DamageFound(self.damage.message)
+            raise sqlite3.DatabaseError(self.damage.message)
         return self._connection
 
     def _disconnect(self) -> None:
@@ -234,7 +234,7 @@ class Database:
             return self._open_for_writing()
         if size < _PAGE_BYTES:
             # SQLite would take this for a new database and write over it.
-            raise DamageFound(f"it has only {size} bytes, less than the first page of a database")
+            raise sqlite3.DatabaseError(f"it has only {size} bytes, less than the first page of a database")
         return self._open_for_reading() or self._open_for_writing()
 
     def _open_for_reading(self) -> sqlite3.Connection | None:
@@ -266,7 +266,9 @@ class Database:
             if not is_damage(error):
                 raise
             if code_of(error) == sqlite3.SQLITE_NOTADB:
-                raise DamageFound("it is not a SQLite database, or its first page was overwritten") from error
+                raise sqlite3.DatabaseError(
+                    "it is not a SQLite database, or its first page was overwritten"
+                ) from error
             # With this setting SQLite reads what there is of a file that is shorter than it says.
             connection.execute("PRAGMA writable_schema = ON")
             version = version_of(connection, self.path)

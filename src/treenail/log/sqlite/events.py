@@ -18,7 +18,6 @@ from treenail.log.event import Draft, Envelope, chained
 from treenail.log.rows import Row, verified
 from treenail.log.sqlite import sessions
 from treenail.log.sqlite.database import Database
-from treenail.log.sqlite.failures import DamageFound
 from treenail.log.sqlite.sessions import SessionRow, is_id
 
 _INSERT = "INSERT INTO events (session_key, seq, at_us, checksum, payload) VALUES (?, ?, ?, ?, ?)"
@@ -60,13 +59,15 @@ def append(
     found = connection.execute(_WRITER_AND_HEAD, (session_id.bytes,)).fetchone()
     if found is None:
         sessions.find(connection, session_id, where)
-        raise DamageFound(f"the row of the lease on session {session_id} is missing")
+        raise sqlite3.DatabaseError(f"the row of the lease on session {session_id} is missing")
     key, anchor, first, epoch, owner, witnessed, seq, checksum = found
     rules.check_writer(lease, rules.LeaseState(epoch, owner))
     if seq is None:
         seq, checksum = first - 1, anchor
     if seq < witnessed:
-        raise DamageFound(f"session {session_id} had {witnessed} events, and its index now leads to {seq}")
+        raise sqlite3.DatabaseError(
+            f"session {session_id} had {witnessed} events, and its index now leads to {seq}"
+        )
     rules.check_head(lease, expected_seq=expected_seq, head=seq)
     written: list[Envelope] = []
     for part, payload in parts:

@@ -1,11 +1,14 @@
-"""What SQLite's errors mean here, and the errors that a user gets in their place."""
+"""What SQLite's errors mean here, and the errors that a user gets in their place.
+
+Code that finds damage by itself raises a plain `sqlite3.DatabaseError`, as SQLite does.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
 
-from treenail.errors import LogDamagedError, LogError
+from treenail.errors import LogBusyError, LogDamagedError, LogError
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 _NOT_DAMAGE = _BUSY | {
@@ -21,14 +24,6 @@ _NOT_DAMAGE = _BUSY | {
 _DAMAGED_IO = frozenset({sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS})
 
 
-class DamageFound(Exception):
-    """Something in the file is damaged: the message says what."""
-
-
-class StillInUse(Exception):
-    """Somebody else uses the file, so that it must be tried again, although SQLite reported no error."""
-
-
 def code_of(error: BaseException) -> int:
     """Return SQLite's primary result code, or 0 for an error that came from its Python side."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -36,7 +31,7 @@ def code_of(error: BaseException) -> int:
 
 def is_busy(error: BaseException) -> bool:
     """Say whether it failed because others use the file."""
-    return isinstance(error, StillInUse) or (isinstance(error, sqlite3.Error) and code_of(error) in _BUSY)
+    return isinstance(error, LogBusyError) or (isinstance(error, sqlite3.Error) and code_of(error) in _BUSY)
 
 
 def is_damage(error: BaseException) -> bool:
@@ -45,11 +40,11 @@ def is_damage(error: BaseException) -> bool:
         # SQLite quotes damaged text in its messages, and Python then fails to read them.
         return True
     if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.ProgrammingError):
-        return isinstance(error, DamageFound)
+        return False
     return code_of(error) not in _NOT_DAMAGE or getattr(error, "sqlite_errorcode", 0) in _DAMAGED_IO
 
 
-def damaged(path: Path, what: object) -> LogDamagedError:
+def _damaged(path: Path, what: str) -> LogDamagedError:
     """Make the error that says what is damaged and what can be done."""
     return LogDamagedError(
         f"{path}: {what}; nothing was changed or deleted; what is whole can be read with "
@@ -59,10 +54,8 @@ def damaged(path: Path, what: object) -> LogDamagedError:
 
 def translated(path: Path, doing: str, error: BaseException) -> BaseException:
     """Return the error that a user gets: ours for what SQLite or the system said, else the error itself."""
-    if isinstance(error, DamageFound):
-        return damaged(path, error)
     if is_damage(error):
-        return damaged(path, f"could not {doing} ({error})")
+        return _damaged(path, f"could not {doing} ({error})")
     if isinstance(error, OSError) and error.errno is not None:
         return LogError(
             f"could not {doing}: the system does not let {path} be used ({error}); nothing was written; "

@@ -34,7 +34,6 @@ from treenail.log.event import Draft, Envelope, SessionInfo, to_microseconds
 from treenail.log.lease import LeaseKeeper
 from treenail.log.sqlite import events, retention, sessions, snapshots
 from treenail.log.sqlite.database import Database
-from treenail.log.sqlite.failures import DamageFound
 from treenail.log.sqlite.salvage import salvage
 from treenail.log.sqlite.sessions import SessionRow
 
@@ -222,7 +221,7 @@ class SqliteLog:
         def work(connection: sqlite3.Connection) -> SessionRow:
             row = self._find(connection, session_id)
             if not row.is_session_whole:
-                raise DamageFound(row.damage()[0].message)
+                raise sqlite3.DatabaseError(row.damage()[0].message)
             return row
 
         row = self._database.read(f"read session {session_id}", work)

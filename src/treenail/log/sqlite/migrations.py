@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from treenail.errors import LogError, LogVersionError
-from treenail.log.sqlite.failures import DamageFound
 
 APPLICATION_ID = 0x54724E6C
 """Marks a SQLite file as a Treenail log (`PRAGMA application_id`): the letters "TrNl"."""
@@ -96,7 +95,7 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
         )
     expected = {each.strip() for number in range(1, version + 1) for each in MIGRATIONS[number]}
     if version < 1 or not expected <= schema:
-        raise DamageFound(f"its tables are not those of schema version {version}")
+        raise sqlite3.DatabaseError(f"its tables are not those of schema version {version}")
     return version
 
 

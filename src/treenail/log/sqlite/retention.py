@@ -17,7 +17,6 @@ from treenail.log.event import Draft
 from treenail.log.rows import pack, verified
 from treenail.log.sqlite import events, sessions, snapshots
 from treenail.log.sqlite.database import Database, size_of
-from treenail.log.sqlite.failures import DamageFound, StillInUse
 from treenail.log.sqlite.sessions import SessionRow
 
 _REPLACE_PAYLOAD = "UPDATE events SET payload = ? WHERE session_key = ? AND seq = ?"
@@ -58,7 +57,7 @@ def _cut(connection: sqlite3.Connection, row: SessionRow, upto: int) -> bytes:
     stored = events.next_row(connection, row, upto)
     whole = None if stored is None else verified(row.id, previous, start, stored)
     if stored is None or whole is None:
-        raise DamageFound(f"event {start + 1} of session {row.id} is damaged or missing")
+        raise sqlite3.DatabaseError(f"event {start + 1} of session {row.id} is damaged or missing")
     kept = [
         Draft(each.type, each.payload, each.at_us, each.turn_id, each.run_id, each.trace_id, each.rolled_back)
         for each in whole
@@ -98,7 +97,7 @@ def scrub(database: Database, what: str) -> None:
         connection.execute("VACUUM")
         busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy or size_of(database.wal_path):
-            raise StillInUse("a reader still needs what is in the WAL")
+            raise LogBusyError("a reader still needs what is in the WAL")
         # Only now is it true that nothing is left.
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(_SCRUBS_DONE, (upto or 0,))

@@ -18,7 +18,6 @@ from uuid import UUID
 from treenail.log import rules
 from treenail.log.base import Damage, Lease
 from treenail.log.event import GENESIS, SessionInfo, from_microseconds, to_microseconds
-from treenail.log.sqlite.failures import DamageFound
 
 _INSERT_SESSION = """
 INSERT INTO sessions (session_id, created_us, parent_id, tags, first_seq, anchor, checksum)
@@ -179,7 +178,7 @@ def find(connection: sqlite3.Connection, session_id: UUID, where: object) -> Ses
 def whole(row: SessionRow) -> SessionRow:
     """Refuse a row that is damaged."""
     for damage in row.damage():
-        raise DamageFound(damage.message)
+        raise sqlite3.DatabaseError(damage.message)
     return row
 
 
@@ -187,7 +186,7 @@ def all_whole(connection: sqlite3.Connection) -> list[SessionRow]:
     """Return the rows of all sessions, oldest first. Refuse damaged ones."""
     rows = [whole(SessionRow(*found)) for found in connection.execute(_ALL).fetchall()]
     if len(connection.execute(_INDEXED).fetchall()) != len(rows):
-        raise DamageFound("the table of sessions and its index do not hold the same sessions")
+        raise sqlite3.DatabaseError("the table of sessions and its index do not hold the same sessions")
     return rows
 
 
@@ -201,7 +200,9 @@ def head_of(connection: sqlite3.Connection, row: SessionRow) -> int:
     """Return the number of a session's newest event. Refuse an index that has lost some."""
     head = index_head(connection, row)
     if head < row.head_seq:
-        raise DamageFound(f"session {row.id} had {row.head_seq} events, and its index now leads to {head}")
+        raise sqlite3.DatabaseError(
+            f"session {row.id} had {row.head_seq} events, and its index now leads to {head}"
+        )
     return head
 
 
