@@ -430,14 +430,14 @@ class FilesystemConformance(_Harness):
 
     # --- paths ---
 
-    @pytest.mark.parametrize("path", ESCAPES)
     @pytest.mark.parametrize("name", sorted(PATH_OPERATIONS))
-    def test_no_path_leaves_the_root(self, fs: Filesystem, name: str, path: str) -> None:
+    def test_no_path_leaves_the_root(self, fs: Filesystem, name: str) -> None:
         """An absolute path, or one with `..`, is refused by every operation, and changes nothing."""
         fs.write("a/b.txt", "x")
         before = tree(fs)
-        with pytest.raises(PathEscapeError):
-            PATH_OPERATIONS[name](fs, path)
+        for path in ESCAPES:
+            with pytest.raises(PathEscapeError):
+                PATH_OPERATIONS[name](fs, path)
         assert tree(fs) == before
 
     @pytest.mark.parametrize("name", sorted(PATH_OPERATIONS))
@@ -1008,8 +1008,7 @@ class FilesystemConformance(_Harness):
 
     # --- after a crash ---
 
-    @pytest.mark.parametrize("prepared", [False, True])
-    @pytest.mark.parametrize("foreign", [False, True])
+    @pytest.mark.parametrize(("foreign", "prepared"), [(False, False), (False, True), (True, False)])
     @pytest.mark.parametrize("change", sorted(CHANGES))
     def test_recover_rolls_back(self, fs: Filesystem, change: str, foreign: bool, prepared: bool) -> None:
         """A call that the log has not committed is undone, as if it had never begun."""
