@@ -26,7 +26,8 @@ from treenail.conversation import ProviderUsage, inspect_replay
 from treenail.conversation.replay import ReplayItem
 from treenail.errors import ModelCallError
 from treenail.history.diagnostics import DiagnosticsReport, diagnose
-from treenail.history.projection import RunView, project, render_text
+from treenail.history.projection import RunView, project
+from treenail.history.text import render_text
 from treenail.log.event import Channel
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.scripted import Answer, ScriptedProvider
