@@ -264,7 +264,7 @@ def test_failed(project: Project) -> None:
     record, events, children, _ = project.logs()
     assert record.state.value == "failed"
     assert record.steps["a"].attempt == 2, "it was tried again once"
-    assert [each.reason for each in events if each.attempt == 2] == ["tried again: there is nothing to do"]
+    assert [each.reason for each in events if each.attempt == 2] == ["retried: there is nothing to do"]
     assert len({each.subagent_id for each in children}) == 2
     code, said = project.resume("--rerun", "a", **{"a it": [says()], "b it": [says()]})
     assert (code, said["status"]) == (0, "completed")
@@ -353,7 +353,7 @@ def test_what_is_wrong_in_a_file_is_told_with_its_place(project: Project) -> Non
         "id: w\nsteps: [{id: a, task: x, depends_on: [z]}]": "(a).depends_on[0]: there is no step 'z'",
         "id: w\nsteps: [{id: a, task: x, agent: nobody}]": "wants the agent 'nobody'",
         "id: w\nagents: {x: {instructions: y, tools: [z]}}\nsteps: [{id: a, task: x}]": "the tools 'z'",
-        "id: [": "is no YAML",
+        "id: [": "is not valid YAML",
     }.items():
         (project.work.parent / "flow.yaml").write_text(wrong)
         done = treenail("workflow", "run", "../flow.yaml", "--model", project.script(), cwd=project.work)

@@ -26,18 +26,17 @@ from treenail.workflows import (
     WorkflowState,
     derive_workflow,
     dry_run,
-    overlaps,
     spec_from_data,
     spec_schema,
     waves,
 )
 from treenail.workflows.events import check_event, fold_workflow
-from treenail.workflows.globs import check_glob, matches
-from treenail.workflows.spec import conflict
+from treenail.workflows.globs import check_glob, matches, overlaps
+from treenail.workflows.schedule import conflict
 from treenail.workflows.states import STEP_TRANSITIONS
 
 STATUSES = ("checkpoint_ready", "partial", "failed", "held", "needs_orchestrator")
-GLOBS = ("**", "a/**", "b/**", "*.txt", "a/*.py", "[ab]/x")
+GLOBS = ("**", "a/**", "b/**", "*.txt", "a/*.py", "?/x")
 
 
 @st.composite
@@ -221,7 +220,7 @@ def test_any_data_is_a_specification_or_is_refused_with_its_place(data: Any) -> 
 NAMES = ["a", "b", "aa", "ab", "ba", "bb"]
 PATHS = ["/".join(parts) for depth in range(1, 6) for parts in itertools.product(NAMES, repeat=depth)]
 """Two patterns of three segments that share a path share one of these: names of two letters, five deep."""
-SEGMENTS = ("**", "*", "a", "b", "ab", "?", "a*", "*b", "[ab]", "[!a]", "?a", "*a*", "[a-b]b")
+SEGMENTS = ("**", "*", "a", "b", "ab", "?", "a*", "*b", "?a", "*a*", "?b")
 PATTERNS = st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=3).map("/".join)
 
 
@@ -241,10 +240,6 @@ def name_fits(pattern: str, name: str) -> bool:
         return not name
     if pattern[0] == "*":
         return name_fits(pattern[1:], name) or (bool(name) and name_fits(pattern, name[1:]))
-    if pattern[0] == "[":
-        inside, rest = pattern[1 : pattern.index("]")], pattern[pattern.index("]") + 1 :]
-        wanted = {"ab": "ab", "!a": "b", "a-b": "ab"}[inside]
-        return bool(name) and name[0] in wanted and name_fits(rest, name[1:])
     return bool(name) and pattern[0] in ("?", name[0]) and name_fits(pattern[1:], name[1:])
 
 
@@ -264,9 +259,7 @@ def test_two_patterns_overlap_if_and_only_if_a_path_matches_both(one: str, other
     assert found == any(matches(path, one) and matches(path, other) for path in PATHS), (one, other)
 
 
-@pytest.mark.parametrize(
-    "bad", ["", "/a", "a//b", "../x", "a/./b", "a**", "[", "[]", "[b-a]", "a\\b", "x" * 600, "a\0b"]
-)
+@pytest.mark.parametrize("bad", ["", "/a", "a//b", "../x", "a/./b", "a**", "[ab]", "a\\b", "x" * 600, "a\0b"])
 def test_a_bad_glob_is_refused_with_its_place(bad: str) -> None:
     with pytest.raises(UsageError, match=r"steps\[0\] \(a\)\.write_set\[1\]"):
         steps(step("a", write_set=("ok/**", bad)))

@@ -1,31 +1,15 @@
 """Workflows: steps with dependencies over subagents, and the table of how they can end."""
 
-from treenail.workflows.engine import Workflow, answer_step, rerun_steps, workflow_result
-from treenail.workflows.events import WorkflowEvent, WorkflowRecord, record_of
-from treenail.workflows.globs import overlaps
+from treenail.workflows.decisions import answer_step, rerun_steps
+from treenail.workflows.documents import load_spec, spec_from_data, spec_schema
+from treenail.workflows.events import WorkflowEvent, WorkflowRecord, fold_workflow, record_of
 from treenail.workflows.outcomes import Artifact, Checkpoint, StepAnswer
-from treenail.workflows.running import (
-    Workflows,
-    resume_workflow,
-    run_workflow,
-    with_workflows,
-    workflow_tool,
-)
-from treenail.workflows.spec import (
-    AgentSpec,
-    DryRun,
-    StepSpec,
-    WorkflowSpec,
-    dry_run,
-    load_spec,
-    spec_from_data,
-    spec_schema,
-    waves,
-)
+from treenail.workflows.runs import resume_workflow, run_workflow
+from treenail.workflows.schedule import DryRun, dry_run, waves
+from treenail.workflows.spec import AgentSpec, StepSpec, WorkflowSpec
 from treenail.workflows.states import StepState, StepView, WorkflowResult, WorkflowState, derive_workflow
-
-StepOutcome = StepAnswer
-"""What a step returns; the older name of `StepAnswer`."""
+from treenail.workflows.tool import Workflows, with_workflows, workflow_tool
+from treenail.workflows.workflow import Workflow, workflow_result
 
 __all__ = [
     "AgentSpec",
@@ -33,7 +17,6 @@ __all__ = [
     "Checkpoint",
     "DryRun",
     "StepAnswer",
-    "StepOutcome",
     "StepSpec",
     "StepState",
     "StepView",
@@ -47,8 +30,8 @@ __all__ = [
     "answer_step",
     "derive_workflow",
     "dry_run",
+    "fold_workflow",
     "load_spec",
-    "overlaps",
     "record_of",
     "rerun_steps",
     "resume_workflow",

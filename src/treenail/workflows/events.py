@@ -1,4 +1,4 @@
-"""What the log keeps of a workflow, and how its state is folded from it. All of it is audit."""
+"""The events of a workflow, which are audit only, and the fold of them into its record."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from treenail.log.event import Channel, SlicePolicy
 from treenail.state.events import event
 from treenail.state.session import Session
 from treenail.workflows.outcomes import Checkpoint
-from treenail.workflows.spec import WorkflowSpec, spec_from_data
+from treenail.workflows.spec import WorkflowSpec
 from treenail.workflows.states import StepState, StepView, WorkflowState, check_step_move, step_state
 
-Kind = Literal[
+WorkflowEventKind = Literal[
     "workflow_started",
     "workflow_resumed",
     "step_scheduled",
@@ -26,6 +26,7 @@ Kind = Literal[
     "workflow_interrupted",
     "workflow_finished",
 ]
+"""What happened in a workflow."""
 
 
 @event(name="treenail.WorkflowEvent", channel=Channel.AUDIT, policy=SlicePolicy.LOG)
@@ -33,7 +34,7 @@ Kind = Literal[
 class WorkflowEvent:
     """Something happened in a workflow."""
 
-    kind: Kind
+    kind: WorkflowEventKind
     workflow_id: str
     workflow_name: str
     created_at: datetime
@@ -43,23 +44,23 @@ class WorkflowEvent:
     checkpoint: Checkpoint | None = None
     reason: str = ""
     state: str = ""
-    """For an ending: the workflow's state."""
+    """For `workflow_finished`: the workflow's state."""
     next_actions: tuple[str, ...] = ()
     spec_json: str = ""
-    """For the start: the specification, so that a resume needs no file."""
+    """For `workflow_started`: the specification, so that a resume needs no file."""
     workspace: str = ""
-    """For the start: the directory that it works in; empty for none on disk."""
+    """For `workflow_started`: the directory that it works in; empty if it is not on disk."""
     used_s: float = 0.0
-    """For a resume: how much of the workflow's time was used up before it."""
+    """For `workflow_resumed`: how much of the workflow's time was used before."""
 
     @property
     def checkpoint_status(self) -> str:
-        """For a decision: how the step stands; empty for other events."""
+        """For a decision, the state of the step; empty for other events."""
         return "" if self.checkpoint is None else step_state(self.checkpoint).value
 
     @property
     def status(self) -> str:
-        """How the step, or for an ending the workflow, stands now; empty if the event does not say."""
+        """The state of the step, or of the workflow for an ending; empty if the event does not say."""
         if self.kind == "workflow_interrupted":
             return WorkflowState.INTERRUPTED.value
         return self.checkpoint_status or self.state or ("held" if self.kind == "step_held" else "")
@@ -67,7 +68,7 @@ class WorkflowEvent:
 
 @dataclass(slots=True)
 class WorkflowRecord:
-    """A workflow as its events tell it."""
+    """A workflow, folded from its events."""
 
     spec: WorkflowSpec
     steps: dict[str, StepView]
@@ -76,14 +77,13 @@ class WorkflowRecord:
     next_actions: tuple[str, ...] = ()
     finished_at: datetime | None = None
     resumed_at: datetime | None = None
-
     used_s: float = 0.0
-    """How much of its time was used up before it was resumed."""
+    """How much of its time was used before it was last resumed."""
     interrupted: str = ""
-    """Why it was stopped, if it was."""
+    """Why it was interrupted, if it was."""
 
     def take(self, happened: WorkflowEvent) -> None:
-        """Fold one more event. What does not fit is left out: a fold never fails, whatever the log says."""
+        """Fold one more event. An event that does not fit is ignored, so that a fold never fails."""
         if happened.kind == "workflow_resumed":
             self.state, self.finished_at, self.interrupted = WorkflowState.RUNNING, None, ""
             self.resumed_at, self.used_s = happened.created_at, happened.used_s
@@ -99,12 +99,12 @@ class WorkflowRecord:
         elif happened.step_id in self.steps:
             self.steps[happened.step_id] = moved(self.steps[happened.step_id], happened)
             if self.state.is_terminal:
-                # It had ended, and somebody has changed it: only a resume can tell how it ends now.
+                # A person has changed it since it ended; only a resume can derive its new ending.
                 self.state, self.next_actions = WorkflowState.INTERRUPTED, ()
 
 
 def moved(view: StepView, happened: WorkflowEvent) -> StepView:
-    """Return how a step stands after an event about it."""
+    """Return a step after an event about it."""
     match happened.kind:
         case "step_scheduled":
             tries = view.tries
@@ -125,7 +125,7 @@ def moved(view: StepView, happened: WorkflowEvent) -> StepView:
 
 
 def _ending(name: str) -> WorkflowState:
-    """Return the ending that an event names; one that nobody knows is no completion."""
+    """Return the ending that an event names; an unknown one counts as failed."""
     try:
         return WorkflowState(name)
     except ValueError:
@@ -133,7 +133,7 @@ def _ending(name: str) -> WorkflowState:
 
 
 def check_event(record: WorkflowRecord, happened: WorkflowEvent) -> None:
-    """Raise `IllegalMoveError` if a step must not move as an event says; nothing is recorded then."""
+    """Raise `IllegalMoveError`, before anything is recorded, if an event is an illegal move of a step."""
     view = record.steps.get(happened.step_id)
     if view is not None:
         after = moved(view, happened).state
@@ -151,7 +151,7 @@ def fold_workflow(events: Iterable[WorkflowEvent], where: str = "this log") -> W
     record: WorkflowRecord | None = None
     for each in events:
         if each.kind == "workflow_started":
-            spec = spec_from_data(json.loads(each.spec_json), where=f"the workflow in {where}")
+            spec = WorkflowSpec.from_data(json.loads(each.spec_json))
             steps = {step.id: StepView(step.id) for step in spec.steps}
             record = WorkflowRecord(spec, steps, each.created_at)
         elif record is not None:
@@ -162,5 +162,5 @@ def fold_workflow(events: Iterable[WorkflowEvent], where: str = "this log") -> W
 
 
 def has_workflow(session: Session) -> bool:
-    """Say whether a session is a workflow's."""
+    """Say whether a session has a workflow."""
     return session[WorkflowEvent].latest() is not None

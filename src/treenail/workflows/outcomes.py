@@ -1,8 +1,8 @@
-"""What a step says about itself, and what is made of it: typed values, checked, never prose.
+"""The answer of a step's agent, and the checkpoint that is made of it: typed values, never prose.
 
-A step's agent answers with a `StepAnswer`. It is a claim. The engine turns the claim and the evidence (did
-the turn complete, are the files there, does the value fit) into a `Checkpoint`, which dependents rely on.
-A claim that is missing or does not hold is not ready.
+A step's agent answers with a `StepAnswer`, which is a claim. From the claim and the evidence (did the turn
+complete, do the files exist, does the value fit) the workflow makes a `Checkpoint`, on which other steps
+rely. A step whose claim is missing or does not hold is not ready.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from treenail.log.event import Channel, SlicePolicy
 from treenail.state.events import event
 
 Readiness = Literal["checkpoint_ready", "partial", "failed", "held", "needs_orchestrator"]
-"""Whether others can build on a step."""
-
-READINESS: tuple[Readiness, ...] = ("checkpoint_ready", "partial", "failed", "held", "needs_orchestrator")
+"""Whether other steps can build on a step."""
 
 BUNDLE_VERSION = 2
 
@@ -26,28 +24,28 @@ BUNDLE_VERSION = 2
 @event(name="treenail.StepAnswer", channel=Channel.AUDIT, policy=SlicePolicy.LOG)
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """What an agent answers at the end of a step."""
+    """The answer of an agent at the end of a step."""
 
     status: Readiness = field(
         metadata={
             "description": (
                 "checkpoint_ready only if the task is done and checked; partial if some of it can be used; "
-                "failed; held if a person must do something; needs_orchestrator if somebody must decide."
+                "failed; held if a person must do something; needs_orchestrator if a decision is needed."
             )
         }
     )
-    summary: str = field(metadata={"description": "What was done and found, for whoever builds on it."})
+    summary: str = field(metadata={"description": "What was done and found, for the steps that build on it."})
     evidence: tuple[str, ...] = field(
-        default=(), metadata={"description": "What shows that it is so: commands and what they printed."}
+        default=(), metadata={"description": "What proves it: commands and their output."}
     )
     artifacts: tuple[str, ...] = field(
         default=(), metadata={"description": "The files that hold the result, as paths in the workspace."}
     )
     known_limitations: tuple[str, ...] = field(
-        default=(), metadata={"description": "What is not done, or not sure."}
+        default=(), metadata={"description": "What is not done, or uncertain."}
     )
     next_actions: tuple[str, ...] = field(
-        default=(), metadata={"description": "What somebody should do now, if it is not ready."}
+        default=(), metadata={"description": "What should be done next, if the step is not ready."}
     )
     payload_json: str = field(
         default="", metadata={"description": "The step's value as JSON text, if a value was asked for."}
@@ -56,7 +54,7 @@ class StepAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A file that a step made, by its content."""
+    """A file that a step made, identified by its content."""
 
     path: str
     sha256: str
@@ -65,13 +63,13 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is known about a step that has ended: the bundle that dependents and people get."""
+    """What was decided about a step that has ended; dependent steps and people are shown it."""
 
     step_id: str
     status: Readiness
     summary: str
     agent_id: str = ""
-    """The subagent that did it; empty for a step without one."""
+    """The subagent that did the step; empty if there was none."""
     child_session_id: str = ""
     known_limitations: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
@@ -80,12 +78,12 @@ class Checkpoint:
     """The step's value, checked against its schema."""
     next_actions: tuple[str, ...] = ()
     verified_by: str = "turn"
-    """Where the readiness comes from: `turn` (the agent's answer and the log), `person`, or `engine`."""
+    """Who decided: `turn` (the agent's answer and the log), `person`, or `engine`."""
     timed_out: bool = False
     reason: str = ""
-    """In one word, if it is not ready: `no_answer`, `artifact_missing`, `outside_write_set` ..."""
+    """Why it is not ready, in one word: `no_answer`, `artifact_missing`, `outside_write_set` ..."""
     changes_wanted: bool = False
-    """A person has said that it is ready: what its copy has changed is applied before others build on it."""
+    """A person called it ready, and its copy's changes must be applied before other steps build on it."""
     version: int = BUNDLE_VERSION
 
     @property
@@ -95,7 +93,7 @@ class Checkpoint:
 
     @property
     def is_usable(self) -> bool:
-        """Whether there is something in it that a person can use."""
+        """Whether it has a result that can be used."""
         return self.status in ("checkpoint_ready", "partial")
 
     @property

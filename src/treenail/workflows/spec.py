@@ -1,37 +1,31 @@
-"""What a workflow is: steps with dependencies, as Python values or as YAML or JSON. Mistakes are found here.
+"""The specification of a workflow: steps with dependencies, checked when they are put together.
 
-A specification says nothing about how a run of it went. It is data: reading one runs nothing and imports
-nothing, and what is wrong in it is named with its place.
+A specification is data. Creating one runs nothing and imports nothing, and an error names its place.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal, cast
 
 from treenail.errors import UsageError
-from treenail.subagents.events import WORKSPACE_MODES, WorkspaceMode
-from treenail.workflows.globs import check_glob, overlaps
+from treenail.subagents import WORKSPACE_MODES, WorkspaceMode
+from treenail.workflows.globs import check_glob
 from treenail.workflows.schemas import schema_of
 
 Posture = Literal["read", "write", "apply"]
-"""What a step does to the workspace: looks at it, changes it, or brings other steps' changes into it."""
+"""What a step does to the workspace: read it, write it, or apply other steps' changes to it."""
 
 POSTURES: tuple[Posture, ...] = ("read", "write", "apply")
-
-yaml: Any = importlib.import_module("yaml")  # It comes without types.
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_STEPS = 1_000
 MAX_RETRIES = 100
 MAX_NUMBER = 1e9
-"""The largest number that a limit may be: thirty years, in seconds."""
-MAX_FILE_BYTES = 4_000_000
+"""The largest value of a limit: thirty years, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,33 +35,32 @@ class StepSpec:
     id: str
     """Unique in the workflow; letters, digits, `.`, `_` and `-`."""
     task: str = ""
-    """What is to be done. A step that applies has none."""
+    """What its agent is told to do. A step with posture `apply` has none."""
     agent: str = "agent"
-    """Who does it, by name."""
+    """The name of the agent that does it."""
     depends_on: tuple[str, ...] = ()
     """The steps that must be ready before this one starts."""
     posture: Posture = "write"
     read_set: tuple[str, ...] = ("**",)
     """What it reads, as globs."""
     write_set: tuple[str, ...] = ("**",)
-    """What it may write, as globs; what it writes elsewhere is not taken. For a step that applies: what
-    it may bring home."""
+    """What it may write or apply, as globs. A step that writes elsewhere is not ready."""
     workspace: WorkspaceMode | None = None
-    """Where it works; by default read-only for a step that reads, and a copy for one that writes."""
+    """Where it works. The default is `read_only` for a step that reads, `isolated` for one that writes."""
     apply_from: tuple[str, ...] = ()
-    """For a step that applies: whose changes. For others: nothing."""
+    """For posture `apply` only: the steps whose changes it applies."""
     auto_apply: bool = True
-    """Whether what an isolated step has changed is applied when it is ready; else a step must do it."""
+    """Whether an isolated step's changes are applied when it is ready. If not, another step must do it."""
     required: bool = True
-    """Whether the workflow can be complete without it."""
+    """Whether the workflow needs it to be complete."""
     timeout_s: float | None = None
     retries: int = 0
-    """How often it is tried again after it failed or ran out of time."""
+    """How often it is retried after it failed or timed out."""
     max_cost_usd: float | None = None
     max_steps: int | None = None
     output: Any = None
-    """The value that it must return: a JSON schema, or a type (a dataclass, a pydantic model, a list of one
-    of them ...), which is kept as its schema. None for a summary alone."""
+    """The value that it must return: a JSON schema, or a type (a dataclass, a pydantic model, a list of
+    either ...), which is stored as its schema. None if it returns only a summary."""
 
     def __post_init__(self) -> None:
         if self.output is not None and not isinstance(self.output, Mapping):
@@ -82,29 +75,29 @@ class StepSpec:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """What it may write, as globs; nothing for a step that reads."""
+        """The globs that it may write; none for a step that reads."""
         return () if self.posture == "read" else self.write_set
 
     @property
     def has_copy(self) -> bool:
-        """Whether it works on a copy, so that nobody sees what it does before it is applied."""
+        """Whether it works on a copy, so that its changes are invisible until they are applied."""
         return self.posture == "write" and self.mode == "isolated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSpec:
-    """An agent as a file tells it. Whoever runs the file turns it into one; nothing else reads it."""
+    """An agent described in a workflow's file. The command that runs the file makes an `Agent` of it."""
 
     name: str
     instructions: str
     tools: tuple[str, ...] | None = None
-    """Names of tool sets that the reader of the file knows; None for the usual ones."""
+    """Names of tool sets; None for the default ones."""
     max_iterations: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowSpec:
-    """Steps with dependencies. Raises `UsageError`, with the place, if they do not fit together."""
+    """Steps with dependencies. Raises `UsageError` with the place of the first mistake."""
 
     id: str
     steps: tuple[StepSpec, ...]
@@ -112,29 +105,29 @@ class WorkflowSpec:
     max_concurrency: int = 4
     """How many steps run at once."""
     timeout_s: float = 3600.0
-    """How long the whole of it may take, restarts included."""
+    """How long the whole workflow may run, restarts included."""
     max_cost_usd: float | None = None
-    """What all steps together may cost."""
+    """The most that all steps together may cost."""
     agents: tuple[AgentSpec, ...] = ()
-    """Agents that the file itself describes. In Python, hand agents to whatever runs the workflow."""
+    """Agents that the file describes. In Python, pass agents to `run_workflow` instead."""
 
     def __post_init__(self) -> None:
         _check(self)
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """Its name, or its id if it has none."""
         return self.name or self.id
 
     def step(self, step_id: str) -> StepSpec:
-        """Return a step. Raises `UsageError` if there is none with that id."""
+        """Return a step. Raises `UsageError` for an unknown id."""
         for each in self.steps:
             if each.id == step_id:
                 return each
         raise UsageError(f"the workflow {self.id!r} has no step {step_id!r}; it has: {_ids(self.steps)}")
 
     def dependents_of(self, step_id: str) -> frozenset[str]:
-        """Return the steps that wait for this one, directly or not."""
+        """Return the steps that depend on this one, directly or indirectly."""
         found: set[str] = set()
         waiting = [step_id]
         while waiting:
@@ -146,46 +139,32 @@ class WorkflowSpec:
         return frozenset(found)
 
     def to_data(self) -> dict[str, Any]:
-        """Return it as JSON data, from which `spec_from_data` makes it again."""
-        return {
-            "id": self.id,
-            "name": self.name,
-            "max_concurrency": self.max_concurrency,
-            "timeout_s": self.timeout_s,
-            "max_cost_usd": self.max_cost_usd,
-            "agents": [_agent_data(each) for each in self.agents],
-            "steps": [_step_data(each) for each in self.steps],
-        }
+        """Return it as JSON data, which `spec_from_data` reads."""
+        return cast("dict[str, Any]", _data(self))
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> WorkflowSpec:
+        """Make a specification from what `to_data` returned. For data of others use `spec_from_data`."""
+        try:
+            made = {
+                **data,
+                "steps": tuple(StepSpec(**_tuples(each)) for each in data["steps"]),
+                "agents": tuple(AgentSpec(**_tuples(each)) for each in data.get("agents", ())),
+            }
+            return cls(**made)
+        except (TypeError, KeyError) as error:
+            raise UsageError(f"this is not a workflow: {error!r}") from error
 
 
-def _step_data(step: StepSpec) -> dict[str, Any]:
-    data: dict[str, Any] = {"id": step.id, "agent": step.agent, "posture": step.posture}
-    for name in (
-        "task",
-        "depends_on",
-        "workspace",
-        "apply_from",
-        "timeout_s",
-        "retries",
-        "max_cost_usd",
-        "max_steps",
-        "output",
-    ):
-        value = getattr(step, name)
-        if value not in (None, "", (), 0):
-            data[name] = list(value) if isinstance(value, tuple) else value
-    data["read_set"], data["write_set"] = list(step.read_set), list(step.write_set)
-    data["required"], data["auto_apply"] = step.required, step.auto_apply
-    return data
+def _data(value: Any) -> Any:
+    if isinstance(value, StepSpec | AgentSpec | WorkflowSpec):
+        found = {each.name: _data(getattr(value, each.name)) for each in fields(value)}
+        return {name: each for name, each in found.items() if each is not None}
+    return [_data(each) for each in value] if isinstance(value, tuple) else value
 
 
-def _agent_data(agent: AgentSpec) -> dict[str, Any]:
-    return {
-        "name": agent.name,
-        "instructions": agent.instructions,
-        "tools": None if agent.tools is None else list(agent.tools),
-        "max_iterations": agent.max_iterations,
-    }
+def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
 
 
 # --- checking --------------------------------------------------------------------------------------
@@ -241,17 +220,17 @@ def _check_step(spec: WorkflowSpec, step: StepSpec, where: str, known: Mapping[s
                 f"{where}.depends_on[{number}]: there is no step {each!r}; there are: {_ids(spec.steps)}"
             )
         if each == step.id:
-            raise UsageError(f"{where}.depends_on[{number}]: a step cannot wait for itself")
+            raise UsageError(f"{where}.depends_on[{number}]: a step cannot depend on itself")
     if step.posture not in POSTURES:
-        raise UsageError(f"{where}.posture: {step.posture!r} is none of {', '.join(POSTURES)}")
+        raise UsageError(f"{where}.posture: {step.posture!r} is not one of {', '.join(POSTURES)}")
     if step.workspace is not None and step.workspace not in WORKSPACE_MODES:
-        raise UsageError(f"{where}.workspace: {step.workspace!r} is none of {', '.join(WORKSPACE_MODES)}")
+        raise UsageError(f"{where}.workspace: {step.workspace!r} is not one of {', '.join(WORKSPACE_MODES)}")
     if step.posture == "read" and step.mode != "read_only":
         raise UsageError(f"{where}.workspace: a step that reads works read_only, not {step.mode}")
     if step.posture == "write" and step.mode == "read_only":
         raise UsageError(f"{where}.workspace: a step that writes needs shared or isolated, not read_only")
     if step.posture != "apply" and not step.task.strip():
-        raise UsageError(f"{where}.task: say what is to be done")
+        raise UsageError(f"{where}.task: say what the agent should do")
     for name in ("read_set", "write_set"):
         for number, glob in enumerate(getattr(step, name)):
             try:
@@ -273,12 +252,12 @@ def _check_step(spec: WorkflowSpec, step: StepSpec, where: str, known: Mapping[s
 def _check_applies(spec: WorkflowSpec, step: StepSpec, where: str) -> None:
     if step.posture != "apply":
         if step.apply_from:
-            raise UsageError(f"{where}.apply_from: only a step with posture apply takes changes of others")
+            raise UsageError(f"{where}.apply_from: only a step with posture apply has this field")
         return
     if step.task.strip():
-        raise UsageError(f"{where}.task: a step that applies has no task; let another step do the work")
+        raise UsageError(f"{where}.task: a step with posture apply has no task; give it to another step")
     if not step.apply_from:
-        raise UsageError(f"{where}.apply_from: say whose changes are to be applied")
+        raise UsageError(f"{where}.apply_from: name the steps whose changes it applies")
     for number, each in enumerate(step.apply_from):
         if each not in step.depends_on:
             raise UsageError(f"{where}.apply_from[{number}]: {each!r} must be among depends_on as well")
@@ -291,294 +270,28 @@ def _check_applies(spec: WorkflowSpec, step: StepSpec, where: str) -> None:
 
 
 def _check_cycles(spec: WorkflowSpec) -> None:
-    done: set[str] = set()
-    by_id = {each.id: each for each in spec.steps}
-    for root in spec.steps:
-        path: list[str] = []
-        waiting: list[Iterator[str]] = [iter((root.id,))]
-        while waiting:
-            following = next(waiting[-1], None)
-            if following is None:
-                waiting.pop()
-                if path:
-                    done.add(path.pop())
-                continue
-            if following in done:
-                continue
-            if following in path:
-                circle = " -> ".join((*path[path.index(following) :], following))
-                raise UsageError(f"the steps wait for each other in a circle: {circle}; break it somewhere")
-            path.append(following)
-            waiting.append(iter(by_id[following].depends_on))
+    try:
+        TopologicalSorter({each.id: each.depends_on for each in spec.steps}).prepare()
+    except CycleError as error:
+        cycle = " -> ".join(reversed(error.args[1]))
+        raise UsageError(
+            f"the steps depend on each other in a cycle: {cycle}; remove one of these dependencies"
+        ) from None
 
 
 def _check_id(what: str, value: object) -> None:
     if not isinstance(value, str) or not _ID.fullmatch(value) or value in (".", ".."):
         raise UsageError(
-            f"{what}: {value!r} is no id; use 1 to 64 letters, digits, '.', '_' and '-', beginning with a "
-            "letter or digit"
+            f"{what}: {value!r} is not an id; use 1 to 64 letters, digits, '.', '_' and '-', beginning with "
+            "a letter or digit"
         )
 
 
 def _check_number(what: str, value: object, *, whole: bool = False, zero: bool = False) -> None:
     kinds = (int,) if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):
-        raise UsageError(f"{what}: {value!r:.40} is no {'whole ' if whole else ''}number")
+        raise UsageError(f"{what}: {value!r:.40} is not a {'whole ' if whole else ''}number")
     if not -MAX_NUMBER <= value <= MAX_NUMBER:
-        raise UsageError(f"{what}: {value!r:.40} is no number that can be meant")
+        raise UsageError(f"{what}: {value!r:.40} is out of range")
     if value < 0 or (value == 0 and not zero):
         raise UsageError(f"{what}: {value!r} must be {'0 or more' if zero else 'above 0'}")
-
-
-# --- order -----------------------------------------------------------------------------------------
-
-
-def conflict(first: StepSpec, second: StepSpec) -> str | None:
-    """Say why two steps must not run at the same time; None if they may.
-
-    Two that write what overlaps never run together. One that reads does not run beside one that writes
-    what it reads, or brings it home, in the same workspace. A copy of its own disturbs nobody; what is
-    changed there is applied when nobody reads it.
-    """
-    for one in first.writes:
-        for other in second.writes:
-            if overlaps(one, other):
-                return f"both write {one if one == other else f'{one} and {other}'}"
-    for reader, writer in ((first, second), (second, first)):
-        if writer.has_copy:
-            continue
-        for one in reader.read_set:
-            for other in writer.writes:
-                if overlaps(one, other):
-                    return f"{reader.id} reads {one} while {writer.id} writes {other}"
-    return None
-
-
-def waves(spec: WorkflowSpec) -> tuple[tuple[str, ...], ...]:
-    """Return the steps in the order in which they can run: each wave together, one wave after the other."""
-    left = list(spec.steps)
-    done: set[str] = set()
-    found: list[tuple[str, ...]] = []
-    while left:
-        wave: list[StepSpec] = []
-        for each in left:
-            if not set(each.depends_on) <= done or len(wave) >= spec.max_concurrency:
-                continue
-            if all(conflict(each, other) is None for other in wave):
-                wave.append(each)
-        found.append(tuple(each.id for each in wave))
-        done.update(each.id for each in wave)
-        left = [each for each in left if each.id not in done]
-    return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class DryRun:
-    """How a workflow would go: what could run together, and what keeps steps apart."""
-
-    waves: tuple[tuple[str, ...], ...]
-    conflicts: tuple[tuple[str, str, str], ...]
-    """Two steps that do not depend on each other and yet never run together, and why."""
-
-    def to_data(self) -> dict[str, Any]:
-        """Return it as JSON data."""
-        return {
-            "waves": [list(each) for each in self.waves],
-            "conflicts": [{"steps": [one, other], "because": why} for one, other, why in self.conflicts],
-        }
-
-
-def dry_run(spec: WorkflowSpec) -> DryRun:
-    """Say how a workflow would go. Nothing is run, and no agent and no workspace is needed."""
-    below = {each.id: spec.dependents_of(each.id) for each in spec.steps}
-    found = []
-    for place, one in enumerate(spec.steps):
-        for other in spec.steps[place + 1 :]:
-            if other.id in below[one.id] or one.id in below[other.id]:
-                continue
-            why = conflict(one, other)
-            if why is not None:
-                found.append((one.id, other.id, why))
-    return DryRun(waves(spec), tuple(found))
-
-
-# --- from files ------------------------------------------------------------------------------------
-
-_STEP_KINDS: Mapping[str, str] = {
-    "id": "text",
-    "task": "text",
-    "prompt": "text",
-    "agent": "text",
-    "depends_on": "texts",
-    "posture": "text",
-    "read_set": "texts",
-    "write_set": "texts",
-    "workspace": "text",
-    "apply_from": "texts",
-    "auto_apply": "flag",
-    "required": "flag",
-    "timeout_s": "number",
-    "retries": "number",
-    "max_cost_usd": "number",
-    "max_steps": "number",
-    "output": "schema",
-}
-_WORKFLOW_KINDS: Mapping[str, str] = {
-    "id": "text",
-    "name": "text",
-    "max_concurrency": "number",
-    "timeout_s": "number",
-    "max_cost_usd": "number",
-    "steps": "steps",
-    "agents": "agents",
-}
-_AGENT_KINDS: Mapping[str, str] = {
-    "name": "text",
-    "instructions": "text",
-    "tools": "texts",
-    "max_iterations": "number",
-}
-
-
-def spec_from_data(data: object, *, where: str = "the workflow") -> WorkflowSpec:
-    """Make a specification from JSON data. Raises `UsageError` with the place of what is wrong."""
-    fields = _fields(data, _WORKFLOW_KINDS, where)
-    fields["agents"] = _agents(fields.pop("agents", None), where)
-    steps = fields.pop("steps", None)
-    if not isinstance(steps, list):
-        raise UsageError(f"{where}: steps must be a list of steps")
-    made = []
-    for number, each in enumerate(steps):
-        step = _fields(each, _STEP_KINDS, f"{where}, steps[{number}]")
-        if "prompt" in step:
-            if "task" in step:
-                raise UsageError(f"{where}, steps[{number}]: task and prompt are the same; say one of them")
-            step["task"] = step.pop("prompt")
-        try:
-            made.append(StepSpec(**step))
-        except TypeError as error:
-            raise UsageError(f"{where}, steps[{number}]: {error}") from error
-    if "id" not in fields:
-        raise UsageError(f"{where}: id is missing; name the workflow")
-    try:
-        return WorkflowSpec(steps=tuple(made), **fields)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
-
-
-def _agents(data: object, where: str) -> tuple[AgentSpec, ...]:
-    """Read agents: a list of them, or what each is by its name."""
-    if data is None:
-        return ()
-    if isinstance(data, dict):
-        data = [{"name": name, **each} if isinstance(each, dict) else each for name, each in data.items()]
-    if not isinstance(data, list):
-        raise UsageError(f"{where}: agents must be a list of agents, or agents by name")
-    made = []
-    for number, each in enumerate(data):
-        agent = _fields(each, _AGENT_KINDS, f"{where}, agents[{number}]")
-        for name in ("name", "instructions"):
-            if name not in agent:
-                raise UsageError(f"{where}, agents[{number}]: {name} is missing")
-        made.append(AgentSpec(**agent))
-    return tuple(made)
-
-
-def _fields(data: object, kinds: Mapping[str, str], where: str) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise UsageError(f"{where}: must be keys and values, not {type(data).__name__}")
-    found: dict[str, Any] = {}
-    for name, value in data.items():
-        if name not in kinds:
-            raise UsageError(f"{where}: {name!r:.80} is not known here; there are: {', '.join(kinds)}")
-        if value is not None:
-            found[name] = _value(kinds[name], value, f"{where}: {name}")
-    return found
-
-
-def _value(kind: str, value: object, where: str) -> object:
-    fits = {
-        "text": isinstance(value, str),
-        "texts": isinstance(value, list) and all(isinstance(each, str) for each in value),
-        "flag": isinstance(value, bool),
-        "number": isinstance(value, int | float) and not isinstance(value, bool),
-        "schema": isinstance(value, dict),
-    }.get(kind, True)
-    if not fits:
-        wanted = {"texts": "a list of texts", "flag": "true or false", "schema": "a JSON schema"}.get(
-            kind, f"a {kind}"
-        )
-        raise UsageError(f"{where} must be {wanted}, not {value!r:.80}")
-    return tuple(cast("list[str]", value)) if kind == "texts" else value
-
-
-def read_data(path: Path) -> object:
-    """Read a YAML or JSON file as data. Raises `UsageError` with what is wrong."""
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise UsageError(f"{path} is larger than {MAX_FILE_BYTES} bytes; it is no workflow")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
-    if path.suffix == ".json":
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path} is no JSON: {error}") from error
-    return parse_yaml(text, str(path))
-
-
-def parse_yaml(text: str, where: str) -> object:
-    """Read YAML as data; nothing that it names is made or run."""
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is no YAML: {error}") from error
-
-
-def load_spec(path: str | Path) -> WorkflowSpec:
-    """Read a specification from a YAML or JSON file. Raises `UsageError` with the place of what is wrong."""
-    return spec_from_data(read_data(Path(path)), where=str(path))
-
-
-def spec_schema() -> dict[str, Any]:
-    """Return a JSON schema of a specification, for editors and for models."""
-    simple: dict[str, dict[str, Any]] = {
-        "text": {"type": "string"},
-        "texts": {"type": "array", "items": {"type": "string"}},
-        "flag": {"type": "boolean"},
-        "number": {"type": "number"},
-        "schema": {"type": "object"},
-    }
-    step: dict[str, Any] = {name: dict(simple[kind]) for name, kind in _STEP_KINDS.items()}
-    step["posture"]["enum"], step["workspace"]["enum"] = list(POSTURES), list(WORKSPACE_MODES)
-    whole: dict[str, Any] = {name: dict(simple.get(kind, {})) for name, kind in _WORKFLOW_KINDS.items()}
-    agent: dict[str, Any] = {name: dict(simple[kind]) for name, kind in _AGENT_KINDS.items()}
-    whole["agents"] = {
-        "description": "Agents of this file: a list, or what each is by its name.",
-        "anyOf": [
-            {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "properties": agent,
-                    "required": ["name", "instructions"],
-                    "additionalProperties": False,
-                },
-            },
-            {"type": "object"},
-        ],
-    }
-    whole["steps"] = {
-        "type": "array",
-        "minItems": 1,
-        "items": {"type": "object", "properties": step, "required": ["id"], "additionalProperties": False},
-    }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Treenail workflow",
-        "type": "object",
-        "properties": whole,
-        "required": ["id", "steps"],
-        "additionalProperties": False,
-    }

@@ -1,22 +1,22 @@
-"""How a workflow may end: the one table, and how an ending is derived from its steps.
+"""The states of a workflow and its steps: the tables, and how an ending is derived from the steps.
 
 Theory of operation
 -------------------
-A workflow has no ending of its own. It ends as its steps did, and these as their evidence says. The first row
-whose condition holds decides; `ok` is `completed` and nothing else. An optional step that is not ready keeps
-nothing from being complete; it is listed all the same.
+The ending of a workflow is derived from its steps, and theirs from evidence. The first row whose condition
+holds decides; only `completed` is `ok`. An optional step that is not ready does not prevent completion.
 
     state        when
     completed    every required step is checkpoint_ready
-    held         a step that counts is held or needs a decision: somebody must act before it can go on
-    timed_out    a step that counts ran out of time, or the whole workflow did
-    partial      not complete, but some step left something that can be used
+    held         a step that counts is held or needs a decision: a person must act before it can resume
+    timed_out    a step that counts timed out, or the whole workflow did
+    partial      not complete, but some step left a result that can be used
     failed       nothing can be used without running something again
 
-A step counts if it is required, or if a required step that is not ready waits for it, directly or not.
+A step counts if it is required, or if a required step that is not ready depends on it, directly or
+indirectly.
 
-Two states are no endings: `running`, and `interrupted` for one that was stopped on the way, or that somebody
-has changed since it ended (a step was answered, or is to run again). Both go on when they are resumed.
+Two states are not endings: `running`, and `interrupted`, for a workflow that was stopped, or that a person
+has changed since it ended (a step was answered, or is to run again). Both continue when they are resumed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class WorkflowState(Enum):
-    """How a workflow ended, or that it has not."""
+    """The state of a workflow."""
 
     COMPLETED = "completed"
     PARTIAL = "partial"
@@ -48,12 +48,12 @@ class WorkflowState(Enum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether it is over. A held one waits for somebody."""
+        """Whether it has ended. A held one waits for a person."""
         return self not in (WorkflowState.RUNNING, WorkflowState.INTERRUPTED)
 
 
 class StepState(Enum):
-    """How a step stands."""
+    """The state of a step."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -66,16 +66,16 @@ class StepState(Enum):
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing more happens to it by itself."""
+        """Whether it has ended."""
         return self not in (StepState.PENDING, StepState.RUNNING)
 
 
 STEP_TRANSITIONS: Mapping[StepState, frozenset[StepState]] = {
     StepState.PENDING: frozenset({StepState.RUNNING, StepState.HELD}),
-    # From running to running: another try.
+    # From running to running: another attempt.
     StepState.RUNNING: frozenset(set(StepState) - {StepState.PENDING}),
-    # A person may look at a step that is not ready, and decide; a step that is run again is pending.
-    # What a person calls ready may turn out to be in conflict when its changes are to be applied.
+    # A person may decide about a step that is not ready. A step to be run again is pending.
+    # A step that a person called ready may turn out to be in conflict when its changes are applied.
     StepState.READY: frozenset({StepState.PENDING, StepState.NEEDS_ORCHESTRATOR}),
     StepState.PARTIAL: frozenset({StepState.PENDING, StepState.READY, StepState.FAILED}),
     StepState.FAILED: frozenset({StepState.PENDING, StepState.READY}),
@@ -83,20 +83,20 @@ STEP_TRANSITIONS: Mapping[StepState, frozenset[StepState]] = {
     StepState.HELD: frozenset({StepState.PENDING, StepState.RUNNING, StepState.READY, StepState.FAILED}),
     StepState.NEEDS_ORCHESTRATOR: frozenset({StepState.PENDING, StepState.READY, StepState.FAILED}),
 }
-"""What may become of a step."""
+"""Every legal move of a step."""
 
 
 def check_step_move(step_id: str, before: StepState, after: StepState) -> None:
-    """Raise `IllegalMoveError` if a step must not move so; nothing has changed then."""
+    """Raise `IllegalMoveError` unless the table has the move."""
     if after not in STEP_TRANSITIONS[before]:
         may = ", ".join(sorted(each.value for each in STEP_TRANSITIONS[before]))
         raise IllegalMoveError(
-            f"the step {step_id!r} is {before.value} and cannot become {after.value}; it may become: {may}"
+            f"the step {step_id!r} is {before.value} and cannot become {after.value}; it can become: {may}"
         )
 
 
 def step_state(checkpoint: Checkpoint) -> StepState:
-    """Return how a step stands that has ended with this checkpoint."""
+    """Return the state of a step that ended with this checkpoint."""
     if checkpoint.timed_out and not checkpoint.dependent_safe:
         return StepState.TIMED_OUT
     return StepState(checkpoint.status)
@@ -104,7 +104,7 @@ def step_state(checkpoint: Checkpoint) -> StepState:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """One step, as the log tells it."""
+    """One step, as the log has it."""
 
     step_id: str
     state: StepState = StepState.PENDING
@@ -114,13 +114,13 @@ class StepView:
     reason: str = ""
     """Why it is held without having run: `dependency_not_checkpoint_ready` or `workflow_timeout`."""
     tries: tuple[str, ...] = ()
-    """The subagents that have tried it, since a person last asked for it to be run again."""
+    """The subagents that have tried it since it was last reset."""
 
 
 def derive_workflow(
     spec: WorkflowSpec, steps: Mapping[str, StepView], *, is_over: bool, timed_out: bool = False
 ) -> WorkflowState:
-    """Return the state of a workflow from its steps. It is pure: the same steps, the same state."""
+    """Return the state of a workflow, from its steps alone."""
     if not is_over:
         return WorkflowState.RUNNING
     if all(steps[each.id].state is StepState.READY for each in spec.steps if each.required):
@@ -140,7 +140,7 @@ def derive_workflow(
 
 
 def _counting(spec: WorkflowSpec, steps: Mapping[str, StepView]) -> list[StepView]:
-    """Return the steps that keep the workflow from being complete, or that such a step waits for."""
+    """Return the required steps that are not ready, and all steps that these depend on."""
     waiting = [
         each.id for each in spec.steps if each.required and steps[each.id].state is not StepState.READY
     ]
@@ -156,7 +156,7 @@ def _counting(spec: WorkflowSpec, steps: Mapping[str, StepView]) -> list[StepVie
 
 @dataclass(frozen=True, slots=True)
 class WorkflowResult:
-    """What came of a workflow, as its log tells it."""
+    """The result of a workflow, as its log has it."""
 
     workflow_id: str
     name: str
@@ -166,41 +166,41 @@ class WorkflowResult:
     waves: tuple[tuple[str, ...], ...] = ()
     next_actions: tuple[str, ...] = ()
     elapsed_s: float = 0.0
-    """How long it was at work, in all processes that had a part in it."""
+    """How long it ran, in all processes together."""
     reason: str = ""
-    """Why it was stopped, if it is interrupted."""
+    """Why it was interrupted, if it was."""
 
     @property
     def ok(self) -> bool:
-        """Whether every required step is ready: full completion, and nothing less."""
+        """Whether every required step is ready. Partial work is not `ok`."""
         return self.state is WorkflowState.COMPLETED
 
     @property
     def proof_states(self) -> tuple[str, ...]:
-        """What the result can be used as."""
+        """`completion_ready`, `partial_outcome_ready`, or nothing."""
         if self.ok:
             return ("completion_ready",)
         return ("partial_outcome_ready",) if self.usable_checkpoints else ()
 
     @property
     def usable_checkpoints(self) -> tuple[Checkpoint, ...]:
-        """What can be built on or used."""
+        """The checkpoints that are ready or partial."""
         found = [each.checkpoint for each in self.steps if each.checkpoint is not None]
         return tuple(each for each in found if each.is_usable)
 
     def steps_in(self, *states: StepState) -> tuple[str, ...]:
-        """Return the ids of the steps that stand so."""
+        """Return the ids of the steps in these states."""
         return tuple(each.step_id for each in self.steps if each.state in states)
 
     def step(self, step_id: str) -> StepView:
-        """Return a step."""
+        """Return a step. Raises `UsageError` for an unknown id."""
         for each in self.steps:
             if each.step_id == step_id:
                 return each
         raise UsageError(f"the workflow {self.workflow_id!r} has no step {step_id!r}")
 
     def value(self, step_id: str, kind: type[T] | None = None) -> Any:
-        """Return the value that a step left, as JSON data or as a value of `kind`; None if it left none."""
+        """Return a step's value, as JSON data or as a `kind`; None if it has none."""
         checkpoint = self.step(step_id).checkpoint
         if checkpoint is None or not checkpoint.payload_json:
             return None
@@ -235,7 +235,7 @@ class WorkflowResult:
 
 
 def summary_of(steps: Sequence[StepView]) -> dict[str, int]:
-    """Count the steps by how they stand."""
+    """Count the steps by their states."""
     counts: dict[str, int] = {}
     for each in steps:
         counts[each.state.value] = counts.get(each.state.value, 0) + 1

@@ -1,4 +1,4 @@
-"""What telemetry is told about a workflow: the whole, and below it each attempt at a step."""
+"""The spans of a workflow: one for the whole, and below it one for each attempt at a step."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from treenail.workflows.spec import StepSpec, WorkflowSpec
 
 
 class WorkflowTrace:
-    """The spans of one workflow. A step's is open from when its agent is asked for until it is decided."""
+    """The spans of one workflow. An attempt's span is open until the step is decided or retried."""
 
     def __init__(self) -> None:
         self._steps: dict[str, OpenSpan] = {}
 
     @contextmanager
     def whole(self, spec: WorkflowSpec, session_id: UUID) -> Iterator[Callable[[str], None]]:
-        """Watch a workflow. Call what is returned with the state that it ended in."""
+        """Open the span of the workflow. Call the returned function with the state that it ended in."""
         with telemetry.span(
             f"invoke_workflow {spec.title}",
             gen_ai__operation__name="invoke_workflow",
@@ -41,7 +41,7 @@ class WorkflowTrace:
 
     @contextmanager
     def attempt(self, step: StepSpec, attempt: int) -> Iterator[None]:
-        """Begin an attempt at a step. The subagent that is asked for in the block belongs to it."""
+        """Open the span of an attempt. A subagent that is spawned in the block belongs to it."""
         self.decided(step.id, "retried")
         self._steps[step.id] = span = telemetry.begin(
             f"step {step.id}",
@@ -53,7 +53,7 @@ class WorkflowTrace:
             yield
 
     def decided(self, step_id: str, status: str) -> None:
-        """Say what came of the newest attempt at a step, if one is being watched."""
+        """Close the span of the newest attempt at a step, if one is open."""
         span = self._steps.pop(step_id, None)
         if span is not None:
             span.set("treenail.workflow.checkpoint_status", status)

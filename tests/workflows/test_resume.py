@@ -44,7 +44,7 @@ from treenail.workflows import (
     spec_from_data,
     with_workflows,
 )
-from treenail.workflows.engine import _answer
+from treenail.workflows.checkpoints import newest_answer
 from treenail.workspace import Filesystem, InMemoryFilesystem
 
 
@@ -489,9 +489,9 @@ def test_only_the_newest_turns_answer_counts(durable: Durable) -> None:
     assert durable.run(steps(step("a")), Model(a=writes("a.txt"))).ok
     (durable.id,) = map(str, durable.children())
     with durable.opened(read_only=False) as session:
-        assert _answer(session) is not None
+        assert newest_answer(session) is not None
         session.dispatch(TurnStarted("another", "e", "agent", "more", "p", "m"))
-        assert _answer(session) is None
+        assert newest_answer(session) is None
 
 
 # --- limits ----------------------------------------------------------------------------------------
