@@ -247,7 +247,7 @@ def test_the_log_says_why_a_step_was_tried_again(durable: Durable) -> None:
     assert durable.run(steps(step("a", retries=1)), Model(a=[flaky])).ok
     with durable.opened() as session:
         (again,) = [each for each in session[WorkflowEvent].all() if each.attempt == 2]
-    assert again.reason == "tried again: the disk was full"
+    assert again.reason == "retried: the disk was full"
 
 
 # --- stopped ---------------------------------------------------------------------------------------
