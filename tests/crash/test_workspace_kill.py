@@ -262,7 +262,7 @@ def restore_inside_a_call(bench: Bench, watch: Watch) -> None:
 
 
 def merge_of_packs(bench: Bench, watch: Watch) -> None:
-    objects.MAX_PACKS_PER_TIER = 2
+    objects.MAX_SMALL_PACKS = 2
     fs = bench.open()
     held = fs.begin("call", tool_name="tool")
     change_through_api(fs)
@@ -365,10 +365,9 @@ def _judge(bench: Bench, script: Script, before: Tree, after: Tree) -> str:
 
 def _read_history(fs: HostFilesystem) -> None:
     """Read every object that any boundary needs; a missing or damaged one is an error."""
-    history = fs._history
-    assert history is not None
-    commits = {bytes.fromhex(boundary.commit) for boundary in history.line.boundaries}
-    for oid in history.objects._reachable(commits):
+    history = fs.undo.opened()
+    commits = {bytes.fromhex(entry.commit) for entry in history.line.entries}
+    for oid in history.objects.reachable(commits):
         history.objects.read(oid)
 
 

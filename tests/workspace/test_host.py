@@ -22,10 +22,12 @@ from treenail.errors import (
     WorkspaceConflictError,
     WorkspaceError,
 )
+from treenail.workspace import objects
 from treenail.workspace.host import HostFilesystem, SnapshotLimits
-from treenail.workspace.manifest import Exclusions, Scan
-from treenail.workspace.objects import MAX_SPOOLED_RECORDS, PackWriter
+from treenail.workspace.objects import ObjectStore
+from treenail.workspace.packs import PackWriter
 from treenail.workspace.rooted import Place
+from treenail.workspace.scan import Exclusions
 
 
 @pytest.fixture
@@ -284,13 +286,13 @@ def test_a_foreign_call_in_a_later_process_is_undone(fs: HostFilesystem, root: P
 def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the names of the files that scans read."""
     names: list[str] = []
-    real = Scan._content
+    real = ObjectStore.write_descriptor
 
-    def content(self: Scan, descriptor: int, size: int) -> bytes | None:
+    def content(self: ObjectStore, descriptor: int, size: int) -> bytes | None:
         names.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
         return real(self, descriptor, size)
 
-    monkeypatch.setattr(Scan, "_content", content)
+    monkeypatch.setattr(ObjectStore, "write_descriptor", content)
     return names
 
 
@@ -301,7 +303,7 @@ def test_unchanged_files_are_not_read_again(
     for number in range(20):
         (root / f"{number}.txt").write_text(str(number))
     # As if the files were older than the clock's ticks.
-    monkeypatch.setattr("treenail.workspace.manifest.RACY_NS", -(10**12))
+    monkeypatch.setattr("treenail.workspace.scan.RACY_NS", -(10**12))
     fs.snapshot(scan=True)
     files_read.clear()
     (root / "7.txt").write_text("seven")
@@ -981,7 +983,7 @@ def test_a_full_disk_loses_nothing(
         full()
 
     with monkeypatch.context() as patch:
-        patch.setattr(PackWriter, "_finish", full)
+        patch.setattr(PackWriter, "_complete", full)
         patch.setattr("treenail.workspace.spool.write_all", half)
         with pytest.raises(OSError, match="No space"):
             call.prepare() if call is not None else fs.snapshot(scan=True)
@@ -1023,12 +1025,13 @@ def test_git_sees_everything_once_it_is_packed_or_closed(fs: HostFilesystem, roo
     assert git(store, "fsck", "--full", "--strict") == ""
 
 
-def test_git_is_never_far_behind(fs: HostFilesystem) -> None:
-    """A workspace that is never closed is packed by itself, before many boundaries have come together."""
-    for number in range(MAX_SPOOLED_RECORDS + 10):
+def test_git_is_never_far_behind(fs: HostFilesystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workspace that is never closed is packed by itself when enough has come together."""
+    monkeypatch.setattr(objects, "MAX_SPOOLED_BYTES", 10_000)
+    for number in range(60):
         _write_and_commit(fs, number)
     shown = git(fs.store_path, "log", "-1", "--format=%s", "main")
-    assert shown in {f"write (call-{number})\n" for number in range(10, MAX_SPOOLED_RECORDS + 10)}
+    assert shown in {f"write (call-{number})\n" for number in range(20, 60)}
     assert git(fs.store_path, "fsck", "--full", "--strict") == ""
 
 
@@ -1220,7 +1223,7 @@ def test_calls_that_change_nothing_share_their_boundary(fs: HostFilesystem) -> N
     assert first.prepare() is first.base
     first.finish()
     second = fs.begin("c2", tool_name="edit")
-    assert second.base is first.base
+    assert second.base.commit_ref == first.base.commit_ref
     fs.write("a.txt", "two")
     second.rollback()
     third = fs.begin("c3", tool_name="edit")

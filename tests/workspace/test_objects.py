@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import resource
 import subprocess
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treenail.errors import ObjectStoreError
-from treenail.workspace import objects
-from treenail.workspace.manifest import patch_tree
+from treenail.workspace import objects, packs
 from treenail.workspace.objects import (
     EMPTY_TREE,
     LARGE_BYTES,
@@ -28,8 +25,9 @@ from treenail.workspace.objects import (
     TreeEntry,
     decode_tree,
     encode_tree,
-    object_id,
 )
+from treenail.workspace.packs import PackWriter, hash_object
+from treenail.workspace.trees import patch_tree
 
 
 def git(store: ObjectStore, *arguments: str, stdin: bytes | None = None) -> bytes:
@@ -48,6 +46,10 @@ def store(tmp_path: Path) -> ObjectStore:
     return made
 
 
+def writing(store: ObjectStore, *, compress: bool = False) -> PackWriter:
+    return PackWriter(str(store.path / "objects/pack"), durable=False, compress=compress)
+
+
 def commit_of(store: ObjectStore, files: dict[bytes, bytes]) -> bytes:
     tree = store.write_tree(
         {name: TreeEntry(MODE_FILE, store.write("blob", data)) for name, data in files.items()}
@@ -64,8 +66,10 @@ class TestWriting:
         """At each length where a pack spells sizes or blocks in another way, and on both sides of it."""
         edges = (1, 16, 2_048, 65_536, 262_144, 300_000)
         contents = [os.urandom(size + step) for size in edges for step in (-1, 0, 1)]
-        with store.bulk(compress=compress) as pack:
-            ids = [pack.add("blob", content) for content in contents]
+        ids = [hash_object("blob", content) for content in contents]
+        with writing(store, compress=compress) as pack:
+            for oid, content in zip(ids, contents, strict=True):
+                pack.add(oid, "blob", content)
         git(store, "fsck", "--full", "--strict", "--no-dangling")
         for oid, content in zip(ids, contents, strict=True):
             assert git(store, "cat-file", "blob", oid.hex()) == content
@@ -75,13 +79,13 @@ class TestWriting:
         """A blob's id is what `git hash-object` says."""
         for data in (b"", b"text\n", bytes(range(256)) * 300):
             expected = git(store, "hash-object", "--stdin", stdin=data).decode().strip()
-            assert object_id("blob", data).hex() == expected
+            assert hash_object("blob", data).hex() == expected
 
     def test_git_reads_what_was_written(self, store: ObjectStore) -> None:
         """After a flush, git finds every object, and has nothing to complain about."""
         data = b"line\r\n" * 20_000
         commit = commit_of(store, {b"a.txt": data, b"odd \xff name": b"x"})
-        assert git(store, "cat-file", "blob", object_id("blob", data).hex()) == data
+        assert git(store, "cat-file", "blob", hash_object("blob", data).hex()) == data
         assert git(store, "rev-parse", "main").decode().strip() == commit.hex()
         assert git(store, "fsck", "--full", "--strict") == b""
 
@@ -105,11 +109,12 @@ class TestWriting:
         oids = [store.write("blob", b"%d" % number) for number in range(10)]
         packs = store.path / "objects/pack"
         assert list(packs.iterdir()) == []
-        assert store.staged(oids[3]) == b"3"
+        assert store.read_blob(oids[3]) == b"3"
         store.flush()
         assert sorted(path.suffix for path in packs.iterdir()) == [".idx", ".pack"]
-        assert store.staged(oids[3]) is None
-        assert [store.read_blob(oid) for oid in oids] == [b"%d" % number for number in range(10)]
+        assert [ObjectStore(store.path).read_blob(oid) for oid in oids] == [
+            b"%d" % number for number in range(10)
+        ]
 
     def test_large_content_is_streamed(self, store: ObjectStore, tmp_path: Path) -> None:
         """A large file goes in and comes out in parts, none of them large."""
@@ -118,7 +123,7 @@ class TestWriting:
         descriptor = os.open(tmp_path / "large", os.O_RDONLY)
         oid = store.write_descriptor(descriptor, len(data))
         os.close(descriptor)
-        assert oid == object_id("blob", data)
+        assert oid == hash_object("blob", data)
         parts = list(store.stream_blob(oid, len(data)))
         assert b"".join(parts) == data
         assert max(map(len, parts)) <= 2 * objects.CHUNK_BYTES
@@ -184,49 +189,27 @@ class TestPacks:
         for index in (store.path / "objects/pack").glob("*.idx"):
             git(store, "verify-pack", str(index))
         fresh = ObjectStore(store.path)
-        assert all(fresh.read(object_id("blob", content)) == ("blob", content) for content in self.CONTENTS)
+        assert all(fresh.read(hash_object("blob", content)) == ("blob", content) for content in self.CONTENTS)
 
-    @pytest.mark.parametrize("sealed", [False, True])
-    def test_one_written_in_parts_is_what_git_expects(self, store: ObjectStore, sealed: bool) -> None:
-        """Its checksum is right, whether it is taken at the end or beside the caller's work."""
-        with store.bulk() as pack:
-            for content in self.CONTENTS:
-                pack.add("blob", content)
-            if sealed:
-                pack.seal()
+    def test_one_written_in_parts_is_what_git_expects(self, store: ObjectStore) -> None:
+        """Its checksum is right, whatever its length."""
+        with writing(store) as pack:
+            self._fill(pack)
         assert len(pack.index_names) == 1
         self._assert_complete(store)
 
-    def test_without_a_thread_the_checksum_is_taken_at_the_end(
-        self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A process that may not have one more thread gets its pack all the same."""
-
-        here, start = threading.current_thread(), threading.Thread.start
-
-        def refuse(thread: threading.Thread) -> None:
-            if threading.current_thread() is not here:
-                start(thread)  # What another test has left running is not our business.
-                return
-            refused.append(thread)
-            raise RuntimeError("can't start new thread")
-
-        refused: list[threading.Thread] = []
-        monkeypatch.setattr(threading.Thread, "start", refuse)
-        with store.bulk() as pack:
-            for content in self.CONTENTS:
-                pack.add("blob", content)
-        assert refused
-        self._assert_complete(store)
+    def _fill(self, pack: PackWriter) -> None:
+        for content in self.CONTENTS:
+            pack.add(hash_object("blob", content), "blob", content)
 
     def test_very_much_content_makes_several(
         self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """No pack grows beyond what its index can say, and nothing is in two of them."""
-        monkeypatch.setattr(objects, "_MAX_PACK_BYTES", 300_000)
-        with store.bulk() as pack:
-            for content in (*self.CONTENTS, *self.CONTENTS):
-                pack.add("blob", content)
+        monkeypatch.setattr(packs, "MAX_PACK_BYTES", 300_000)
+        with writing(store) as pack:
+            self._fill(pack)
+            self._fill(pack)
         indexes = list((store.path / "objects/pack").glob("*.idx"))
         assert {index.name for index in indexes} == pack.index_names
         assert len(indexes) > 1
@@ -237,33 +220,15 @@ class TestPacks:
         assert sum(map(len, shown)) == len(self.CONTENTS)
 
     def test_one_that_is_given_up_leaves_nothing(self, store: ObjectStore) -> None:
-        """An exception while a checksum is being taken leaves neither the pack nor a temporary file."""
+        """An exception while a pack is written leaves neither the pack nor a temporary file."""
 
         def give_up() -> None:
-            with store.bulk() as pack:
-                for content in self.CONTENTS:
-                    pack.add("blob", content)
-                pack.seal()
+            with writing(store) as pack:
+                self._fill(pack)
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
             give_up()
-        assert list((store.path / "objects/pack").iterdir()) == []
-
-    def test_a_checksum_that_cannot_be_taken_is_an_error(
-        self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """What goes wrong beside the caller's work is told to the caller, and the pack does not appear."""
-
-        def refuse(*_: object, **__: object) -> None:
-            raise OSError("no map")
-
-        pack = store.bulk()
-        for content in self.CONTENTS:
-            pack.add("blob", content)
-        monkeypatch.setattr(mmap, "mmap", refuse)
-        with pytest.raises(OSError, match="no map"):
-            pack.__exit__(None, None, None)
         assert list((store.path / "objects/pack").iterdir()) == []
 
     @pytest.mark.parametrize("by_git", [False, True])
@@ -285,7 +250,7 @@ class TestReading:
     def test_another_process_finds_everything(self, store: ObjectStore) -> None:
         """A store that was opened before an object was packed finds it all the same."""
         other = ObjectStore(store.path)
-        assert not other.contains(object_id("blob", b"x"))
+        assert not other.contains(hash_object("blob", b"x"))
         oid = store.write("blob", b"x")
         store.flush()
         assert other.contains(oid)
@@ -306,7 +271,7 @@ class TestReading:
         assert any(base != b"0" * 40 for base in deltas), "gc is expected to make deltas"
         fresh = ObjectStore(store.path)
         for data in versions:
-            assert fresh.read_blob(object_id("blob", data)) == data
+            assert fresh.read_blob(hash_object("blob", data)) == data
         assert fresh.read_ref("refs/heads/main") == parent[0].hex()
 
     def test_a_missing_object_is_named(self, store: ObjectStore) -> None:
@@ -333,7 +298,7 @@ class TestReading:
 class TestRetention:
     def test_small_packs_are_merged(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
         """However many boundaries there are, there are few packs, and nothing is lost."""
-        monkeypatch.setattr(objects, "MAX_PACKS_PER_TIER", 5)
+        monkeypatch.setattr(objects, "MAX_SMALL_PACKS", 5)
         oids = []
         for number in range(40):
             oids.append(store.write("blob", b"content %d " % number * 50))
@@ -349,7 +314,7 @@ class TestRetention:
         store.flush()
         other = ObjectStore(store.path)
         assert other.read_blob(oids[0]) == b"first"
-        monkeypatch.setattr(objects, "MAX_PACKS_PER_TIER", 2)
+        monkeypatch.setattr(objects, "MAX_SMALL_PACKS", 2)
         store.write("blob", b"second")
         store.flush()
         assert other.read_blob(oids[0]) == b"first"
@@ -364,7 +329,7 @@ class TestRetention:
             {
                 b"secret": TreeEntry(MODE_FILE, store.write("blob", secret)),
                 b"large": TreeEntry(MODE_FILE, store.write("blob", large_secret)),
-                b"kept": TreeEntry(MODE_FILE, object_id("blob", b"kept content")),
+                b"kept": TreeEntry(MODE_FILE, hash_object("blob", b"kept content")),
             }
         )
         branch = store.write_commit(gone, (kept,), "m", timestamp=0)

@@ -1,4 +1,4 @@
-"""The private store of workspaces: whose history is where, and what is kept for how long.
+"""The private history of workspaces: where the boundaries of each are, and how long they are kept.
 
 One store is a bare git repository with a directory of our own in it:
 
@@ -10,7 +10,6 @@ treenail/<line>/spool                      objects that are not in a pack yet
 treenail/<line>/call.journal               how to undo the open call
 treenail/<line>/ambient.journal            how to undo what was written outside of calls
 treenail/<line>/manifest                   everything known about the tree
-treenail/<line>/originals/                 files that were replaced, for a quick way back
 ```
 
 A line is the history of one workspace. Lines share objects; erasing a line and sweeping the store removes
@@ -18,6 +17,10 @@ what no other line needs.
 
 A boundary's objects are in the line's spool before the boundary is in the line. Git knows neither, so a
 branch stands for the newest boundary whose objects are in *packs*.
+
+The tree of a boundary's commit holds the paths *known so far*: those that were written through the
+workspace, and after a scan, all of them. When a call touches a file for the first time, what was there before
+is recorded in a commit of its own, below the call's commit, so that the difference of the call is right.
 """
 
 from __future__ import annotations
@@ -26,40 +29,42 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from treenail.clock import Clock, SystemClock
 from treenail.errors import UsageError, WorkspaceError
-from treenail.workspace.journal import Boundary, Journal, Line
-from treenail.workspace.manifest import Manifest, ManifestFile
-from treenail.workspace.objects import ObjectStore, make_directory
-from treenail.workspace.originals import clear
+from treenail.workspace.diffs import MAX_SHOWN_BYTES, Version
+from treenail.workspace.disk import make_directory
+from treenail.workspace.journal import Journal
+from treenail.workspace.line import LineEntry, LineFile
+from treenail.workspace.manifest import Manifest, PathChange, State, load_manifest, save_manifest
+from treenail.workspace.objects import MODE_TREE, ObjectStore
+from treenail.workspace.paths import ROOT
+from treenail.workspace.trees import patch_tree, tree_entry, write_trees
 
 _OWN_DIRECTORY = "treenail"
 _LINE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_MAX_SUBJECT_CHARS = 200
 
 
 class History:
-    """The files of one line in the private store."""
+    """The boundaries of one line in the private store, and the objects that they need."""
 
-    def __init__(self, store_path: str, line: str, *, durable: bool) -> None:
+    def __init__(self, store_path: str, line: str, *, durable: bool, clock: Clock | None = None) -> None:
         self.store_path = store_path
         self.directory = os.path.join(store_path, _OWN_DIRECTORY, line)
         self.objects = ObjectStore(store_path, durable=durable, spool=os.path.join(self.directory, "spool"))
         self.objects.create(head=line)
         self._durable = durable
+        self._clock: Clock = clock if clock is not None else SystemClock()
         self._ref = f"refs/heads/{line}"
         make_directory(os.path.dirname(self.directory))
         make_directory(self.directory)
         self.call_path = os.path.join(self.directory, "call.journal")
         self.ambient_path = os.path.join(self.directory, "ambient.journal")
-        self.originals_path = os.path.join(self.directory, "originals")
-        self.line = Line(os.path.join(self.directory, "line"), durable=durable)
-        self._is_ahead = False
-        """Whether the branch does not stand for the newest boundary yet."""
-        self.dirty: set[str] = set()
-        """Directories of the manifest that are not on disk as they are in memory."""
-        self._manifest_file = ManifestFile(os.path.join(self.directory, "manifest"))
+        self.line = LineFile(os.path.join(self.directory, "line"), durable=durable)
+        self._manifest_path = os.path.join(self.directory, "manifest")
         self._manifest: Manifest | None = None
         self._lock_path = os.path.join(store_path, _OWN_DIRECTORY, "lock")
         self._lock_descriptor = -1
@@ -102,42 +107,106 @@ class History:
         finally:
             self.release()
 
-    def append(self, boundary: Boundary) -> None:
+    # --- boundaries --------------------------------------------------------------------------------
+
+    def head(self, root_path: str) -> LineEntry:
+        """Return the newest boundary; a line that has none gets its first, where nothing is known yet."""
+        head = self.line.head
+        if head is None:
+            tree = self.objects.write_tree({})
+            head = LineEntry("open", self._write_commit(tree, (), f"Workspace {root_path}"))
+            self.append(head)
+        return head
+
+    def append(self, entry: LineEntry) -> None:
         """Make a boundary the newest one. Repeating it does nothing."""
-        self.line.append(boundary)
-        self._is_ahead = True
-        if self.objects.is_packed or self.objects.is_due:
+        self.line.append(entry)
+        if self.objects.is_due:
             self.pack()
 
     def pack(self) -> None:
         """Let git see everything up to the newest boundary."""
-        if not self._is_ahead and self.objects.is_packed:
-            return
         head = self.line.head
-        if self.objects.pack() and head is not None:
+        if self.objects.pack() and head is not None and self.objects.read_ref(self._ref) != head.commit:
             self.objects.write_ref(self._ref, head.commit)
-        self._is_ahead = False
+
+    def commit(
+        self,
+        changes: Sequence[PathChange],
+        subject: str,
+        *,
+        parent: str,
+        body: str = "",
+        seen: Sequence[PathChange] = (),
+    ) -> str:
+        """Store a commit for changes, and one below it for what was there and not known yet (`seen` too)."""
+        tip = bytes.fromhex(parent)
+        tree = self.objects.commit_tree(tip)
+        known = patch_tree(
+            self.objects,
+            tree,
+            [(path, tree_entry(before)) for path, before, _ in changes if path != ROOT]
+            + [(path, tree_entry(after)) for path, _, after in seen],
+        )
+        subject = one_line(subject)
+        if known != tree:
+            tip = bytes.fromhex(self._write_commit(known, (tip,), f"Before {subject}: what was there"))
+        after_tree = patch_tree(
+            self.objects, known, [(path, tree_entry(after)) for path, _, after in changes if path != ROOT]
+        )
+        return self._write_commit(after_tree, (tip,), f"{subject}\n\n{body}" if body else subject)
+
+    def commit_whole(self, manifest: Manifest, message: str, *, parent: str | None) -> str:
+        """Store a commit for a whole tree."""
+        parents = () if parent is None else (bytes.fromhex(parent),)
+        return self._write_commit(write_trees(self.objects, manifest), parents, message)
+
+    def _write_commit(self, tree: bytes, parents: Iterable[bytes], message: str) -> str:
+        timestamp = max(0, int(self._clock.now().timestamp()))
+        commit = self.objects.write_commit(tree, parents, message, timestamp=timestamp)
+        # Everything that the boundary refers to is on disk before anything refers to the boundary.
+        self.objects.flush()
+        return commit.hex()
+
+    def is_known(self, commit: str, path: str) -> bool:
+        """Say whether a path is in the tree of a commit."""
+        tree = self.objects.commit_tree(bytes.fromhex(commit))
+        for part in os.fsencode(path).split(b"/"):
+            entry = self.objects.read_tree(tree).get(part) if tree else None
+            if entry is None:
+                return False
+            tree = entry.oid if entry.mode == MODE_TREE else b""
+        return True
+
+    def version(self, state: State) -> Version | None:
+        """Return a state with its content, to be shown in a diff."""
+        if state.kind == "absent":
+            return None
+        if state.kind == "directory":
+            return Version("directory", state.mode & 0o777)
+        if state.kind == "other":
+            return Version("file", 0, identity=object())
+        content = None
+        if state.kind == "link" or state.size <= MAX_SHOWN_BYTES:
+            content = self.objects.read_blob(state.oid)
+        return Version(
+            "link" if state.kind == "link" else "file", state.mode & 0o777, state.size, content, state.oid
+        )
+
+    # --- journals and the manifest -----------------------------------------------------------------
 
     def load_ambient(self) -> Journal | None:
         """Return the journal of writes outside of calls that an earlier process left, if any."""
         journal = Journal.load(self.ambient_path, durable=self._durable)
-        if journal is None:
-            return None
-        if any(boundary.journal == journal.id for boundary in self.line.boundaries[-2:]):
+        if journal is not None and any(entry.journal == journal.id for entry in self.line.entries[-2:]):
             journal.end()
             return None
-        self.stage(journal)
         return journal
-
-    def stage(self, journal: Journal) -> None:
-        """Let the object store have the content that only a journal has."""
-        for data in journal.blobs.values():
-            self.objects.write("blob", data)
 
     def load_manifest(self) -> Manifest:
         """Return the manifest, from memory or from disk; a new one is `baseline_missing`."""
         if self._manifest is None:
-            self._manifest = self._manifest_file.load()
+            self._manifest = load_manifest(self._manifest_path)
             if self._manifest is None or self._manifest.position > len(self.line):
                 self._manifest = Manifest()
                 self._manifest.baseline_missing = True
@@ -146,18 +215,20 @@ class History:
     def forget_manifest(self) -> None:
         """Drop what is in memory; the manifest on disk and the boundaries since are what counts."""
         self._manifest = None
-        self.dirty.clear()
 
-    def adopt_manifest(self, manifest: Manifest, dirty: set[str]) -> None:
+    def adopt_manifest(self, manifest: Manifest) -> None:
         """Make a call's manifest the present one."""
         self._manifest = manifest
-        self.dirty |= dirty
 
     def save_manifest(self, manifest: Manifest) -> None:
-        """Keep the manifest on disk, as far as it changed."""
-        if self.dirty:
-            self._manifest_file.save(manifest, self.dirty, durable=self._durable)
-            self.dirty.clear()
+        """Keep the manifest on disk, if it has changed."""
+        if manifest.unsaved:
+            save_manifest(self._manifest_path, manifest, durable=self._durable)
+
+
+def one_line(text: str) -> str:
+    """Return text as it may stand in the subject of a commit."""
+    return " ".join(text.split())[:_MAX_SUBJECT_CHARS]
 
 
 def check_line_name(line: str) -> None:
@@ -223,9 +294,7 @@ def sweep(store: str | os.PathLike[str], keep_lines: Iterable[str] | None = None
                 shutil.rmtree(os.path.join(own, line))
             else:
                 # What is needed of it is found in packs, and what is not is swept from there.
-                history = History(os.fspath(store), line, durable=False)
-                history.pack()
-                clear(history.originals_path)
+                History(os.fspath(store), line, durable=False).pack()
         roots = {bytes.fromhex(commit) for commit in objects.refs().values()}
         for line in lines(store):
             roots |= _roots(objects, os.path.join(own, line))
@@ -236,15 +305,11 @@ def sweep(store: str | os.PathLike[str], keep_lines: Iterable[str] | None = None
 
 def _roots(objects: ObjectStore, directory: str) -> set[bytes]:
     """Return what a line needs: its boundaries, and what its open journals would put back."""
-    line = Line(os.path.join(directory, "line"), durable=False)
-    needed = {bytes.fromhex(boundary.commit) for boundary in line.boundaries}
+    line = LineFile(os.path.join(directory, "line"), durable=False)
+    needed = {bytes.fromhex(entry.commit) for entry in line.entries}
     for name in ("call.journal", "ambient.journal"):
         journal = Journal.load(os.path.join(directory, name), durable=False)
         if journal is not None:
             needed |= {bytes.fromhex(segment.commit) for segment in journal.segments}
-            needed |= {
-                change.before.oid
-                for change in journal.intents
-                if change.before.oid and change.before.oid not in journal.blobs
-            }
+            needed |= {change.before.oid for change in journal.intents if change.before.oid}
     return {oid for oid in needed if objects.contains(oid)}

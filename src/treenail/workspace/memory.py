@@ -304,6 +304,7 @@ class InMemoryFilesystem:
     several threads. Permission bits are kept and shown, and not enforced. What the files hold together
     is bounded by `max_total_bytes`, how many entries there are by `max_entries` (`OSError`, ENOSPC), and
     the snapshots held by `max_snapshots`: older ones are forgotten and can no longer be restored.
+    `forked_from` is a filesystem and a snapshot of it to begin at, with its clock and limits.
     """
 
     def __init__(
@@ -314,7 +315,12 @@ class InMemoryFilesystem:
         max_total_bytes: int = MAX_TOTAL_BYTES,
         max_entries: int = MAX_ENTRIES,
         max_snapshots: int = MAX_SNAPSHOTS,
+        forked_from: tuple[InMemoryFilesystem, FilesystemSnapshot] | None = None,
     ) -> None:
+        if forked_from is not None:
+            base, snapshot = forked_from
+            clock, max_snapshots = base._clock, base._max_snapshots
+            max_total_bytes, max_entries = base._max_total_bytes, base._max_entries
         for name, limit in (
             ("max_total_bytes", max_total_bytes),
             ("max_entries", max_entries),
@@ -323,15 +329,18 @@ class InMemoryFilesystem:
             if limit < 1:
                 raise UsageError(f"{name} is {limit}; it must be at least 1")
         self._clock: Clock = clock if clock is not None else SystemClock()
-        self._max_total_bytes = max_total_bytes
-        self._max_entries = max_entries
-        self._max_snapshots = max_snapshots
+        self._max_total_bytes: int = max_total_bytes
+        self._max_entries: int = max_entries
+        self._max_snapshots: int = max_snapshots
         self._lock = threading.RLock()
         self._held: OrderedDict[UUID, _Directory] = OrderedDict()
         self._call: _MemoryCall | None = None
         self._root = _Directory({}, _DIRECTORY_PERMISSIONS, self._clock.now())
         if files:
             self._set_root(_load(files, self._clock.now()), ROOT)
+        if forked_from is not None:
+            with base._lock:
+                self._root = self._held[snapshot.snapshot_id] = base._held_root(snapshot)
 
     def __repr__(self) -> str:
         root = self._root
@@ -351,6 +360,11 @@ class InMemoryFilesystem:
     def host_root(self) -> Path | None:
         """None: there is no directory on disk where a process could work."""
         return None
+
+    @property
+    def open_call(self) -> WorkspaceCall | None:
+        """The call that holds the workspace."""
+        return self._call
 
     # --- reading ---
 
@@ -620,17 +634,7 @@ class InMemoryFilesystem:
         They share what neither has changed. The fork holds the snapshot, so it can go back to it and
         show what it has changed since.
         """
-        with self._lock:
-            root = self._held_root(snapshot)
-        fork = InMemoryFilesystem(
-            clock=self._clock,
-            max_total_bytes=self._max_total_bytes,
-            max_entries=self._max_entries,
-            max_snapshots=self._max_snapshots,
-        )
-        fork._root = root
-        fork._held[snapshot.snapshot_id] = root
-        return fork
+        return InMemoryFilesystem(forked_from=(self, snapshot))
 
     def begin(self, call_id: str, *, tool_name: str = "", foreign: bool = False) -> WorkspaceCall:
         """Hold the workspace for one tool call.

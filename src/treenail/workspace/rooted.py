@@ -23,10 +23,11 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from treenail.errors import PathEscapeError
-from treenail.workspace.manifest import ABSENT, OTHER, State, chmod_at, is_temporary
-from treenail.workspace.objects import CHUNK_BYTES, ObjectStore, hash_descriptor, object_id
+from treenail.workspace.disk import write_all
+from treenail.workspace.manifest import ABSENT, OTHER, State, is_temporary
+from treenail.workspace.objects import ObjectStore, hash_descriptor
+from treenail.workspace.packs import CHUNK_BYTES, hash_object
 from treenail.workspace.paths import ROOT, split
-from treenail.workspace.spool import write_all
 
 MAX_LINKS = 40
 """How many links one path may lead through: what Linux allows."""
@@ -250,7 +251,7 @@ def look(place: Place, store: ObjectStore | None) -> State:
         try:
             if stat.S_ISLNK(status.st_mode):
                 target = os.fsencode(os.readlink(place.name, dir_fd=place.descriptor))
-                oid = object_id("blob", target) if store is None else store.write("blob", target)
+                oid = hash_object("blob", target) if store is None else store.write("blob", target)
                 return State(
                     "link", 0o777, oid, len(target), status.st_mtime_ns, status.st_uid, status.st_gid
                 )
@@ -371,6 +372,21 @@ def own(descriptor: int, uid: int, gid: int) -> None:
 def change_mode(place: Place, mode: int) -> None:
     """Set the permission bits of a file or directory; a link is left alone."""
     chmod_at(place.descriptor, place.name, mode)
+
+
+def chmod_at(directory: int, name: str, mode: int) -> None:
+    """Set permission bits without following a link and without needing to read the file."""
+    flags = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, dir_fd=directory)
+    try:
+        if stat.S_ISLNK(os.fstat(descriptor).st_mode):
+            return
+        if hasattr(os, "O_PATH"):
+            os.chmod(f"/proc/self/fd/{descriptor}", mode)
+        else:
+            os.fchmod(descriptor, mode)
+    finally:
+        os.close(descriptor)
 
 
 def copy_tree(source: int, destination: int, *, skip: Mapping[str, frozenset[str]], path: str = "") -> None:

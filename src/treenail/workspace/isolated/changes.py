@@ -27,7 +27,7 @@ from treenail.workspace.base import WorkspaceDiff
 from treenail.workspace.diffs import MAX_SHOWN_BYTES, Version, describe
 from treenail.workspace.isolated.fingerprints import NOTHING, Fingerprint, fingerprint, kind_at
 from treenail.workspace.isolated.trees import Tree, below, set_permissions, target_of
-from treenail.workspace.objects import CHUNK_BYTES
+from treenail.workspace.packs import CHUNK_BYTES
 from treenail.workspace.paths import ROOT, parent
 
 _MAX_NAMED = 10

@@ -15,15 +15,14 @@ from treenail.workspace.isolated.changes import version_of
 from treenail.workspace.isolated.notes import Note, is_hidden, is_hiding, is_note, own_paths, parse
 from treenail.workspace.isolated.overlay import Overlay
 from treenail.workspace.manifest import State
-from treenail.workspace.restoring import fold
 
 
 def differences(
     overlay: Overlay, before: FilesystemSnapshot, after: FilesystemSnapshot | None
 ) -> Iterator[tuple[str, Version | None, Version | None]]:
     """Yield each path that may differ between two boundaries, or between one and now, as it was and is."""
-    with overlay.layer._lock:
-        states = _states(overlay, before, after)
+    with overlay.layer.undo.lock:
+        states = overlay.layer.undo.states_between(before, after)
         notes = _notes(overlay, states)
         paths = {*own_paths(states), *notes}
         for path, (old_note, new_note) in notes.items():
@@ -42,27 +41,11 @@ def differences(
             yield path, old.version(path), new.version(path)
 
 
-def _states(
-    overlay: Overlay, before: FilesystemSnapshot, after: FilesystemSnapshot | None
-) -> dict[str, tuple[State, State]]:
-    """Return what the layer had at the two boundaries, for each path that it has changed between them."""
-    layer = overlay.layer
-    start = layer._position(before)
-    if after is None:
-        return layer._differences_now(before, start)
-    end = layer._position(after)
-    low, high = min(start, end), max(start, end)
-    steps = fold(layer._boundaries()[low + 1 : high + 1], outside=True).items()
-    if start > end:
-        return {path: (step.last, step.first) for path, step in steps}
-    return {path: (step.first, step.last) for path, step in steps}
-
-
 def _notes(
     overlay: Overlay, states: Mapping[str, tuple[State, State]]
 ) -> dict[str, tuple[Note | None, Note | None]]:
     """Return the notes that were written, changed or removed between the two, by the paths they are about."""
-    objects = overlay.layer._opened().objects
+    objects = overlay.layer.undo.opened().objects
     found: dict[str, tuple[Note | None, Note | None]] = {}
     for path, pair in states.items():
         if is_note(path):
@@ -88,12 +71,12 @@ class _Side:
 
     def version(self, path: str) -> Version | None:
         """Return what was to be seen at a path."""
-        layer = self._overlay.layer
+        undo = self._overlay.layer.undo
         state = self._states.get(path)
         if state is None:
-            state = layer._look(path, layer._opened().objects)
+            state = undo.look(path, keep=True)
         if state.kind != "absent":
-            return layer._version(state)
+            return undo.opened().version(state)
         if is_hidden(path, self._note_on):
             return None
         mark = self._overlay.past.fingerprint(path)

@@ -7,8 +7,8 @@ from typing import BinaryIO, NamedTuple
 
 from treenail.workspace.base import FileStat
 from treenail.workspace.isolated.trees import Tree, target_of
-from treenail.workspace.manifest import Kind, State
-from treenail.workspace.objects import CHUNK_BYTES, object_id
+from treenail.workspace.manifest import State, StateKind
+from treenail.workspace.packs import CHUNK_BYTES, hash_object
 
 
 class Fingerprint(NamedTuple):
@@ -34,14 +34,14 @@ def fingerprint(filesystem: Tree, path: str) -> Fingerprint:
     if status is None or kind == "other":
         return Fingerprint(kind)
     if kind == "link":
-        return Fingerprint("link", 0, object_id("blob", target_of(status)).hex())
+        return Fingerprint("link", 0, hash_object("blob", target_of(status)).hex())
     if kind == "directory":
         return Fingerprint("directory", status.permissions)
     with filesystem.open_read(path) as stream:
         return Fingerprint("file", status.permissions, _blob_id(stream, status.size_bytes))
 
 
-def kind_at(filesystem: Tree, path: str) -> Kind:
+def kind_at(filesystem: Tree, path: str) -> StateKind:
     """Say of which kind what is at a path is, without reading it."""
     return _kind(_status(filesystem, path))
 
@@ -64,7 +64,7 @@ def _status(filesystem: Tree, path: str) -> FileStat | None:
         return None
 
 
-def _kind(status: FileStat | None) -> Kind:
+def _kind(status: FileStat | None) -> StateKind:
     if status is None:
         return "absent"
     if status.is_link:

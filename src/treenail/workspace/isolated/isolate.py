@@ -17,15 +17,9 @@ class IsolatedMemory(InMemoryFilesystem):
     """A copy of a workspace in memory that knows where it began."""
 
     def __init__(self, base: InMemoryFilesystem, snapshot: FilesystemSnapshot) -> None:
-        super().__init__(
-            clock=base._clock,
-            max_total_bytes=base._max_total_bytes,
-            max_entries=base._max_entries,
-            max_snapshots=base._max_snapshots,
-        )
+        super().__init__(forked_from=(base, snapshot))
         self.snapshot_at_fork = snapshot
         """The boundary of the other workspace at which this one began."""
-        self._root = self._held[snapshot.snapshot_id] = base._held_root(snapshot)
 
     def changes(self) -> tuple[ForkChange, ...]:
         """Return what this copy has changed since it began, by path."""
@@ -67,9 +61,5 @@ def isolate(
 
 def quiet_boundary(filesystem: Filesystem, *, tag: str | None = None) -> FilesystemSnapshot:
     """Return a boundary of a workspace that no open call is part of: where it was before that call."""
-    call = getattr(filesystem, "_call", None)
-    if call is not None:
-        base = call.base
-        assert isinstance(base, FilesystemSnapshot)
-        return base
-    return filesystem.snapshot(tag=tag)
+    call = filesystem.open_call if isinstance(filesystem, HostFilesystem | InMemoryFilesystem) else None
+    return filesystem.snapshot(tag=tag) if call is None else call.base

@@ -19,6 +19,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -27,12 +28,10 @@ from treenail.errors import PathEscapeError
 from treenail.workspace.base import FileEntry, FileStat, FilesystemSnapshot
 from treenail.workspace.host import HostFilesystem
 from treenail.workspace.isolated.fingerprints import Fingerprint, fingerprint, fingerprint_of
-from treenail.workspace.journal import Boundary
+from treenail.workspace.line import LineEntry, fold
 from treenail.workspace.manifest import ABSENT, Manifest, State, state_of
 from treenail.workspace.paths import ROOT, join, parent
 from treenail.workspace.paths import name as name_of
-from treenail.workspace.restoring import fold
-from treenail.workspace.rooted import copy_tree
 
 _PERMISSIONS = {"file": 0o644, "directory": 0o755, "link": 0o777}
 """What is shown where the history does not know the bits."""
@@ -43,7 +42,7 @@ class Past:
 
     def __init__(self, host: HostFilesystem, snapshot: FilesystemSnapshot) -> None:
         self.host = host
-        self._position = host._position(snapshot) + 1
+        self._position = host.undo.position(snapshot) + 1
         """Up to where the line of boundaries has been read."""
         self._firsts: dict[str, State] = {}
         """What was at each path before the first boundary that changed it."""
@@ -59,16 +58,14 @@ class Past:
 
         Returns the manifest to go by while a foreign process is at work there.
         """
-        host = self.host
-        history = host._history
-        if history is None:
+        undo = self.host.undo
+        if undo.history is None:
             return None
-        boundaries = history.line.boundaries
-        for boundary in boundaries[self._position :]:
-            self._take(boundary)
-        self._position = max(self._position, len(boundaries))
-        call = host._call
-        journal = call.journal if call is not None else host._ambient
+        entries = undo.history.line.entries
+        for entry in entries[self._position :]:
+            self._take(entry)
+        self._position = max(self._position, len(entries))
+        journal = undo.open_journal()
         seen = None if journal is None else (journal.id, len(journal.intents), len(journal.segments))
         if seen != self._seen:
             self._seen = seen
@@ -77,13 +74,11 @@ class Past:
                 self._open = journal.first_states()
                 for path, step in fold(journal.segments, outside=True).items():
                     self._open.setdefault(path, step.first)
-        if call is not None and call.journal.foreign:
-            return host._manifest()
-        return None
+        return undo.survey().manifest() if journal is not None and journal.foreign else None
 
-    def _take(self, boundary: Boundary) -> None:
+    def _take(self, entry: LineEntry) -> None:
         """Note what a boundary changed that none before it had."""
-        for path, before, _ in boundary.changes:
+        for path, before, _ in entry.changes:
             if path not in self._firsts:
                 self._firsts[path] = before
                 self._names.setdefault(parent(path), set()).add(name_of(path))
@@ -99,14 +94,14 @@ class Past:
             there = self._firsts.get(above) or self._open.get(above)
             if there is not None and there.kind != "directory":
                 return ABSENT  # Nothing was below what was no directory.
-        if manifest is not None and path != ROOT and not self.host._is_beyond_scans(manifest, path):
+        if manifest is not None and path != ROOT and not self.host.undo.survey().is_beyond(manifest, path):
             return state_of(manifest.get(path))
         return None
 
     def stat(self, path: str) -> FileStat | None:
         """Describe what was at a path; None if nothing was."""
         host = self.host
-        with host._lock:
+        with host.undo.lock:
             state = self._known(path, self._refresh())
             if state is None:
                 try:
@@ -121,7 +116,7 @@ class Past:
             return None
         target = None
         if state.kind == "link":
-            target = os.fsdecode(self.host._opened().objects.read_blob(state.oid))
+            target = os.fsdecode(self.host.undo.opened().objects.read_blob(state.oid))
         return FileStat(
             path=path,
             is_file=state.kind == "file",
@@ -137,7 +132,7 @@ class Past:
         """Return what was in a directory, by name."""
         host = self.host
         found: dict[str, FileEntry] = {}
-        with host._lock:
+        with host.undo.lock:
             manifest = self._refresh()
             names = set(self._names.get(path, ()))
             names.update(name_of(each) for each in self._open if parent(each) == path)
@@ -171,31 +166,24 @@ class Past:
     def open(self, path: str) -> BinaryIO:
         """Open a file as it was. What is written to it later does not disturb the stream."""
         host = self.host
-        with host._lock:
+        with host.undo.lock:
             state = self._known(path, self._refresh())
             if state is None:
                 return host.open_read(path)
-            return io.BufferedReader(io.BytesIO(host._opened().objects.read_blob(state.oid)))
+            return io.BufferedReader(io.BytesIO(host.undo.opened().objects.read_blob(state.oid)))
 
     def copy_out(self, directory: Path) -> None:
         """Copy the other workspace, as it is now, into an empty directory.
 
         What somebody changes meanwhile may be missing there.
         """
-        source = self.host._tree.open_for_listing()
-        destination = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            copy_tree(source, destination, skip=self.host._private)
-        except OSError:
-            pass
-        finally:
-            os.close(source)
-            os.close(destination)
+        with suppress(OSError):
+            self.host.copy_out(directory)
 
     def is_as_found(self, path: str, since_ns: int) -> bool:
         """Say whether a path is still what it was, and was not touched since a time either."""
         host = self.host
-        with host._lock:
+        with host.undo.lock:
             if self._known(path, self._refresh()) is not None:
                 return False
         try:
@@ -206,6 +194,6 @@ class Past:
 
     def fingerprint(self, path: str) -> Fingerprint:
         """Say what was at a path."""
-        with self.host._lock:
+        with self.host.undo.lock:
             state = self._known(path, self._refresh())
             return fingerprint(self.host, path) if state is None else fingerprint_of(state)

@@ -27,9 +27,9 @@ from treenail.workspace.host import HostFilesystem
 from treenail.workspace.isolated.changes import mirror
 from treenail.workspace.isolated.notes import FOREIGN
 from treenail.workspace.isolated.overlay import Overlay
-from treenail.workspace.manifest import RACY_NS
-from treenail.workspace.objects import CHUNK_BYTES
+from treenail.workspace.packs import CHUNK_BYTES
 from treenail.workspace.paths import ROOT, join
+from treenail.workspace.scan import RACY_NS
 
 
 class ScratchTree:

@@ -1,12 +1,11 @@
-"""Going back: what the goal of each path is, and bringing paths to their goals.
+"""Bringing paths to their goals.
 
 Theory of operation
 -------------------
-`fold` sums up the changes of neighbouring boundaries: where each path was, and where it should be now.
-`apply` brings paths to their goals in three passes. What is in the way goes first, deepest first; then
-directories and content come, outermost first; permission bits of directories come last, because they may
-forbid what comes before. A file takes its place in one step (temporary file and rename), so that a reader
-sees the one or the other.
+A plan gives the goal of each path. It is carried out in three passes. What is in the way goes first, deepest
+first; then directories and content come, outermost first; permission bits of directories come last, because
+they may forbid what comes before. A file takes its place in one step (temporary file and rename), so that a
+reader sees the old file or the new one.
 
 Each step looks at what is there before it acts and does nothing if the goal is reached. So a restore that
 was cut off by a crash is completed by applying the same plan again. No step follows a link, and a directory
@@ -20,12 +19,11 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from treenail.workspace.base import RestoreReport
-from treenail.workspace.journal import Boundary
 from treenail.workspace.manifest import ANY, TEMPORARY_PREFIX, TEMPORARY_SUFFIX, State, same
 from treenail.workspace.objects import ObjectStore
-from treenail.workspace.originals import Originals
 from treenail.workspace.paths import ROOT
 from treenail.workspace.rooted import (
     Place,
@@ -44,42 +42,14 @@ _ONE_STEP_FROM = ("file", "link", "absent")
 
 
 @dataclass(slots=True)
-class Step:
-    """A path's way through several boundaries."""
-
-    first: State
-    last: State
-    broken: bool = False
-    """Whether somebody else changed it between two of our changes."""
-
-
-def fold(boundaries: Iterable[Boundary], *, outside: bool) -> dict[str, Step]:
-    """Sum up the changes of neighbouring boundaries; `outside` takes in what others changed."""
-    steps: dict[str, Step] = {}
-    for boundary in boundaries:
-        if boundary.kind == "scan" and not outside:
-            continue
-        for path, before, after in boundary.changes:
-            step = steps.get(path)
-            if step is None:
-                steps[path] = Step(before, after)
-            else:
-                step.broken = step.broken or not same(step.last, before)
-                step.last = after
-        for path in boundary.edited:
-            steps[path].broken = True
-    return steps
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a restore or a rollback has done so far."""
+class ReportBuilder:
+    """What a restore or a rollback has done so far, for its report."""
 
     restored: set[str] = field(default_factory=set)
     conflicts: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def report(self, notes: Iterable[str] = ()) -> RestoreReport:
+    def build(self, notes: Iterable[str] = ()) -> RestoreReport:
         """Return the report for the caller."""
         return RestoreReport(
             restored=tuple(sorted(self.restored)),
@@ -88,59 +58,42 @@ class Outcome:
         )
 
 
-def apply(
-    tree: RootedDirectory,
-    objects: ObjectStore,
-    plan: Mapping[str, State],
-    current: Mapping[str, State],
-    owner: str,
-    outcome: Outcome,
-    *,
-    sync: bool,
-    originals: Originals | None = None,
-) -> None:
-    """Bring each path of a plan to its goal, given what is there now; say in `outcome` what was done.
+class Restorer:
+    """Brings the paths of one tree to their goals.
 
-    `owner` is in the names of temporary files, so that whoever recovers knows them. `originals` may have
-    files that need not be made anew.
+    `owner` is in the names of temporary files, so that a recovery knows them.
     """
-    worker = _Worker(tree, objects, owner, outcome, sync=sync, originals=originals)
-    inward = sorted(plan, key=lambda path: path.count("/"))
-    try:
-        for path in reversed(inward):
-            # A file or link takes the place of another in one step.
-            if plan[path].kind not in _ONE_STEP or current[path].kind not in _ONE_STEP_FROM:
-                worker.clear(path, plan[path])
-        for path in inward:
-            worker.put(path, plan[path], current[path])
-        for path in reversed(inward):
-            worker.dress_directory(path, plan[path])
-    finally:
-        worker.close()
-
-
-class _Worker:
-    """Brings paths to their goals, one step at a time."""
 
     def __init__(
-        self,
-        tree: RootedDirectory,
-        objects: ObjectStore,
-        owner: str,
-        outcome: Outcome,
-        *,
-        sync: bool,
-        originals: Originals | None,
+        self, tree: RootedDirectory, objects: ObjectStore, owner: str, report: ReportBuilder, *, sync: bool
     ) -> None:
         self._tree = tree
-        self._originals = originals
         self._objects = objects
         self._temporary = f"{TEMPORARY_PREFIX}{owner}-0{TEMPORARY_SUFFIX}"
-        self._outcome = outcome
+        self._report = report
         self._sync = sync
         self._relaxed: dict[str, int] = {}
 
-    def close(self) -> None:
+    def apply(self, plan: Mapping[str, State], current: Mapping[str, State]) -> None:
+        """Bring each path of a plan to its goal, given what is there now."""
+        inward = sorted(plan, key=lambda path: path.count("/"))
+        try:
+            for path in reversed(inward):
+                # A file or link takes the place of another in one step.
+                if plan[path].kind not in _ONE_STEP or current[path].kind not in _ONE_STEP_FROM:
+                    self._attempt(path, partial(self._clear, goal=plan[path]), missing_is_fine=True)
+            for path in inward:
+                if plan[path].kind != "absent" and path not in self._report.conflicts:
+                    put = partial(self._put, goal=plan[path], current=current[path])
+                    self._attempt(path, put, missing_is_fine=False)
+            for path in reversed(inward):
+                if plan[path].kind == "directory" and path not in self._report.conflicts:
+                    self._attempt(path, partial(self._dress_directory, goal=plan[path]), missing_is_fine=True)
+                    self._relaxed.pop(path, None)
+        finally:
+            self._tighten()
+
+    def _tighten(self) -> None:
         """Take back the permissions that were needed on the way."""
         for path, mode in reversed(self._relaxed.items()):
             try:
@@ -148,10 +101,6 @@ class _Worker:
                     change_mode(place, mode)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-
-    def clear(self, path: str, goal: State) -> None:
-        """Remove what cannot be replaced in one step."""
-        self._attempt(path, lambda place: self._clear(place, goal), missing_is_fine=True)
 
     def _clear(self, place: Place, goal: State) -> None:
         status = place.lstat()
@@ -166,26 +115,20 @@ class _Worker:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
                     raise
                 if goal.kind == "absent":
-                    self._outcome.notes.append(f"{place.path} was left: somebody else's files are in it")
+                    self._report.notes.append(f"{place.path} was left: somebody else's files are in it")
                 else:
-                    self._outcome.conflicts.append(place.path)
+                    self._report.conflicts.append(place.path)
                 return
-            self._outcome.restored.add(place.path)
+            self._report.restored.add(place.path)
         elif goal.kind in ("absent", "directory"):
             os.unlink(place.name, dir_fd=place.descriptor)
-            self._outcome.restored.add(place.path)
-
-    def put(self, path: str, goal: State, current: State) -> None:
-        """Make a directory, a file or a link, or correct a file that has the right content."""
-        if goal.kind == "absent" or path in self._outcome.conflicts:
-            return
-        self._attempt(path, lambda place: self._put(place, goal, current), missing_is_fine=False)
+            self._report.restored.add(place.path)
 
     def _put(self, place: Place, goal: State, current: State) -> None:
         if goal.kind == "directory":
             if place.lstat() is None:
                 os.mkdir(place.name, 0o700, dir_fd=place.descriptor)
-                self._outcome.restored.add(place.path)
+                self._report.restored.add(place.path)
             return
         if goal.kind == "link":
             if same(current, goal):
@@ -196,7 +139,7 @@ class _Worker:
             if same(current, goal):
                 # Only its time was put right; to a reader nothing had changed.
                 return
-        elif self._originals is None or not self._originals.put_back(place, goal, current):
+        else:
             self._afresh(
                 place,
                 lambda: put_file(
@@ -207,7 +150,7 @@ class _Worker:
                     sync=self._sync,
                 ),
             )
-        self._outcome.restored.add(place.path)
+        self._report.restored.add(place.path)
 
     def _afresh(self, place: Place, put: Callable[[], None]) -> None:
         """Put something in place, over a temporary file that a crash may have left."""
@@ -239,13 +182,6 @@ class _Worker:
             os.close(descriptor)
         return True
 
-    def dress_directory(self, path: str, goal: State) -> None:
-        """Give a directory its permission bits and owner."""
-        if goal.kind != "directory" or path in self._outcome.conflicts:
-            return
-        self._attempt(path, lambda place: self._dress_directory(place, goal), missing_is_fine=True)
-        self._relaxed.pop(path, None)
-
     def _dress_directory(self, place: Place, goal: State) -> None:
         status = place.lstat()
         if status is None or not stat.S_ISDIR(status.st_mode):
@@ -258,7 +194,7 @@ class _Worker:
                 os.close(descriptor)
         if goal.mode not in (ANY, stat.S_IMODE(status.st_mode)):
             change_mode(place, goal.mode)
-            self._outcome.restored.add(place.path)
+            self._report.restored.add(place.path)
 
     def _attempt(self, path: str, step: Callable[[Place], None], *, missing_is_fine: bool) -> None:
         for relaxed in (False, True):
@@ -272,7 +208,7 @@ class _Worker:
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 # Somebody else removed or replaced the directory that it belongs in.
                 if not missing_is_fine:
-                    self._outcome.conflicts.append(path)
+                    self._report.conflicts.append(path)
                 return
 
     def _relax(self, directory: str) -> bool:

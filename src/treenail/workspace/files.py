@@ -1,0 +1,584 @@
+"""Reading and changing files below the root of a workspace on disk.
+
+Every change is announced before it is made: `Undo.keep` stores what is there, and `Undo.intend` writes
+down what will be. A file is written beside its place (a `Draft`) and takes it in one step.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import os
+import stat
+import warnings
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import BinaryIO
+
+from treenail.errors import PathEscapeError, ReadOnlyError, WorkspaceError
+from treenail.workspace.base import FileEntry, FileStat, WriteMode, WriteResult
+from treenail.workspace.disk import write_all
+from treenail.workspace.journal import Journal
+from treenail.workspace.manifest import (
+    ABSENT,
+    ANY,
+    TEMPORARY_PREFIX,
+    TEMPORARY_SUFFIX,
+    PathChange,
+    State,
+    is_temporary,
+    is_within,
+)
+from treenail.workspace.objects import hash_descriptor
+from treenail.workspace.operations import CommonOperations
+from treenail.workspace.packs import CHUNK_BYTES, hash_object
+from treenail.workspace.paths import MAX_DEPTH, ROOT, join, normalize, split
+from treenail.workspace.rooted import (
+    Place,
+    RootedDirectory,
+    change_mode,
+    create_temporary,
+    discard,
+    dress,
+    fail,
+    naming,
+    open_directory,
+    open_file,
+    take_place,
+)
+from treenail.workspace.undo import Undo
+
+
+class Files(CommonOperations):
+    """The files below one root. Every change is recorded by an `Undo` before it is made."""
+
+    def __init__(self, tree: RootedDirectory, undo: Undo, *, read_only: bool, durable: bool) -> None:
+        self._tree = tree
+        self.undo = undo
+        """Records changes and takes them back."""
+        self._read_only = read_only
+        self._durable = durable
+        self._lock = undo.lock
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    def exists(self, path: str) -> bool:
+        """Say whether something is at the path. A dangling link exists."""
+        try:
+            with self._walk(normalize(path), follow=False) as place:
+                return place.lstat() is not None
+        except PathEscapeError:
+            raise
+        except OSError:  # a file in the way, or links in a circle: nothing can be there
+            return False
+
+    def stat(self, path: str) -> FileStat:
+        """Describe what is at the path, without following a link at its end."""
+        path = normalize(path)
+        with self._walk(path, follow=False) as place, naming(path):
+            status = _existing(place, path)
+            is_link = stat.S_ISLNK(status.st_mode)
+            is_directory = stat.S_ISDIR(status.st_mode)
+            return FileStat(
+                path=path,
+                is_file=stat.S_ISREG(status.st_mode),
+                is_directory=is_directory,
+                size_bytes=0 if is_directory else status.st_size,
+                is_link=is_link,
+                link_target=os.readlink(place.name, dir_fd=place.descriptor) if is_link else None,
+                permissions=status.st_mode & 0o777,
+                modified_at=datetime.fromtimestamp(status.st_mtime, UTC),
+            )
+
+    def list(self, path: str = ".") -> Sequence[FileEntry]:
+        """List a directory, sorted by name."""
+        path = normalize(path)
+        with self._walk(path, follow=True) as place:
+            _existing(place, path)
+            hidden = self.undo.private.get("" if place.path == ROOT else place.path, frozenset())
+            descriptor = open_directory(place, path)
+            try:
+                with os.scandir(descriptor) as listing:
+                    entries = [
+                        FileEntry(
+                            name=item.name,
+                            path=join(path, item.name),
+                            is_file=item.is_file(follow_symlinks=False),
+                            is_directory=item.is_dir(follow_symlinks=False),
+                            is_link=item.is_symlink(),
+                        )
+                        for item in listing
+                        if item.name not in hidden and not is_temporary(item.name)
+                    ]
+            finally:
+                os.close(descriptor)
+        entries.sort(key=lambda entry: entry.name)
+        return entries
+
+    def open_read(self, path: str) -> BinaryIO:
+        """Open a file for streaming reads; a later write does not disturb the stream."""
+        path = normalize(path)
+        with self._walk(path, follow=True) as place:
+            return open(open_file(place, path), "rb")
+
+    def _walk(self, path: str, *, follow: bool) -> Place:
+        place = self._tree.walk(path, follow=follow)
+        if self.undo.is_private(join(place.path, "/".join(place.rest) or ROOT)):
+            place.__exit__()
+            raise PathEscapeError(
+                f"the path {path!r} is in Treenail's own store, which is not part of the workspace"
+            )
+        return place
+
+    # --- changing ----------------------------------------------------------------------------------
+
+    def write_bytes(
+        self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
+    ) -> WriteResult:
+        """Write bytes. Readers see the old content or the new, never a part.
+
+        The file is replaced, not written into: another hard link to it keeps the old content.
+        """
+        path = normalize(path)
+        with self._lock, self._draft(path, mode, create_parents) as draft:
+            draft.write(content)
+            draft.publish()
+        return WriteResult(path=path, bytes_written=len(content), mode=mode)
+
+    def open_write(
+        self, path: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
+    ) -> BinaryIO:
+        """Open a file for streaming writes; its content appears when the stream is closed.
+
+        A stream that is left by an exception, or never closed, changes nothing. One that was opened
+        in a tool call cannot be closed after it: the call has ended, and would be changed afterwards.
+        """
+        with self._lock:
+            return _WriteStream(self._draft(normalize(path), mode, create_parents))
+
+    def _draft(self, path: str, mode: WriteMode, create_parents: bool) -> Draft:
+        """Start to write a file; in mode `append`, after a copy of what is there."""
+        place, status = self._destination(path, mode, create_parents)
+        draft = Draft(self.undo, place, path, status, durable=self._durable)
+        try:
+            draft.open()
+            if mode == "append" and status is not None:
+                draft.copy_from(open_file(place, path))
+        except BaseException:
+            draft.discard()
+            raise
+        return draft
+
+    def delete(self, path: str, *, recursive: bool = False) -> None:
+        """Delete a file or a link, or a directory (with its content if `recursive`)."""
+        path = normalize(path)
+        with self._lock, self._walk(path, follow=False) as place, naming(path):
+            self._require_writable()
+            self._refuse_root(place, path, "deleted")
+            _existing(place, path)
+            self._refuse_holding_store(place.path, path)
+            journal = self.undo.journal()
+            found = self._collect(place, journal, recursive=recursive)
+            if journal is not None:
+                self.undo.intend(
+                    journal,
+                    [PathChange(name, before, ABSENT) for name, before in found if before is not None],
+                )
+            for name, before in found:
+                with self._tree.strict(name) as item:
+                    if before is not None and before.kind == "directory":
+                        os.rmdir(item.name, dir_fd=item.descriptor)
+                    else:
+                        os.unlink(item.name, dir_fd=item.descriptor)
+
+    def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """Rename a file, a link or a directory, with the rules of POSIX `rename` about what may replace what.
+
+        The target's directory must exist. What is at the target is replaced only if `overwrite`.
+        """
+        source, target = normalize(source), normalize(target)
+        with self._lock, self._walk(source, follow=False) as origin, self._walk(target, follow=False) as goal:
+            self._require_writable()
+            self._refuse_root(origin, source, "moved")
+            self._refuse_root(goal, target, "replaced")
+            with naming(source):
+                moved = _existing(origin, source)
+                self._refuse_holding_store(origin.path, source)
+            with naming(target):
+                there = goal.lstat()
+                if goal.rest:
+                    fail(errno.ENOENT, "the directory to move to does not exist; make it first", target)
+                if there is not None and not overwrite:
+                    fail(
+                        errno.EEXIST, "something is there already; pass overwrite=True to replace it", target
+                    )
+                if goal.path == origin.path:
+                    return
+                if goal.path.startswith(origin.path + "/"):
+                    fail(errno.EINVAL, f"cannot move the directory {source!r} into itself", target)
+                self._check_replaceable(goal, moved, there, target)
+            with naming(source):
+                self._intend_move(origin, goal)
+            with naming(target):
+                os.rename(origin.name, goal.name, src_dir_fd=origin.descriptor, dst_dir_fd=goal.descriptor)
+
+    def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
+        """Make a directory."""
+        path = normalize(path)
+        with self._lock, self._walk(path, follow=False) as place:
+            self._require_writable()
+            status = place.lstat()
+            if status is not None:
+                if stat.S_ISLNK(status.st_mode):
+                    # A link to a directory will do as one; a link to anything else is in the way.
+                    with self._walk(path, follow=True) as behind:
+                        status = behind.lstat() or status
+                if exist_ok and stat.S_ISDIR(status.st_mode):
+                    return
+                fail(errno.EEXIST, "something is there already", path)
+            if place.rest and not parents:
+                fail(errno.ENOENT, "the parent directory does not exist; pass parents=True to make it", path)
+            self._make_directories(place, (place.name, *place.rest), path).__exit__()
+
+    def chmod(self, path: str, permissions: int) -> None:
+        """Set the permission bits of a file or directory; a link is followed."""
+        path = normalize(path)
+        if not 0 <= permissions <= 0o777:
+            raise ValueError(f"the permissions {permissions:#o} are not between 0 and 0o777")
+        with self._lock, self._walk(path, follow=True) as place, naming(path):
+            self._require_writable()
+            _existing(place, path)
+            journal = self.undo.journal()
+            if journal is not None:
+                before = self.undo.keep(journal, place)
+                self.undo.intend(journal, [PathChange(place.path, before, before._replace(mode=permissions))])
+            change_mode(place, permissions)
+
+    def symlink(self, path: str, target: str) -> None:
+        """Make a symbolic link. The target is checked when it is followed."""
+        path = normalize(path)
+        if not target or "\0" in target:
+            raise ValueError(f"the link target {target!r} is empty or holds a NUL character")
+        raw = os.fsencode(target)
+        with self._lock, self._destination(path, "create", True)[0] as place, naming(path):
+            journal = self.undo.journal()
+            if journal is not None:
+                after = State("link", 0o777, hash_object("blob", raw), len(raw))
+                before = self.undo.keep(journal, place)
+                self.undo.intend(journal, [PathChange(place.path, before, after)])
+            os.symlink(target, place.name, dir_fd=place.descriptor)
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _require_writable(self) -> None:
+        if self._read_only:
+            raise ReadOnlyError(f"the workspace {self._tree.path} is read-only; nothing was changed")
+
+    def _refuse_root(self, place: Place, path: str, verb: str) -> None:
+        if place.path == ROOT:
+            raise ValueError(f"the workspace root {path!r} cannot be {verb}; name something below it")
+
+    def _refuse_holding_store(self, canonical: str, path: str) -> None:
+        if any(is_within(directory, {canonical: ""}) for directory in self.undo.private):
+            fail(errno.EACCES, "the directory holds Treenail's own store and stays where it is", path)
+
+    @staticmethod
+    def _check_replaceable(
+        goal: Place, moved: os.stat_result, there: os.stat_result | None, target: str
+    ) -> None:
+        if there is None:
+            return
+        from_directory, to_directory = stat.S_ISDIR(moved.st_mode), stat.S_ISDIR(there.st_mode)
+        if to_directory and not from_directory:
+            fail(errno.EISDIR, "a directory is there; delete it first", target)
+        if from_directory and not to_directory:
+            fail(errno.ENOTDIR, "a directory cannot replace what is there; delete it first", target)
+        if to_directory:
+            descriptor = open_directory(goal, target)
+            try:
+                if os.listdir(descriptor):
+                    fail(errno.ENOTEMPTY, "the directory to replace is not empty; delete it first", target)
+            finally:
+                os.close(descriptor)
+
+    def _destination(
+        self, path: str, mode: WriteMode, create_parents: bool
+    ) -> tuple[Place, os.stat_result | None]:
+        """Return the place where a file will be put, its parents made, and what is there now."""
+        self._require_writable()
+        if mode not in ("create", "overwrite", "append"):
+            raise ValueError(f"the mode is {mode!r}; it must be 'create', 'overwrite' or 'append'")
+        # A new file must not appear at the end of a link: `create` looks at the link itself.
+        place = self._walk(path, follow=mode != "create")
+        try:
+            with naming(path):
+                if is_temporary(place.rest[-1] if place.rest else place.name):
+                    raise ValueError(
+                        f"names like {TEMPORARY_PREFIX}*{TEMPORARY_SUFFIX} are reserved for files that are "
+                        f"being written; choose another name than {path!r}"
+                    )
+                if place.rest:
+                    if not create_parents:
+                        fail(
+                            errno.ENOENT,
+                            "the parent directory does not exist; pass create_parents=True",
+                            path,
+                        )
+                    *parents, name = (place.name, *place.rest)
+                    inner = self._make_directories(place, parents, path)
+                    place.__exit__()
+                    place = Place(inner.descriptor, name, join(inner.path, name))
+                status = place.lstat()
+                if status is not None:
+                    if stat.S_ISDIR(status.st_mode):
+                        fail(errno.EISDIR, "this is a directory; choose a file name below it", path)
+                    if mode == "create":
+                        fail(errno.EEXIST, "the file exists; write with mode='overwrite' to replace it", path)
+                    if not stat.S_ISREG(status.st_mode):
+                        fail(errno.EACCES, "this is not a regular file; devices and pipes are refused", path)
+            return place, status
+        except BaseException:
+            place.__exit__()
+            raise
+
+    def _make_directories(self, place: Place, names: Sequence[str], path: str) -> Place:
+        """Make nested directories from a place on; return the innermost as an open place."""
+        if len(split(place.path)) + len(names) > MAX_DEPTH + 1:
+            fail(errno.ENAMETOOLONG, f"the tree would be more than {MAX_DEPTH} levels deep", path)
+        parent = "/".join(split(place.path)[:-1]) or ROOT
+        journal = self.undo.journal()
+        full, changes = parent, []
+        for name in names:
+            full = join(full, name)
+            changes.append(PathChange(full, ABSENT, State("directory")))
+        if journal is not None:
+            self.undo.intend(journal, changes)
+        descriptor = os.dup(place.descriptor)
+        try:
+            with naming(path):
+                for name in names:
+                    try:
+                        os.mkdir(name, dir_fd=descriptor)
+                    except FileExistsError:
+                        # Somebody else made it a moment ago; a link in its place is refused below.
+                        pass
+                    below = os.open(
+                        name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor
+                    )
+                    os.close(descriptor)
+                    descriptor = below
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return Place(descriptor, ROOT, full)
+
+    def _collect(
+        self, place: Place, journal: Journal | None, *, recursive: bool
+    ) -> builtins.list[tuple[str, State | None]]:
+        """Return everything at and below a place, deepest first, with its state (kept, if journalled)."""
+        if journal is not None:
+            state = self.undo.keep(journal, place)
+        else:
+            status = place.lstat()
+            is_directory = status is not None and stat.S_ISDIR(status.st_mode)
+            state = State("directory" if is_directory else "file")
+        found: builtins.list[tuple[str, State | None]] = []
+        if state.kind == "directory":
+            descriptor = open_directory(place, place.path)
+            try:
+                names = sorted(os.listdir(descriptor))
+                if names and not recursive:
+                    fail(
+                        errno.ENOTEMPTY,
+                        "the directory is not empty; delete it with recursive=True",
+                        place.path,
+                    )
+                for name in names:
+                    child = Place(descriptor, name, join(place.path, name))
+                    if is_temporary(name):
+                        found.append((child.path, None))
+                    else:
+                        found += self._collect(child, journal, recursive=True)
+            finally:
+                os.close(descriptor)
+        found.append((place.path, state))
+        return found
+
+    def _intend_move(self, origin: Place, goal: Place) -> None:
+        journal = self.undo.journal()
+        if journal is None:
+            return
+        changes: builtins.list[PathChange] = []
+        replaced = self.undo.keep(journal, goal)
+        for path, before in self._collect(origin, journal, recursive=True):
+            if before is None:
+                continue
+            there = goal.path + path[len(origin.path) :]
+            changes.append(PathChange(path, before, ABSENT))
+            changes.append(PathChange(there, replaced if there == goal.path else ABSENT, before))
+        self.undo.intend(journal, changes)
+
+
+class Draft:
+    """A file that is being written beside its place, and takes it when it is published. It owns the place."""
+
+    def __init__(
+        self, undo: Undo, place: Place, path: str, status: os.stat_result | None, *, durable: bool
+    ) -> None:
+        self.path = path
+        self._undo = undo
+        self._place = place
+        self._status = status
+        self._durable = durable
+        self._descriptor = -1
+        self._call = undo.call
+        self._temporary = ""
+        self._is_over = False
+
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+    def open(self) -> None:
+        """Make the temporary file."""
+        journal = self._undo.journal()
+        self._temporary = self._undo.temporary_name(journal)
+        if journal is not None:
+            journal.intend_temporary(self._place.path)
+        mode = 0o666 if self._status is None else 0o600
+        with naming(self.path):
+            self._descriptor = create_temporary(self._place, self._temporary, mode)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Add to the end."""
+        with naming(self.path):
+            write_all(self._descriptor, data)
+
+    def copy_from(self, source: int) -> None:
+        """Add another file's content, and close that file."""
+        try:
+            while chunk := os.read(source, CHUNK_BYTES):
+                self.write(chunk)
+        finally:
+            os.close(source)
+
+    def publish(self) -> None:
+        """Let the file take its place."""
+        undo, place = self._undo, self._place
+        with undo.lock:
+            if undo.call is not self._call:
+                self.discard()
+                raise WorkspaceError(
+                    f"the stream for {self.path!r} was closed after the tool call that opened it had ended; "
+                    f"its content was discarded: close streams before the call returns"
+                )
+            journal = undo.journal()
+            with naming(self.path):
+                if self._status is not None:
+                    dress(self._descriptor, self._status)
+                if self._durable:
+                    os.fsync(self._descriptor)
+                if journal is not None:
+                    before = undo.keep(journal, place)
+                    os.lseek(self._descriptor, 0, os.SEEK_SET)
+                    size = os.fstat(self._descriptor).st_size
+                    content = hash_descriptor(self._descriptor, size)
+                    permissions = ANY if self._status is None else stat.S_IMODE(self._status.st_mode)
+                    after = State("file", permissions, content or b"", size)
+                    undo.intend(journal, [PathChange(place.path, before, after)])
+                take_place(place, self._temporary)
+            self._close()
+
+    def discard(self) -> None:
+        """Remove the draft, unless it was published."""
+        if self._descriptor != -1:
+            discard(self._place, self._temporary)
+        self._close()
+
+    def _close(self) -> None:
+        if self._descriptor != -1:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        if not self._is_over:
+            self._is_over = True
+            self._place.__exit__()
+
+
+class _DraftIO(io.RawIOBase):
+    """The raw side of a write stream."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object, /) -> int:
+        view = memoryview(data).cast("B")  # type: ignore[arg-type]  # any buffer
+        self._draft.write(view)
+        return len(view)
+
+
+class _WriteStream(io.BufferedWriter):
+    """Collects what is written in a draft and publishes it when closed, unless an exception came first."""
+
+    def __init__(self, draft: Draft) -> None:
+        super().__init__(_DraftIO(draft), CHUNK_BYTES)
+        self._draft: Draft | None = draft
+
+    @property
+    def name(self) -> str:
+        """The path in the workspace."""
+        return "" if self._draft is None else self._draft.path
+
+    def close(self) -> None:
+        """Let the content appear. Closing again does nothing."""
+        draft, self._draft = self._draft, None
+        if draft is None:
+            return
+        try:
+            super().close()
+        except BaseException:
+            draft.discard()
+            raise
+        draft.publish()
+
+    def _abandon(self) -> None:
+        draft, self._draft = self._draft, None
+        if draft is not None:
+            super().close()
+            draft.discard()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._abandon()
+        self.close()
+
+    def __del__(self) -> None:
+        draft = getattr(self, "_draft", None)
+        if draft is not None:
+            # Whoever lost the stream may have been in the middle of writing: a part must not appear.
+            path = draft.path
+            self._abandon()
+            warnings.warn(
+                f"the stream for {path!r} was never closed; its content was discarded",
+                ResourceWarning,
+                stacklevel=1,
+                source=self,
+            )
+
+
+def _existing(place: Place, path: str) -> os.stat_result:
+    status = place.lstat()
+    if status is None:
+        fail(errno.ENOENT, "no such file or directory", path)
+    return status

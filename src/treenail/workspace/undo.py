@@ -1,0 +1,607 @@
+"""What makes the changes of a workspace on disk undoable: journals, boundaries and restores.
+
+Theory of operation
+-------------------
+Each change is written to a journal before it is made: to the open call's (`calls.py`), or else to the
+*ambient* journal, which collects what is written outside of calls since the last boundary. A boundary turns a
+journal into an entry of the history's line. Going back to a boundary folds the entries after it into a plan,
+and `Restorer` carries the plan out, itself under a journal.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from treenail.clock import Clock, new_id
+from treenail.errors import (
+    ObjectStoreError,
+    SnapshotMismatchError,
+    UsageError,
+    WorkspaceConflictError,
+    WorkspaceError,
+)
+from treenail.workspace.base import FilesystemSnapshot, RestoreReport, WorkspaceDiff
+from treenail.workspace.calls import HostCall, edited_since
+from treenail.workspace.diffs import describe
+from treenail.workspace.disk import sync_directory
+from treenail.workspace.history import History
+from treenail.workspace.journal import Journal, JournalKind
+from treenail.workspace.line import LineEntry, fold
+from treenail.workspace.manifest import (
+    ABSENT,
+    ANY,
+    TEMPORARY_PREFIX,
+    TEMPORARY_SUFFIX,
+    Manifest,
+    PathChange,
+    State,
+    is_within,
+    same,
+)
+from treenail.workspace.paths import ROOT
+from treenail.workspace.restorer import ReportBuilder, Restorer
+from treenail.workspace.rooted import Place, RootedDirectory, fail, look
+from treenail.workspace.scan import Exclusions, SnapshotLimits
+from treenail.workspace.survey import Survey
+
+_logger = logging.getLogger("treenail.workspace")
+
+MAX_NAMED_UNCOVERED = 100
+"""How many uncovered paths a snapshot names one by one; the rest are counted."""
+
+
+class Undo:
+    """Records the changes of one workspace, takes its boundaries and goes back to them.
+
+    The store is made when it is first needed. Without a `store` it is a temporary one that `close` removes.
+    """
+
+    def __init__(
+        self,
+        tree: RootedDirectory,
+        *,
+        store: str | None,
+        line: str,
+        exclusions: Exclusions,
+        limits: SnapshotLimits,
+        durable: bool,
+        read_only: bool,
+        clock: Clock,
+    ) -> None:
+        self.tree = tree
+        self.lock = threading.RLock()
+        self.store_path = store
+        self.history: History | None = None
+        """The history, if the store was needed yet; `opened` makes it."""
+        self.call: HostCall | None = None
+        """The call that holds the workspace."""
+        self._line_name = line
+        self._exclusions = exclusions
+        self._limits = limits
+        self._durable = durable
+        self._read_only = read_only
+        self._clock = clock
+        self._ambient: Journal | None = None
+        self._instance = secrets.token_hex(8)
+        self._serial = 0
+        self._cleanup: Callable[[], object] | None = None
+        self.private = self._private_paths()
+        """The store's place in the workspace, if it is in there: hidden names by directory."""
+        if store is not None and os.path.exists(os.path.join(store, "HEAD")):
+            self.opened()
+
+    # --- the store ---------------------------------------------------------------------------------
+
+    def opened(self) -> History:
+        """Return the history; the store is made if need be."""
+        if self.history is None:
+            if self.store_path is None:
+                self.store_path = os.path.realpath(tempfile.mkdtemp(prefix="treenail-workspace-"))
+                self.private = self._private_paths()
+                self._cleanup = weakref.finalize(self, _remove_store, self.store_path, os.getpid())
+            self.history = History(self.store_path, self._line_name, durable=self._durable, clock=self._clock)
+            if not self._read_only:
+                self._clear_up(self.history)
+        return self.history
+
+    def _clear_up(self, history: History) -> None:
+        """End what a crash left that is not a call."""
+        self._ambient = history.load_ambient()
+        journal = self._left_journal()
+        if journal is not None and journal.kind == "restore":
+            call = self._adopt(journal)
+            if journal.prepared:
+                call.finish()
+            else:
+                call.rollback()
+
+    def close(self) -> None:
+        """Let go of files, and remove the store if it is a temporary one. A call that is open stays open."""
+        if self.call is not None:
+            self.call.journal.close()
+        if self.history is not None and self._cleanup is None and not self._read_only:
+            try:
+                self.pack()
+            except (OSError, ObjectStoreError) as error:
+                # Nothing is lost: the next handle finds what is not packed in the spool.
+                _logger.warning("%s could not be packed: %s", self.store_path, error)
+        self.call = None
+        self.detach()
+        if self._cleanup is not None:
+            self._cleanup()
+            self._cleanup = self.store_path = None
+
+    def detach(self) -> None:
+        """Let go of the history. Raises `WorkspaceError` while a call is open."""
+        if self.call is not None:
+            raise WorkspaceError(f"the call {self.call.call_id!r} is open; end it before erasing its history")
+        if self._ambient is not None:
+            self._ambient.close()
+        if self.history is not None:
+            self.history.close()
+        self._ambient = self.history = None
+
+    def pack(self) -> None:
+        """Let git see the history up to the newest boundary."""
+        if self.history is not None and not self._read_only:
+            with self.history.held():
+                self.history.pack()
+
+    def survey(self) -> Survey:
+        """Return what looks at the whole workspace."""
+        return Survey(self.tree, self.opened(), self._exclusions, self._limits, self.private)
+
+    def is_private(self, path: str) -> bool:
+        """Say whether a path lies in the store."""
+        return any(
+            is_within(path, {f"{directory}/{name}" if directory else name: ""})
+            for directory, names in self.private.items()
+            for name in names
+        )
+
+    def _private_paths(self) -> dict[str, frozenset[str]]:
+        if self.store_path is None:
+            return {}
+        relative = os.path.relpath(self.store_path, self.tree.path)
+        if relative == ROOT or self.tree.path.startswith(self.store_path + "/"):
+            raise UsageError(
+                f"the store {self.store_path} holds the workspace {self.tree.path}; "
+                f"put it beside the workspace, or into a directory of its own below it"
+            )
+        if relative.startswith("../"):
+            return {}
+        directory, _, name = relative.rpartition("/")
+        return {directory: frozenset((name,))}
+
+    # --- recording changes: the door for `Files` -----------------------------------------------------
+
+    def journal(self) -> Journal | None:
+        """Return the journal that a change belongs to.
+
+        That is the open call's, or else the one that collects changes since the last boundary. Before
+        the first boundary there is nothing to go back to, and nothing is kept.
+        """
+        if self.call is not None:
+            return self.call.journal
+        head = None if self.history is None else self.history.line.head
+        if self._ambient is None and self.history is not None and head is not None:
+            self._ambient = Journal.create(
+                self.history.ambient_path,
+                id=secrets.token_hex(8),
+                kind="ambient",
+                call_id="",
+                tool_name="",
+                base=head.commit,
+                foreign=False,
+                durable=self._durable,
+            )
+        return self._ambient
+
+    def keep(self, journal: Journal, place: Place) -> State:
+        """Return what is at a place before it is changed; at the first change its content is stored."""
+        last = journal.last_state(place.path)
+        if last is not None and last.kind == _kind(place.lstat()):
+            return last
+        # Not touched yet, or an intended change failed: look, and keep what is there.
+        state = look(place, self.opened().objects)
+        if state.kind == "other":
+            fail(
+                errno.EACCES,
+                "this is neither a file nor a directory nor a link, and cannot be kept",
+                place.path,
+            )
+        return state
+
+    def intend(self, journal: Journal, changes: Iterable[PathChange]) -> None:
+        """Write down what is about to be changed; what `keep` found is on disk before."""
+        self.opened().objects.flush()
+        journal.intend(changes)
+
+    def temporary_name(self, journal: Journal | None) -> str:
+        """Return a name for a file that is being written; a recovery knows it by the journal's id."""
+        self._serial += 1
+        owner = self._instance if journal is None else journal.id
+        return f"{TEMPORARY_PREFIX}{owner}-{self._serial:x}{TEMPORARY_SUFFIX}"
+
+    # --- looking at the history and the tree ---------------------------------------------------------
+
+    def head(self) -> LineEntry:
+        """Return the newest boundary of the line."""
+        return self.opened().head(self.tree.path)
+
+    def newest(self) -> LineEntry:
+        """Return the newest boundary, one that was taken inside the open call included."""
+        return self.call.segments[-1] if self.call is not None and self.call.segments else self.head()
+
+    def entries(self) -> list[LineEntry]:
+        """Return the whole history, with the boundaries taken inside an open call at its end."""
+        entries = [] if self.history is None else self.history.line.entries
+        return entries if self.call is None else [*entries, *self.call.segments]
+
+    def position(self, snapshot: FilesystemSnapshot) -> int:
+        """Return where a snapshot is in `entries`. Raises `SnapshotMismatchError` if it is not there."""
+        position = None if self.history is None else self.history.line.position(snapshot.commit_ref)
+        if position is not None:
+            return position
+        segments = () if self.call is None else self.call.segments
+        for number, segment in enumerate(segments):
+            if segment.commit == snapshot.commit_ref:
+                return len(self.opened().line) + number
+        raise SnapshotMismatchError(
+            f"the snapshot {snapshot.snapshot_id} ({snapshot.root_path}, "
+            f"{snapshot.created_at.isoformat()}) is not in the history {self._line_name!r} of this "
+            f"workspace: it was taken elsewhere, or inside a call that was rolled back; nothing was changed"
+        )
+
+    def snapshot_at(
+        self, entry: LineEntry, tag: str | None, manifest: Manifest | None = None
+    ) -> FilesystemSnapshot:
+        """Return a snapshot of a boundary; with the `manifest` of a scan, it covers the whole tree."""
+        return FilesystemSnapshot(
+            snapshot_id=new_id(),
+            created_at=self._clock.now(),
+            commit_ref=entry.commit,
+            root_path=self.tree.path,
+            git_dir=self.store_path,
+            tag=tag,
+            scanned=manifest is not None,
+            uncovered=() if manifest is None else _sentences(manifest.uncovered),
+        )
+
+    def open_journal(self) -> Journal | None:
+        """Return the journal that collects changes right now, if there is one."""
+        return self._ambient if self.call is None else self.call.journal
+
+    def look(self, path: str, *, keep: bool) -> State:
+        """Return what is at a path; with `keep`, its content is stored."""
+        try:
+            with self.tree.strict(path) as place:
+                return look(place, self.opened().objects if keep else None)
+        except (FileNotFoundError, NotADirectoryError):
+            return ABSENT
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return ABSENT
+            raise
+
+    def changes_of(self, journal: Journal) -> list[PathChange]:
+        """Return what a journal's paths have become since its last boundary; new content is stored."""
+        changes: list[PathChange] = []
+        for path, before in journal.first_states(journal.segment_start).items():
+            after = self.look(path, keep=True)
+            if not same(before, after):
+                changes.append(PathChange(path, before, after))
+        if self._durable:
+            for directory in {path.rpartition("/")[0] for path, _, _ in changes}:
+                try:
+                    sync_directory(os.path.join(self.tree.path, directory))
+                except (FileNotFoundError, NotADirectoryError):
+                    pass
+        return changes
+
+    # --- boundaries --------------------------------------------------------------------------------
+
+    def snapshot(self, *, tag: str | None, scan: bool) -> FilesystemSnapshot:
+        """Take a boundary. With `scan`, it covers changes made past the workspace, too."""
+        with self.opened().held():
+            if self.call is not None:
+                return self.call.snapshot(tag, scan=scan)
+            self.flush_ambient()
+            manifest = self.survey().boundary() if scan else None
+            return self.snapshot_at(self.head(), tag, manifest)
+
+    def flush_ambient(self) -> dict[str, State]:
+        """Make a boundary of what was written outside of calls since the last one.
+
+        Returns what was found at the paths that changed.
+        """
+        journal = self._ambient
+        if journal is None or not journal.touched:
+            return {}
+        history = self.opened()
+        changes = self.changes_of(journal)
+        if changes:
+            commit = history.commit(changes, "Written outside of tool calls", parent=self.head().commit)
+            edited = edited_since(journal, changes)
+            history.append(LineEntry("ambient", commit, tuple(changes), journal.id, edited))
+        journal.end()
+        self._ambient = None
+        return {path: after for path, _, after in changes}
+
+    def states_between(
+        self, before: FilesystemSnapshot, after: FilesystemSnapshot | None
+    ) -> dict[str, tuple[State, State]]:
+        """Return both states of each path that may differ between two boundaries, or between one and now."""
+        start = self.position(before)
+        if after is None:
+            return self._states_now(before, start)
+        end = self.position(after)
+        low, high = min(start, end), max(start, end)
+        steps = fold(self.entries()[low + 1 : high + 1], outside=before.scanned or after.scanned)
+        if start > end:
+            return {path: (step.last, step.first) for path, step in steps.items()}
+        return {path: (step.first, step.last) for path, step in steps.items()}
+
+    def _states_now(self, before: FilesystemSnapshot, start: int) -> dict[str, tuple[State, State]]:
+        steps = fold(self.entries()[start + 1 :], outside=before.scanned)
+        firsts = {path: step.first for path, step in steps.items()}
+        journal = self.open_journal()
+        if journal is not None:
+            for path, first in journal.first_states(journal.segment_start).items():
+                firsts.setdefault(path, first)
+        found = {path: (first, self.look(path, keep=True)) for path, first in firsts.items()}
+        if before.scanned:
+            survey = self.survey()
+            manifest = survey.manifest() if self.call is None else self.call.working_manifest()
+            for path, known, now in survey.sort_out(manifest, survey.scan(manifest, keep=True))[0]:
+                found[path] = (firsts.get(path, known), now)
+        return found
+
+    def diff(self, before: FilesystemSnapshot, after: FilesystemSnapshot | None) -> WorkspaceDiff:
+        """Say what differs between two boundaries, or between one and now."""
+        states = self.states_between(before, after)
+        version = self.opened().version
+        return describe((path, version(first), version(last)) for path, (first, last) in states.items())
+
+    # --- calls -------------------------------------------------------------------------------------
+
+    def begin(self, call_id: str, *, tool_name: str, foreign: bool) -> HostCall:
+        """Hold the workspace for one tool call."""
+        if not call_id:
+            raise UsageError("a call needs an id; pass the tool call's own")
+        if self.call is not None:
+            raise WorkspaceError(
+                f"the call {self.call.call_id!r} holds the workspace, so {call_id!r} cannot begin; "
+                f"finish it or roll it back first"
+            )
+        history = self.opened()
+        left = self._left_journal()
+        if left is not None and left.kind == "call":
+            raise WorkspaceError(
+                f"the call {left.call_id!r} was left open by a crash, so {call_id!r} cannot begin; "
+                f"recover({left.call_id!r}, committed=...) first"
+            )
+        history.hold()
+        try:
+            self.flush_ambient()
+            manifest = self.survey().boundary() if foreign else None
+            base = self.snapshot_at(self.head(), tool_name or None, manifest)
+            journal = self.start_journal("call", call_id, base, foreign=True) if foreign else None
+        except BaseException:
+            history.release()
+            raise
+        self.call = HostCall(self, call_id, base, journal)
+        return self.call
+
+    def release(self, call: HostCall) -> None:
+        """Let go of the workspace: the call is over."""
+        assert self.call is call
+        self.call = None
+        self.opened().release()
+
+    def start_journal(
+        self, kind: JournalKind, call_id: str, base: FilesystemSnapshot, *, foreign: bool
+    ) -> Journal:
+        """Start the journal of what begins at a boundary; the boundary's tag is the tool's name."""
+        return Journal.create(
+            self.opened().call_path,
+            id=new_id().hex[:16],
+            kind=kind,
+            call_id=call_id,
+            tool_name=base.tag or "",
+            base=base.commit_ref,
+            foreign=foreign,
+            durable=self._durable,
+        )
+
+    def unfinished(self) -> Sequence[str]:
+        """List the calls that are open, oldest first: those that a crash left, and this object's own."""
+        journal = self._left_journal() if self.call is None else self.call.journal
+        return [] if journal is None or journal.kind != "call" else [journal.call_id]
+
+    def recover(self, call_id: str, *, committed: bool) -> RestoreReport:
+        """End a call that a crash left open, the way the log says it ended."""
+        call = self.call
+        if call is None:
+            journal = self._left_journal()
+            if journal is not None and journal.call_id == call_id:
+                call = self._adopt(journal)
+        if call is None or call.call_id != call_id:
+            return RestoreReport(notes=(f"the call {call_id!r} is not open here; there was nothing to do",))
+        if committed:
+            call.finish()
+            return RestoreReport()
+        return call.rollback()
+
+    def _left_journal(self) -> Journal | None:
+        """Return the journal of a call or restore that a crash left, if any."""
+        return None if self.history is None else Journal.load(self.history.call_path, durable=self._durable)
+
+    def _adopt(self, journal: Journal) -> HostCall:
+        """Take over a call that a crash left."""
+        history = self.opened()
+        history.hold()
+        base = history.line.position(journal.base)
+        entry = history.line.entries[base] if base is not None else self.head()
+        self.call = HostCall(
+            self, journal.call_id, self.snapshot_at(entry, journal.tool_name or None), journal
+        )
+        return self.call
+
+    # --- going back --------------------------------------------------------------------------------
+
+    def restore(self, snapshot: FilesystemSnapshot) -> RestoreReport:
+        """Go back to a boundary, forward ones included. A `scanned` one brings the whole tree back."""
+        self.position(snapshot)
+        with self.opened().held():
+            fresh: dict[str, State] = {}
+            if self.call is not None:
+                self.call.snapshot(None, scan=snapshot.scanned)
+            else:
+                fresh = self.flush_ambient()
+                if snapshot.scanned:
+                    self.survey().boundary()
+            plan, current, notes = self.way_back(snapshot, fresh)
+            report = ReportBuilder(notes=notes)
+            if plan and self.call is not None:
+                self._intend_plan(self.call.journal, plan, current)
+                self.apply(plan, current, self.call.journal.id, report)
+            elif plan:
+                self._apply_as_restore(snapshot, plan, current, report)
+        return report.build()
+
+    def way_back(
+        self, snapshot: FilesystemSnapshot, fresh: Mapping[str, State], *, strict: bool = True
+    ) -> tuple[dict[str, State], dict[str, State], list[str]]:
+        """Return the goal of each path that differs from a boundary, what is there now, and remarks.
+
+        `fresh` has what was found at paths a moment ago.
+
+        Raises `WorkspaceConflictError` if somebody else's edits are in the way, unless it is not `strict`.
+        """
+        history = self.opened()
+        after = self.entries()[self.position(snapshot) + 1 :]
+        if snapshot.scanned and any(entry.baseline for entry in after):
+            raise SnapshotMismatchError(
+                f"the manifest that belongs to the snapshot {snapshot.snapshot_id} was lost from "
+                f"{self.store_path}, so the whole tree cannot be brought back to it; its files are still in "
+                f"commit {snapshot.commit_ref[:12]} there"
+            )
+        uncovered = self._uncovered_at(snapshot) if snapshot.scanned else {}
+        plan: dict[str, State] = {}
+        current: dict[str, State] = {}
+        conflicts: list[str] = []
+        notes: list[str] = []
+        for path, step in fold(after, outside=snapshot.scanned).items():
+            if is_within(path, uncovered) and not history.is_known(snapshot.commit_ref, path):
+                continue
+            if snapshot.scanned:
+                now = step.last
+            else:
+                now = fresh[path] if path in fresh else self.look(path, keep=True)
+            if same(now, step.first):
+                continue
+            if step.first.kind == "other":
+                notes.append(f"{path} was not kept at that boundary and was left as it is")
+                continue
+            if not snapshot.scanned and (step.broken or not same(now, step.last)):
+                conflicts.append(path)
+            plan[path] = step.first
+            current[path] = now
+        if conflicts and strict:
+            raise WorkspaceConflictError(
+                f"somebody else changed {', '.join(sorted(conflicts)[:10])}"
+                f"{' and more' if len(conflicts) > 10 else ''} since that boundary; nothing was restored: "
+                f"put those paths back, or restore a scanned snapshot, which overwrites them",
+                paths=sorted(conflicts),
+            )
+        return plan, current, notes
+
+    def _uncovered_at(self, snapshot: FilesystemSnapshot) -> dict[str, str]:
+        """Return what the scan of a boundary could not keep; one that found nothing new left no boundary."""
+        for entry in reversed(self.entries()[: self.position(snapshot) + 1]):
+            if entry.scanned:
+                return dict(entry.uncovered)
+        return {}
+
+    def _apply_as_restore(
+        self,
+        snapshot: FilesystemSnapshot,
+        plan: Mapping[str, State],
+        current: Mapping[str, State],
+        report: ReportBuilder,
+    ) -> None:
+        """Restore under a journal of its own, so that a crash or an error leaves all or nothing."""
+        base = self.snapshot_at(self.head(), "restore")
+        journal = self.start_journal("restore", f"to {snapshot.commit_ref[:12]}", base, foreign=False)
+        call = HostCall(self, journal.call_id, base, journal)
+        self.opened().hold()
+        self.call = call
+        try:
+            self._intend_plan(journal, plan, current)
+            self.apply(plan, current, journal.id, report)
+            missed = set(report.conflicts)
+            changes = [
+                PathChange(path, current[path], goal) for path, goal in plan.items() if path not in missed
+            ]
+            call.take_segment(changes, prepared=True)
+        except BaseException:
+            call.rollback()
+            raise
+        call.finish()
+
+    def _intend_plan(self, journal: Journal, plan: Mapping[str, State], current: Mapping[str, State]) -> None:
+        """Write down that paths will be brought to their goals.
+
+        A path on its way there may have the goal's content without its bits and owner, and where a
+        directory and something else take turns there is nothing in between.
+        """
+        changes: list[PathChange] = []
+        for path, goal in plan.items():
+            before = current[path]
+            if "directory" in (before.kind, goal.kind) and before.kind != goal.kind:
+                changes.append(PathChange(path, before, ABSENT))
+                before = ABSENT
+            changes.append(PathChange(path, before, goal._replace(mode=ANY, uid=ANY, gid=ANY)))
+        self.intend(journal, changes)
+
+    def apply(
+        self, plan: Mapping[str, State], current: Mapping[str, State], owner: str, report: ReportBuilder
+    ) -> None:
+        """Bring each path to its goal; see `restorer.py`."""
+        Restorer(self.tree, self.opened().objects, owner, report, sync=self._durable).apply(plan, current)
+
+
+def _kind(status: os.stat_result | None) -> str:
+    if status is None:
+        return "absent"
+    if stat.S_ISDIR(status.st_mode):
+        return "directory"
+    if stat.S_ISLNK(status.st_mode):
+        return "link"
+    return "file" if stat.S_ISREG(status.st_mode) else "other"
+
+
+def _sentences(uncovered: Mapping[str, str]) -> tuple[str, ...]:
+    named = [
+        f"{path or ROOT} is not covered: {reason}"
+        for path, reason in sorted(uncovered.items())[:MAX_NAMED_UNCOVERED]
+    ]
+    if len(uncovered) > len(named):
+        named.append(f"{len(uncovered) - len(named)} more paths are not covered")
+    return tuple(named)
+
+
+def _remove_store(path: str, owner: int) -> None:
+    # A forked child must not take its parent's store away when it ends.
+    if os.getpid() == owner:
+        shutil.rmtree(path, ignore_errors=True)
