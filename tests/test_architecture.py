@@ -29,16 +29,14 @@ MAX_HIDDEN_IMPORTS = 8
 HEAVY = [
     "anthropic",
     "claude_agent_sdk",
+    "click",
     "genai_prices",
     "git",
     "litellm",
     "openai",
-    "psycopg",
     "pygit2",
     "rich",
     "sqlite3",
-    "starlette",
-    "typer",
 ]
 """What only a part that is imported by its path may pull in."""
 

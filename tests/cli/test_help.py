@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import click
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import treenail
-from treenail.presenters.cli.main import app
+from treenail.presenters.cli.main import LazyGroup, app
 
 GROUPS = {"hold", "config", "workflow"}
 PROMISED = {
@@ -16,19 +16,32 @@ PROMISED = {
 }
 
 
-def commands() -> dict[str, typer.core.TyperCommand]:
-    """Every command by what one types."""
-    found: dict[str, typer.core.TyperCommand] = {}
-    for name, each in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]  # a group
-        if hasattr(each, "commands"):
-            found |= {f"{name} {inner}": made for inner, made in each.commands.items()}
+def commands() -> dict[str, tuple[str, click.Command]]:
+    """Every command by what one types, with the line that the table has for it."""
+    context = click.Context(app)
+    found: dict[str, tuple[str, click.Command]] = {}
+    for name in app.list_commands(context):
+        each = app.get_command(context, name)
+        assert each is not None
+        if isinstance(each, LazyGroup):
+            for inner in each.list_commands(context):
+                made = each.get_command(context, inner)
+                assert made is not None
+                found[f"{name} {inner}"] = (each.table[inner][1], made)
         else:
-            found[name] = each
+            found[name] = (app.table[name][1] if name in app.table else str(each.help), each)
     return found
 
 
 def test_every_promised_command_is_there() -> None:
     assert commands().keys() >= PROMISED
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_the_table_has_the_first_sentence_of_a_commands_help(name: str) -> None:
+    """The list of commands is printed without importing them, so the table repeats it."""
+    listed, command = commands()[name]
+    assert (command.help or "").partition("\n")[0] == listed
 
 
 @pytest.mark.parametrize("name", sorted(commands()))

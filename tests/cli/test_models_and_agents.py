@@ -106,9 +106,9 @@ def test_an_agent_comes_from_a_file_that_runs_nothing(tmp_path: Path, name: str)
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("a.toml", "x = 1", "it may have"),
+        ("a.toml", "x = 1", "the keys are"),
         ("a.toml", 'name = "n"', "needs instructions"),
-        ("a.toml", 'instructions = "i"\ntools = ["magic"]', "there are files"),
+        ("a.toml", 'instructions = "i"\ntools = ["magic"]', "use files"),
         ("a.toml", 'instructions = "i"\nmax_iterations = 0', "above 0"),
         ("a.toml", 'instructions = "i"\ntools = "files"', "must be a list"),
         ("a.toml", 'instructions = "i"\nlimits = 3', "must be a table"),

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from treenail.presenters.cli.screen import JsonScreen, PlainScreen, TerminalScreen, _line
+from treenail.history.text import live_text
+from treenail.presenters.cli.screen import JsonScreen, PlainScreen, TerminalScreen
 from treenail.providers.base import TextDelta
 from treenail.turns.live import FeedbackGiven, ToolCallBegan, ToolCallFinished, UsageChanged
 
@@ -55,4 +56,4 @@ def test_a_terminal_shows_each_line_once_and_no_markup_is_read_from_it() -> None
 
 def test_the_words_of_a_judge_are_shown_without_what_the_model_needs_around_them() -> None:
     said = '<completion_check checker="c" attempt="1 of 3">\nNot yet: a test fails.\n</completion_check>'
-    assert _line(FeedbackGiven("judges", said, "caution")) == "  ⚖ caution: Not yet: a test fails."
+    assert live_text(FeedbackGiven("judges", said, "caution")) == "  ⚖ caution: Not yet: a test fails."

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treenail.errors import UsageError
-from treenail.presenters.cli import places
+from treenail.presenters.cli import stores
 from treenail.presenters.cli.settings import SETTINGS, load
 
 
@@ -55,12 +55,12 @@ def test_the_file_is_looked_for_up_to_the_repository_and_not_further(tmp_path: P
         ("max_steps = 1.5", "whole number"),
         ('permissions = "yolo"', "auto, ask, read_only"),
         ("judge = 3", "true or false"),
-        ("model = 3", "must be a text"),
+        ("model = 3", "must be text"),
         ("model = ", "cannot be read as TOML"),
-        ('base_url = "https://evil.example/v1"', "say it yourself"),
-        ('base_url = "http://127.0.0.1.evil.example/v1"', "say it yourself"),
-        ('base_url = "//evil.example"', "say it yourself"),
-        ('agent = "evil.py:agent"', "say it yourself"),
+        ('base_url = "https://evil.example/v1"', "if you want that"),
+        ('base_url = "http://127.0.0.1.evil.example/v1"', "if you want that"),
+        ('base_url = "//evil.example"', "if you want that"),
+        ('agent = "evil.py:agent"', "if you want that"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_name_and_what_to_do(tmp_path: Path, text: str, told: str) -> None:
@@ -97,17 +97,17 @@ def test_runs_are_kept_outside_the_project_and_projects_apart(tmp_path: Path) ->
     for each in (one, two):
         (each / ".git").mkdir(parents=True)
     env = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    stores = {places.store_for(each, None, env) for each in (one, two)}
-    assert len(stores) == 2
-    assert all(each.is_relative_to(tmp_path / "state") for each in stores)
+    found = {stores.store_for(each, None, env) for each in (one, two)}
+    assert len(found) == 2
+    assert all(each.is_relative_to(tmp_path / "state") for each in found)
     (one / "src").mkdir()
-    assert places.store_for(one / "src", None, env) in stores, (
+    assert stores.store_for(one / "src", None, env) in found, (
         "a project has one store, from wherever it is asked"
     )
 
 
 def test_a_store_in_a_repository_is_ignored_by_it(tmp_path: Path) -> None:
-    store = places.ready(places.store_for(tmp_path, ".treenail/runs.db", {}))
+    store = stores.ready(stores.store_for(tmp_path, ".treenail/runs.db", {}))
     assert store == tmp_path / ".treenail/runs.db"
     assert (tmp_path / ".treenail/.gitignore").read_text() == "*\n"
 
@@ -116,7 +116,7 @@ def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("")
     with pytest.raises(UsageError, match="--store"):
-        places.ready(blocker / "runs.db")
+        stores.ready(blocker / "runs.db")
 
 
 def test_an_agents_file_counts_more_than_the_projects_and_less_than_a_person(tmp_path: Path) -> None:
@@ -144,6 +144,6 @@ def test_the_flag_for_a_store_is_given_only_where_it_is_needed(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TREENAIL_STORE", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    here = places.store_for(tmp_path, None, {"XDG_STATE_HOME": str(tmp_path / "state")})
-    assert places.flag_for(here) == ""
-    assert places.flag_for(tmp_path / "a b.db") == f" --store '{tmp_path}/a b.db'"
+    here = stores.store_for(tmp_path, None, {"XDG_STATE_HOME": str(tmp_path / "state")})
+    assert stores.flag_for(here) == ""
+    assert stores.flag_for(tmp_path / "a b.db") == f" --store '{tmp_path}/a b.db'"

@@ -16,11 +16,15 @@ import pytest
 from tests.stories.terminal import Terminal, clean_environment, treenail
 
 from treenail import Agent, Limits
+from treenail.history.stores import opened_log
+from treenail.history.summary import summarize
 from treenail.log.sqlite import SqliteLog
-from treenail.presenters.cli import places, stored
+from treenail.presenters.cli import stores
 from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.state import Session
 from treenail.testing.wire import WireRequest, WireServer
 from treenail.tools.files import read_file
+from treenail.turns.ledger import ceilings_of
 
 FIX = [
     {"text": "I look first.\n", "calls": [{"name": "read_file", "arguments": {"path": "calc.py"}}]},
@@ -62,9 +66,9 @@ def call(name: str, **arguments: object) -> dict[str, object]:
 
 def listed(project: Path) -> list[dict[str, object]]:
     """What `treenail list --json` would print, read in this process: it is asked for often."""
-    store = places.store_for(project, None, clean_environment(project))
-    with stored.opened_log(store) as log:
-        return [stored.describe(log, each).as_data() for each in log.sessions() if each.parent_id is None]
+    store = stores.store_for(project, None, clean_environment(project))
+    with opened_log(store) as log:
+        return [summarize(log, each).to_data() for each in log.sessions() if each.parent_id is None]
 
 
 def test_a_failing_test_is_mended_and_the_exit_code_says_so(project: Path) -> None:
@@ -272,12 +276,12 @@ def test_no_model_is_a_clear_message_and_the_demo_is_offered(project: Path) -> N
     [
         (("run", "go", "--max-cost", "-1"), "--max-cost"),
         (("run", "go", "--ask", "--read-only"), "one of"),
-        (("run", "  "), "say what is to be done"),
+        (("run", "  "), "the task is empty"),
         (("run", "go", "--agent", "none.toml"), "no agent file"),
         (("show", "zzz"), "there are no runs"),
         (("resume",), "there are no runs"),
         (("hold", "answer"), "--yes or --no"),
-        (("run", "go", "-C", "nowhere"), "no directory"),
+        (("run", "go", "-C", "nowhere"), "not a directory"),
     ],
 )
 def test_bad_commands_are_refused_in_one_sentence(
@@ -404,7 +408,7 @@ def test_a_run_that_somebody_writes_is_not_disturbed(project: Path) -> None:
         for each in (("resume",), ("rollback",), ("erase", "@last", "--yes")):
             ran = treenail(*each, cwd=project)
             assert (ran.returncode, len(ran.stderr.splitlines())) == (1, 1), ran.stderr
-            assert f"is being written by process {terminal.process.pid}" in ran.stderr
+            assert f"process {terminal.process.pid} is writing this run" in ran.stderr
         terminal.type("\x03")
         assert terminal.end() == 130
 
@@ -482,7 +486,7 @@ def test_ceilings_that_a_program_has_set_hold_on_the_command_line_too(project: P
     ran = treenail("resume", *told, cwd=project)
     assert ran.returncode == 0, ran.stderr
     with SqliteLog(project / "runs.db") as log:
-        now = stored.ceilings(log, run.id)
+        now = ceilings_of(Session.open(log, run.id, read_only=True))
     assert now is not None
     assert (now.max_steps, now.max_depth, now.on_unknown_price) == (9, 0, "estimate")
 
@@ -536,7 +540,7 @@ def test_a_model_judges_the_work_before_it_may_end(project: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "a + b" in (project / "calc.py").read_text()
     told = json.loads(treenail("show", "--json", cwd=project).stdout)
-    verdicts = [each["good"] for each in told["timeline"] if each["kind"] == "judge"]
+    verdicts = [each["is_good"] for each in told["turns"][0]["items"] if each["kind"] == "check"]
     assert verdicts == [False, True]
     assert [each["agent"] for each in told["children"]] == ["judge completion"] * 2
 
@@ -566,14 +570,11 @@ def test_what_is_offered_can_be_pasted_where_one_is(project: Path) -> None:
 
 
 def test_a_shell_completes_commands_and_runs(project: Path) -> None:
-    # Which shell runs the tests is not for this test to find out, so it is named.
-    named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    assert "complete" in treenail("--show-completion", "bash", cwd=project, env=named).stdout
     assert treenail("run", "go", "--model", script(project, "hi"), cwd=project).returncode == 0
     short = str(listed(project)[0]["id"])[:8]
 
     def completed(typed: str) -> list[str]:
-        env = {"_TREENAIL_COMPLETE": "complete_bash", "COMP_WORDS": typed}
+        env = {"_TREENAIL_COMPLETE": "bash_complete", "COMP_WORDS": typed}
         env["COMP_CWORD"] = str(len(typed.split(" ")) - 1)
         command = [str(Path(sys.executable).with_name("treenail"))]
         said = subprocess.run(
@@ -585,7 +586,7 @@ def test_a_shell_completes_commands_and_runs(project: Path) -> None:
             text=True,
             timeout=60,
         )
-        return said.stdout.split()
+        return [line.removeprefix("plain,") for line in said.stdout.split()]
 
     assert completed("treenail res") == ["resume"]
     assert completed("treenail show ") == ["@last", short]

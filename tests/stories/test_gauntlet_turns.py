@@ -26,8 +26,9 @@ from treenail.conversation import ProviderUsage, inspect_replay
 from treenail.conversation.replay import ReplayItem
 from treenail.errors import ModelCallError
 from treenail.history.diagnostics import DiagnosticsReport, diagnose
-from treenail.history.projection import RunView, project
+from treenail.history.projection import project
 from treenail.history.text import render_text
+from treenail.history.view import RunView
 from treenail.log.event import Channel
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.scripted import Answer, ScriptedProvider
@@ -149,7 +150,7 @@ def test_stream_error_after_partial_text(tmp_path: Path, kind: str) -> None:
         "The answer is fourty"
     ]
     assert "fourty" not in "".join(each.text for each in story.sent)
-    assert "PARTIAL" in render_text(story.view)
+    assert "not an answer, cut off: The answer is fourty" in render_text(story.view)
     assert story.report.check("assistant_canonicalization").classification == "partial_preserved"
 
 

@@ -63,7 +63,7 @@ def coding_agent(**more: Any) -> Agent:
 
 
 def load_agent(spec: str, directory: Path) -> Agent:
-    """Load an agent from `path.py:name` or from a TOML or YAML file. Raises `UsageError` with what is wrong.
+    """Load an agent from `path.py:name` or from a TOML or YAML file. Raises `UsageError`.
 
     A Python file is run: name only files that you trust. A TOML or YAML file runs nothing.
     """
@@ -76,12 +76,12 @@ def load_agent(spec: str, directory: Path) -> Agent:
     if file.suffix == ".py":
         return _from_python(file, name or "agent")
     if name:
-        raise UsageError(f"{file.name} holds one agent; leave :{name} away")
+        raise UsageError(f"{file.name} holds one agent; remove :{name}")
     if file.suffix == ".toml":
         return _from_data(_toml(file), file)
     if file.suffix in (".yaml", ".yml"):
         return _from_data(_yaml(file), file)
-    raise UsageError(f"{file} is no agent file; it must end in .py, .toml, .yaml or .yml")
+    raise UsageError(f"{file} is not an agent file; it must end in .py, .toml, .yaml or .yml")
 
 
 def _place(path: str, directory: Path) -> Path:
@@ -124,7 +124,7 @@ def _yaml(file: Path) -> Mapping[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{file} cannot be read as YAML: {error}") from error
     if not isinstance(data, dict):
-        raise UsageError(f"{file} must hold keys and values: name, instructions, tools ...")
+        raise UsageError(f"{file} must contain keys and values: name, instructions, tools ...")
     return data
 
 
@@ -145,7 +145,7 @@ _JUDGES = ("check", "files", "model", "review_every_calls", "strict")
 
 
 def agent_of(data: Mapping[str, Any], place: str) -> Agent:
-    """Make an agent from what a file says about it. Raises `UsageError` with the place of what is wrong."""
+    """Make an agent from the data of a file. Raises `UsageError`, which names the wrong value."""
     return _from_data(data, Path(place))
 
 
@@ -153,19 +153,19 @@ def _from_data(data: Mapping[str, Any], file: Path) -> Agent:
     _refuse_unknown(data, _KEYS, f"{file}")
     instructions = data.get("instructions")
     if not isinstance(instructions, str) or not instructions.strip():
-        raise UsageError(f"{file} needs instructions: a text that says what the agent is and does")
+        raise UsageError(f"{file} needs instructions: text that says what the agent is and does")
     named = data.get("tools", ["files", "shell", "plan"])
     if not isinstance(named, list):
-        raise UsageError(f"tools in {file} must be a list out of {', '.join(_TOOLS)}, not {named!r}")
+        raise UsageError(f"tools in {file} must be a list of {', '.join(_TOOLS)}, not {named!r}")
     tools: list[Tool[Any, Any]] = []
     for each in named:
         if each not in _TOOLS:
-            raise UsageError(f"{file} names the tools {each!r}; there are {', '.join(_TOOLS)}")
+            raise UsageError(f"{file} names {each!r}, which is not a set of tools; use {', '.join(_TOOLS)}")
         tools.extend(_TOOLS[each]())
     unique = {each.name: each for each in tools}
     name = data.get("name", file.stem)
     if not isinstance(name, str) or not name.strip():
-        raise UsageError(f"the name in {file} must be a text, not {name!r}")
+        raise UsageError(f"the name in {file} must be text, not {name!r}")
     _limits(data, file)
     return Agent(
         name,
@@ -179,7 +179,7 @@ def _from_data(data: Mapping[str, Any], file: Path) -> Agent:
 def _refuse_unknown(data: Mapping[str, Any], known: tuple[str, ...], place: str) -> None:
     unknown = sorted(str(each) for each in data.keys() - set(known))
     if unknown:
-        raise UsageError(f"{place} has {', '.join(unknown)}; it may have {', '.join(known)}")
+        raise UsageError(f"{place} has unknown keys: {', '.join(unknown)}; the keys are {', '.join(known)}")
 
 
 def _table(data: Mapping[str, Any], name: str, known: tuple[str, ...], file: Path) -> Mapping[str, Any]:
@@ -201,7 +201,7 @@ def _limits(data: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
 
 
 def _judges(data: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Make the judges that an agent file names: before the agent may stop, and while it works."""
+    """Make the judges of an agent file: those before the agent may stop, and those while it works."""
     said = _table(data, "judges", _JUDGES, file)
     check, files = said.get("check"), said.get("files", [])
     if check is not None and (not isinstance(check, str) or not check.strip()):

@@ -17,13 +17,15 @@ import time
 from pathlib import Path
 from uuid import UUID
 
+import click
 from rich.console import Console
 
 from treenail.agent import Agent, Run
 from treenail.containment import Limits
+from treenail.history.projection import project
 from treenail.judges import CommandChecker
 from treenail.log.sqlite import SqliteLog
-from treenail.presenters.cli.timeline import show_timeline, timeline
+from treenail.presenters.cli.timeline import print_lines
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.tools.context import ToolContext
 from treenail.tools.files import FILE_TOOLS
@@ -142,10 +144,22 @@ class _Stage:
         self.console.print(f"   {text}", markup=False, highlight=False, style=style, soft_wrap=True)
 
 
-def demo(directory: Path | None = None, *, fast: bool = False) -> int:
-    """Show the demo. Returns the exit code: 0 only if everything it claims was seen."""
+@click.command
+@click.option("--fast", is_flag=True, help="Do not pause between the scenes.")
+@click.option("--keep", type=click.Path(path_type=Path), help="A directory to work in, kept afterwards.")
+@click.option("--work-in", type=click.Path(path_type=Path), hidden=True)
+def demo(fast: bool, keep: Path | None, work_in: Path | None) -> int:
+    """See what happens when things go wrong. Offline.
+
+    Nothing in it is faked. Exits 0 only if everything it claims was seen.
+
+    Example: treenail demo --keep /tmp/demo
+    """
+    if work_in is not None:
+        work(work_in)
+        return 0
     console = Console()
-    place = directory or Path(tempfile.mkdtemp(prefix="treenail-demo-"))
+    place = keep or Path(tempfile.mkdtemp(prefix="treenail-demo-"))
     project, store = place / "project", place / "runs.db"
     for name, text in _FILES.items():
         path = project / name
@@ -189,7 +203,7 @@ def _crash(stage: _Stage, place: Path) -> bool:
 
 def _resumed(stage: _Stage, store: Path, run_id: UUID) -> bool:
     stage.scene("Another process resumes the run")
-    stage.say("It undoes the half-done call, runs nothing twice, and goes on. When the agent says that it is")
+    stage.say("It undoes the half-done call and runs nothing twice. When the agent says that it is")
     stage.say("done, a judge runs the tests, and sends it back.")
     with DEMO_AGENT.resume(store, run_id, provider=_SCRIPT) as run:
         stage.say(f"the run is {run.state.value}: {run.output}", "green")
@@ -197,7 +211,7 @@ def _resumed(stage: _Stage, store: Path, run_id: UUID) -> bool:
         left = raised.diff().text
         stage.say(f"what {raised.name} left in the files when it raised: {left or 'nothing'}")
         stage.scene("The timeline, as the log has it")
-        show_timeline(stage.console, run.execution_state.session, indent="   ")
+        print_lines(stage.console, project(run.execution_state.session), indent="   ")
         stage.scene("What one call changed, although it was tried twice")
         renamed = [each for each in run.tool_calls if each.name == "rename_symbol" and each.success]
         stage.console.print(_indent(renamed[0].diff().text), markup=False, highlight=False)
@@ -205,8 +219,8 @@ def _resumed(stage: _Stage, store: Path, run_id: UUID) -> bool:
 
 
 def _was_sent_back(run: Run) -> bool:
-    lines = [each for each in timeline(run.execution_state.session) if each.kind == "judge"]
-    return [each.good for each in lines] == [False, True]
+    items = project(run.execution_state.session).turns[0].items
+    return [each.is_good for each in items if each.kind == "check"] == [False, True]
 
 
 def _runaway(stage: _Stage, project: Path, store: Path) -> bool:

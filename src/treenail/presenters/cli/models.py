@@ -1,16 +1,16 @@
-"""From the name of a model to a provider. Each SDK is imported only when it is used."""
+"""Models by name: each becomes a provider, and its SDK is imported only then."""
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
 from treenail.errors import UsageError
 from treenail.presenters.cli.settings import Settings
-from treenail.providers.base import ModelRequest, Provider
+from treenail.providers.base import ModelEvent, ModelRequest, Provider
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.tools.tool import ToolCall
 
@@ -18,7 +18,7 @@ DEFAULT_OPENAI_MODEL = "gpt-5-mini"
 DEFAULT_ANTHROPIC_MODEL = "claude-sonnet-4-5"
 
 NO_PROVIDER = (
-    "no model to talk to: set OPENAI_API_KEY or ANTHROPIC_API_KEY, or name a server of your own with "
+    "no model is configured: set OPENAI_API_KEY or ANTHROPIC_API_KEY, or name your own server with "
     "--base-url URL --model NAME. To see what Treenail does without any model, run `treenail demo`"
 )
 
@@ -26,13 +26,13 @@ DEFAULTS = (
     ("ANTHROPIC_API_KEY", f"anthropic/{DEFAULT_ANTHROPIC_MODEL}"),
     ("OPENAI_API_KEY", f"openai/{DEFAULT_OPENAI_MODEL}"),
 )
-"""The model that is asked if none is named: the first whose key is set."""
+"""The model to use if none is named: the first one whose key is set."""
 
 _KINDS = ("openai", "anthropic", "litellm", "claude-agent", "scripted")
 
 
 def provider_for(settings: Settings, environ: Mapping[str, str]) -> Provider:
-    """Make the provider that the settings name. Raises `UsageError` with what to do."""
+    """Make the provider that the settings name. Raises `UsageError` if that is impossible."""
     kind, model = _kind_and_model(settings, environ)
     base_url = settings.text("base_url")
     if kind == "scripted":
@@ -56,8 +56,8 @@ def _made(kind: Any, model: str, **options: Any) -> Provider:
     try:
         made: Provider = kind(model, **given)
     except UsageError as error:
-        # The library speaks of arguments; here there are variables and flags.
-        said = str(error).replace(" or pass api_key=", "").replace("pass base_url=", "say --base-url URL")
+        # The library's advice names arguments; a person here has variables and flags.
+        said = str(error).replace(" or pass api_key=", "").replace("pass base_url=", "use --base-url URL")
         raise UsageError(said) from error
     return made
 
@@ -68,7 +68,7 @@ def _kind_and_model(settings: Settings, environ: Mapping[str, str]) -> tuple[str
         kind, slash, model = named.partition("/")
         if slash and kind in _KINDS:
             if not model:
-                raise UsageError(f"the model {named!r} has no name behind its provider; write {kind}/NAME")
+                raise UsageError(f"the model {named!r} has no name after its provider; write {kind}/NAME")
             return kind, model
         if named.startswith("scripted:"):
             return "scripted", named.removeprefix("scripted:")
@@ -76,7 +76,7 @@ def _kind_and_model(settings: Settings, environ: Mapping[str, str]) -> tuple[str
             return "anthropic", named
         return "openai", named
     if base_url is not None:
-        raise UsageError(f"the server {base_url} needs the name of a model; say it with --model NAME")
+        raise UsageError(f"the server {base_url} needs the name of a model; add --model NAME")
     for key, model in DEFAULTS:
         if environ.get(key):
             kind, _, name = model.partition("/")
@@ -94,18 +94,27 @@ def _imported(name: str, package: str) -> Any:
         ) from error
 
 
-class TaskScripts(ScriptedProvider):
-    """Answers each conversation from a script of its own: the one whose key its task begins with."""
+class TaskScripts:
+    """Answers each conversation from its own script: the one whose key its task begins with."""
+
+    name = model = "scripted"
 
     def __init__(self, scripts: Mapping[str, list[Answer]]) -> None:
-        super().__init__([])
         # The longest key first: an empty one is for every other task.
-        self._scripts = sorted(scripts.items(), key=lambda each: -len(each[0]))
+        ordered = sorted(scripts.items(), key=lambda each: -len(each[0]))
+        self._scripts = [(key, ScriptedProvider(answers)) for key, answers in ordered]
 
-    def _next(self, request: ModelRequest) -> Answer:
+    def _script(self, request: ModelRequest) -> ScriptedProvider:
         task = next((each.text for each in request.items if each.role == "user"), "")
-        script = next((answers for key, answers in self._scripts if task.startswith(key)), [])
-        return ScriptedProvider(script)._next(request)
+        return next((each for key, each in self._scripts if task.startswith(key)), ScriptedProvider([]))
+
+    def estimate_usd(self, request: ModelRequest) -> float | None:
+        """Return the cost of the next answer."""
+        return self._script(request).estimate_usd(request)
+
+    def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """Yield the next answer of this conversation."""
+        return self._script(request).stream(request)
 
 
 def scripted(path: Path) -> Provider:

@@ -1,14 +1,13 @@
-"""What a person sees of a run while it goes on. It only shows: nothing depends on it.
+"""The live screens of a run: for pipes, for machines, and for people at a terminal.
 
-A screen is fed on a thread of its own, so that a slow terminal, a pager or a closed pipe never holds up
-the run. What it could not show stands in the log.
+A screen is fed on its own thread, so that a slow terminal, a pager or a closed pipe never delays the run. It
+only shows: whatever it misses is in the log.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,6 +20,9 @@ from rich.live import Live
 from rich.text import Text
 
 from treenail.conversation.events import ContextPressure
+from treenail.history.live import with_event
+from treenail.history.text import counted, live_text, short
+from treenail.history.view import LiveView
 from treenail.providers.base import ReasoningDelta, TextDelta
 from treenail.tools.policies import PermissionRequest
 from treenail.turns.live import (
@@ -35,11 +37,7 @@ from treenail.turns.live import (
 )
 
 _DRAIN_S = 5.0
-"""How long to wait for a screen to show the rest, when a run is over."""
-
-
-_MARKUP = re.compile(r"</?(completion_check|feedback)\b[^>]*>?")
-"""What stands around a judge's words for the model, and is nothing to a person."""
+"""How long to wait for a screen to show the rest after a run has ended."""
 
 
 class Screen(Protocol):
@@ -54,13 +52,13 @@ class Screen(Protocol):
         ...
 
     def close(self) -> None:
-        """Clear away what is only there while the run goes on."""
+        """Remove what is shown only during the run."""
         ...
 
 
 @contextmanager
 def watching(screen: Screen) -> Iterator[LiveFeed]:
-    """Feed a screen for the length of a run."""
+    """Feed a screen during a run."""
     feed = LiveFeed()
     subscription = feed.subscribe(capacity=100_000)
 
@@ -69,7 +67,7 @@ def watching(screen: Screen) -> Iterator[LiveFeed]:
             try:
                 screen.show(each)
             except (OSError, ValueError):
-                subscription.close()  # The pipe or the terminal is gone; the run goes on without.
+                subscription.close()  # The pipe or the terminal is gone; the run continues.
                 return
 
     thread = threading.Thread(target=run, name="treenail-screen", daemon=True)
@@ -99,7 +97,7 @@ class PlainScreen:
             self._out.flush()
             self._in_line = not seen.text.endswith("\n")
             return
-        line = _line(seen)
+        line = live_text(seen)
         if line is not None:
             self._end_line()
             self._err.write(line + "\n")
@@ -145,17 +143,15 @@ class JsonScreen:
 
 
 class TerminalScreen:
-    """For people: text as it comes, tools with their outcome, and a line that says what goes on."""
+    """For people: text as it arrives, tools with their outcomes, and a status line."""
 
     def __init__(self, console: Console, *, asks: bool = False) -> None:
         self._console = console
         self._asks = asks
         self._lock = threading.RLock()
         self._text = ""
-        self._status = "starting"
-        self._usage = UsageChanged()
+        self._view = LiveView(status="starting")
         self._usage_at = monotonic()
-        self._tools: dict[str, str] = {}
         self._live = Live(get_renderable=self._bottom, console=console, refresh_per_second=8, transient=True)
         self._live.start()
 
@@ -164,23 +160,18 @@ class TerminalScreen:
         with self._lock:
             if isinstance(seen, TextDelta):
                 self._add(seen.text)
-            elif isinstance(seen, StatusChanged):
-                self._status = seen.detail or seen.status.replace("_", " ")
+                return
+            self._view = with_event(self._view, seen)
+            line = live_text(seen)
+            if isinstance(seen, UsageChanged):
+                self._usage_at = monotonic()
+            if isinstance(seen, StatusChanged) or line is not None:
                 self._flush()
-            elif isinstance(seen, UsageChanged):
-                self._usage, self._usage_at = seen, monotonic()
-            else:
-                if isinstance(seen, ToolCallBegan):
-                    self._tools[seen.call_id] = seen.name
-                elif isinstance(seen, ToolCallFinished):
-                    self._tools.pop(seen.call_id, None)
-                line = _line(seen)
-                if line is not None:
-                    self._flush()
-                    self._console.print(line, markup=False, highlight=False, style=_style(seen))
+            if line is not None:
+                self._console.print(line, markup=False, highlight=False, style=_style(seen))
 
     def ask(self, request: PermissionRequest) -> bool | None:
-        """Ask on the terminal. Anything but a yes is a no; an interrupt goes on as one."""
+        """Ask on the terminal. Anything but a yes is a no; an interrupt propagates."""
         if not self._asks:
             return None
         with self._lock:
@@ -188,7 +179,7 @@ class TerminalScreen:
             self._live.stop()
             try:
                 self._console.print(
-                    f"? {request.tool_name} {_short(str(request.arguments), 400)}",
+                    f"? {request.tool_name} {short(str(request.arguments), 400)}",
                     markup=False,
                     highlight=False,
                 )
@@ -200,7 +191,7 @@ class TerminalScreen:
         return said.strip().lower() in ("y", "yes")
 
     def close(self) -> None:
-        """Take the status line away."""
+        """Remove the status line."""
         with self._lock:
             self._flush()
             self._live.stop()
@@ -209,7 +200,7 @@ class TerminalScreen:
         self._text += text
         whole, newline, rest = self._text.rpartition("\n")
         if newline:
-            # What is printed for good is no longer below, or it would flicker there.
+            # A line that is printed above must not stay in the status area as well.
             self._text = rest
             self._console.print(whole, markup=False, highlight=False)
 
@@ -219,11 +210,12 @@ class TerminalScreen:
             self._console.print(whole, markup=False, highlight=False)
 
     def _bottom(self) -> Text:
-        used = self._usage
-        # Between two reports of the run, the screen's own clock goes on: a line that stands still looks dead.
+        live, used = self._view, self._view.usage or UsageChanged()
+        # Between two reports the screen counts seconds itself: a line that stands still looks dead.
         seconds = int(used.elapsed_s + monotonic() - self._usage_at)
-        doing = ", ".join(dict.fromkeys(self._tools.values())) or self._status
-        parts = [doing, _counted(used.steps, "step"), _counted(used.tokens, "token")]
+        tools = ", ".join(dict.fromkeys(each.name for each in live.running))
+        doing = tools or live.detail or live.status.replace("_", " ")
+        parts = [doing, counted(used.steps, "step"), counted(used.tokens, "token")]
         if used.cost_usd is not None:
             parts.append(f"${used.cost_usd:.4f}")
         parts += [f"{seconds} s" if seconds < 60 else f"{seconds // 60} min {seconds % 60} s", "Ctrl-C stops"]
@@ -235,7 +227,7 @@ class TerminalScreen:
 
 
 def screen_for(*, as_json: bool, asks: bool) -> Screen:
-    """Choose how a run is shown here."""
+    """Choose the screen for this terminal, pipe or machine."""
     if as_json:
         return JsonScreen(sys.stdout)
     console = Console()
@@ -244,39 +236,12 @@ def screen_for(*, as_json: bool, asks: bool) -> Screen:
     return TerminalScreen(console, asks=asks and sys.stdin.isatty())
 
 
-def _line(seen: object) -> str | None:
-    match seen:
-        case ToolCallBegan():
-            return f"● {seen.name} {_short(seen.arguments, 160)}"
-        case ToolCallFinished(success=True):
-            return f"  ✓ {_short(seen.summary, 160)}"
-        case ToolCallFinished():
-            return f"  ✗ undone: {_short(seen.summary, 240) or 'it was stopped'}"
-        case FeedbackGiven():
-            said = _MARKUP.sub(" ", seen.summary)
-            return f"  ⚖ {seen.severity}: {_short(said, 240)}"
-        case ContextPressure(tier="warning" | "critical"):
-            return f"  ! the conversation fills {seen.ratio:.0%} of what the model can read"
-        case Lagged():
-            return f"  … {seen.count} updates were left out here; the log has them"
-    return None
-
-
 def _style(seen: object) -> str:
     if isinstance(seen, ToolCallFinished):
         return "green" if seen.success else "red"
     if isinstance(seen, FeedbackGiven | ContextPressure):
         return "yellow"
     return "cyan" if isinstance(seen, ToolCallBegan) else "dim"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _short(text: str, width: int) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def _data(seen: Any) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""What the command line is told: flags, then the environment, then `treenail.toml`, then defaults.
+"""The settings of the command line: flags, then the environment, then `treenail.toml`, then defaults.
 
-What an earlier run was told comes right after the flags, and an agent file's limits before `treenail.toml`.
+The settings of an earlier run come right after the flags, and an agent file's limits before `treenail.toml`.
 
-Each value remembers where it came from, so that a person can ask. A file that was found in a directory
-is somebody else's word: it may not decide where the user's key is sent, nor run code that can read it.
+Each value remembers its source, so that `treenail config show` can name it. A file found in a directory may
+be somebody else's: it may not decide where the user's key is sent, nor run code that can read it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ FILE_NAME = "treenail.toml"
 MAX_FILE_BYTES = 1_000_000
 
 DEFAULT = "the default"
-"""The source of a value that nobody has set."""
+"""The source of a value that was not set."""
 
 Value = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One thing that can be set."""
+    """One setting."""
 
     name: str
     read: Callable[[str, object], Value]
@@ -60,7 +60,7 @@ class Chosen:
 
 def _text(name: str, given: object) -> str:
     if not isinstance(given, str) or not given.strip():
-        raise UsageError(f"{name} must be a text, not {given!r}")
+        raise UsageError(f"{name} must be text, not {given!r}")
     return given
 
 
@@ -122,24 +122,32 @@ SETTINGS = (
         None,
         "The model: NAME, or PROVIDER/NAME with openai, anthropic, litellm, claude-agent.",
     ),
-    Setting("base_url", _text, None, "A server that speaks OpenAI's interface, such as a local one."),
-    Setting("api", _one_of("responses", "chat"), None, "Which of OpenAI's interfaces the server speaks."),
+    Setting("base_url", _text, None, "A server that speaks OpenAI's API, such as a local one."),
+    Setting(
+        "api",
+        _one_of("responses", "chat"),
+        None,
+        "Which of OpenAI's APIs the server speaks: responses or chat.",
+    ),
     Setting("store", _text, None, "The file that holds the runs."),
     Setting(
-        "permissions", _one_of("auto", "ask", "read_only"), "auto", "What tools with effects may do unasked."
+        "permissions",
+        _one_of("auto", "ask", "read_only"),
+        "auto",
+        "How tools with effects are run.",
     ),
-    Setting("max_cost", _positive, 2.0, "What a run may cost at most, in USD."),
+    Setting("max_cost", _positive, 2.0, "The most that a run may cost, in USD."),
     Setting("max_steps", _count, 200, "How many model and tool calls a run may make."),
-    Setting("max_retries", _count, 20, "How many failed calls of a run are tried again."),
+    Setting("max_retries", _count, 20, "How many failed calls a run may retry."),
     Setting("timeout", _positive, 1800.0, "How long a run may take, in seconds."),
     Setting("check", _text, None, "A command that must exit 0 before the agent may stop."),
-    Setting("judge", _flag, False, "Whether a model looks at the work before the agent may stop."),
+    Setting("judge", _flag, False, "Let a model judge the work before the agent may stop."),
     Setting("agent", _text, None, "The agent: path.py:name, or a .toml or .yaml file."),
     Setting(
         "unknown_price",
         _one_of("halt", "warn", "estimate"),
         "halt",
-        "What a model without a known price does to --max-cost.",
+        "What --max-cost does for a model without a known price: halt, warn or estimate.",
     ),
 )
 
@@ -176,10 +184,10 @@ def load(
     remembered: Mapping[str, str] | None = None,
     agent: Mapping[str, object] | None = None,
 ) -> Settings:
-    """Put the settings together. What is wrong is named together with the place that says it.
+    """Collect the settings. An error names the setting and the place that sets it.
 
-    `remembered` is what an earlier run was told: it counts more than anything but flags. `agent` is what
-    the agent's own file says: it counts more than the project's settings file.
+    `remembered` are the settings of an earlier run; only flags override them. `agent` is what the agent's own
+    file sets; it overrides the project's settings file.
     """
     file = find_file(directory)
     written = {} if file is None else _read_file(file)
@@ -222,31 +230,31 @@ def find_file(directory: Path) -> Path | None:
 def _read_file(file: Path) -> dict[str, object]:
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
-            raise UsageError(f"{file} is larger than {MAX_FILE_BYTES} bytes; it is no settings file")
+            raise UsageError(f"{file} is larger than {MAX_FILE_BYTES} bytes, so it is not a settings file")
         written = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{file} cannot be read as TOML: {error}; mend it, or remove it") from error
+        raise UsageError(f"{file} cannot be read as TOML: {error}; fix it, or remove it") from error
     for name in written:
         if name not in BY_NAME:
             near = difflib.get_close_matches(name, BY_NAME, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it may have: {', '.join(BY_NAME)}"
-            raise UsageError(f"{file} has {name!r}, which is no setting; {hint}")
+            raise UsageError(f"{file} has {name!r}, which is not a setting; {hint}")
     return written
 
 
 def _beside(path: str, file: Path) -> str:
-    """Read a path in a settings file as lying beside that file; Python code is not taken from there."""
+    """Resolve a path in a settings file relative to that file; a Python file is refused."""
     place, colon, name = path.partition(":")
     if place.endswith(".py"):
         raise UsageError(
-            f"{file} would run {place}, which sees your keys; if that is right, say it yourself with "
+            f"{file} would run {place}, which could read your keys; if you want that, name it with "
             "--agent or TREENAIL_AGENT"
         )
     return os.path.normpath(file.parent / Path(place).expanduser()) + colon + name
 
 
 def _check_is_here(url: str, file: Path) -> None:
-    """A file may name a server on this machine only: the user's key goes wherever the server is."""
+    """Refuse a server on another machine: the user's key would be sent there."""
     host = urlsplit(url).hostname or ""
     try:
         is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -254,6 +262,6 @@ def _check_is_here(url: str, file: Path) -> None:
         is_here = False
     if not is_here:
         raise UsageError(
-            f"{file} sends your key and your files to {host or url!r}; if that is right, say it yourself "
+            f"{file} would send your key and your files to {host or url!r}; if you want that, name it "
             "with --base-url or TREENAIL_BASE_URL"
         )

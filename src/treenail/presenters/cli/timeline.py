@@ -1,131 +1,89 @@
-"""A session's timeline: one line per event that a person would ask about, as the log has it."""
+"""The timeline of a run and its children, as the history room tells it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
 
+import click
 from rich.console import Console
 
-from treenail.containment import SafetyEvent
-from treenail.conversation.events import BranchSummary, HistoryCompacted, SubagentEvent
-from treenail.conversation.messages import InnerMessage
-from treenail.judges.events import CompletionChecked, Feedback, JudgeEvent
-from treenail.state.events import StateRestored
+from treenail.history.projection import Projection
+from treenail.history.stores import opened_log
+from treenail.history.summary import RunSummary, damage_text, summarize
+from treenail.history.text import lines
+from treenail.history.view import RunView
+from treenail.log.base import Log
+from treenail.presenters.cli.options import json_option, run_argument, run_named, store_option
+from treenail.presenters.cli.output import print_json
+from treenail.presenters.cli.runs import STYLES, warn_of_damage
+from treenail.presenters.cli.stores import salvage_command
 from treenail.state.session import Session
-from treenail.tools.events import HoldAnswered, SessionForked, ToolHeld, ToolInvoked, ToolStarted
-from treenail.turns.ledger import CeilingsSet
-from treenail.turns.states import PartialText, TurnEnded, TurnResumed, TurnStarted
-
-_WIDTH = 88
-_TOLD = ("<completion_check", "<feedback")
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of a timeline."""
+@click.command
+@run_argument
+@store_option
+@json_option
+def show(run: str, store: str | None, as_json: bool) -> int:
+    """Show what happened in a run, with its children.
 
-    seq: int
-    at: datetime
-    kind: str
-    text: str
-    good: bool = True
+    RUN is a run's id, the beginning of it, or @last. A damaged run is shown as far as it is readable, and the
+    command exits 1.
+
+    Example: treenail show 3f2a
+    """
+    place, run_id = run_named(store, run)
+    with opened_log(place) as log:
+        if as_json:
+            data, damaged = _tree_data(log, place, run_id)
+            print_json(data)
+        else:
+            damaged = _print_tree(Console(), log, run_id, "")
+    return warn_of_damage(place, damaged)
 
 
-def timeline(session: Session) -> Iterator[Line]:
-    """Read a session's log and say what happened, in order."""
-    for envelope, value in session.events():
-        described = _describe(value)
-        if described is not None:
-            kind, text, good = described
-            yield Line(envelope.seq, envelope.at, kind, text, good)
-        elif value is None:
-            yield Line(envelope.seq, envelope.at, "unknown", f"an event of type {envelope.type}", good=False)
+def _read(log: Log, run_id: UUID) -> tuple[RunSummary, RunView, str]:
+    """Return a run's summary, its view, and its damage, if it has any."""
+    summary = summarize(log, log.info(run_id))
+    with Session.open(log, run_id, read_only=True) as session:
+        view = Projection().catch_up(session).view()
+    return summary, view, damage_text(view.damage or "") or (summary.reason if summary.is_damaged else "")
 
 
-def show_timeline(console: Console, session: Session, indent: str = "") -> None:
-    """Print a session's timeline."""
-    for line in timeline(session):
-        mark = "[green]✓[/]" if line.good else "[red]✗[/]"
-        console.print(f"{indent}{line.seq:>4}  {mark} [bold]{line.kind:<8}[/]", end="", highlight=False)
+def _tree_data(log: Log, store: Path, run_id: UUID) -> tuple[dict[str, Any], int]:
+    """Return a run and its children as JSON data, and how many of them are damaged."""
+    summary, view, damage = _read(log, run_id)
+    children = [_tree_data(log, store, each.session_id) for each in log.sessions(parent_id=run_id)]
+    data = {**view.to_data(), **summary.to_data(), "children": [each for each, _ in children]}
+    if damage:
+        data |= {"damage": damage, "next_actions": [salvage_command(store)]}
+    return data, bool(damage) + sum(each for _, each in children)
+
+
+def _print_tree(console: Console, log: Log, run_id: UUID, indent: str) -> int:
+    """Print a run and its children. Returns how many of them are damaged."""
+    summary, view, damage = _read(log, run_id)
+    style = STYLES.get(summary.state, "red")
+    title = f"{indent}[bold]{'└ child' if indent else 'run'} {str(run_id)[:8]}[/] [{style}]{summary.state}[/]"
+    console.print(title, end="", highlight=False)
+    about = f" · {summary.agent or 'no agent'} · {summary.info.created_at:%Y-%m-%d %H:%M} UTC"
+    console.print(about, markup=False, highlight=False)
+    print_lines(console, view, indent)
+    if damage:
+        console.print(f"{indent}[red]the log is damaged from here on:[/]", end=" ", highlight=False)
+        console.print(damage, markup=False, highlight=False, soft_wrap=True)
+    children = [each.session_id for each in log.sessions(parent_id=run_id)]
+    return bool(damage) + sum(_print_tree(console, log, each, indent + "    ") for each in children)
+
+
+def print_lines(console: Console, view: RunView, indent: str = "") -> None:
+    """Print the lines of a view with marks: what is not good is red."""
+    for line in lines(view):
+        if line.label == "damage":
+            continue
+        mark = "[green]✓[/]" if line.is_good else "[red]✗[/]"
+        place = f"{line.seq:>4}  {mark}" if line.seq is not None else " " * 7
+        console.print(f"{indent}{place} [bold]{line.label:<8}[/]", end="", highlight=False)
         console.print(line.text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _describe(value: object) -> tuple[str, str, bool] | None:
-    match value:
-        case TurnStarted():
-            return "turn", f"started: {value.task}", True
-        case TurnResumed():
-            return "turn", f"resumed on {value.provider}", True
-        case TurnEnded():
-            why = f" ({value.error_kind}: {_short(value.details)})" if value.error_kind else ""
-            return "turn", f"{value.state.value}{why}", value.state.value == "completed"
-        case InnerMessage(role="assistant") if value.tool_calls:
-            names = ", ".join(each.name for each in value.tool_calls)
-            return "model", f"{_short(value.content)} → {names}".strip(), True
-        case InnerMessage(role="assistant"):
-            return "model", _short(value.content), True
-        case InnerMessage(role="user") if value.content.startswith(_TOLD):
-            return None  # Said by a judge, whose own line says it.
-        case InnerMessage(role="user"):
-            return "person", _short(value.content), True
-        case ToolStarted():
-            return "tool", f"{value.tool_name} began ({value.call_id})", True
-        case ToolInvoked():
-            verb = "kept" if value.success else f"{value.outcome}, rolled back"
-            said = value.rendered_output.removeprefix(f"{value.name} failed: ")
-            return "tool", f"{value.name} {verb}: {_short(said)}", value.success
-        case ToolHeld():
-            return "hold", f"{value.tool_name} waits for a person: {_short(value.reason)}", False
-        case HoldAnswered():
-            return "hold", "approved" if value.approved else "refused", value.approved
-        case CeilingsSet():
-            return "limit", f"ceilings: {_ceilings(value)}", True
-        case SafetyEvent():
-            return "limit", f"{value.event_type}: {_short(value.reason)}", False
-        case StateRestored():
-            return "state", f"restored ({value.reason})", True
-        case CompletionChecked():
-            verdict = "may stop" if value.complete else "sent back"
-            verdict += "" if value.verified else ", unverified"
-            good = value.complete and value.verified
-            return "judge", f"{verdict}: {_short(value.feedback or value.checker)}", good
-        case Feedback():
-            return "judge", f"{value.provider_name}: {_short(value.summary)}", value.severity != "warning"
-        case JudgeEvent() if value.outcome in ("failed", "skipped"):
-            return "judge", f"{value.judge} {value.outcome}: {_short(value.detail)}", False
-        case HistoryCompacted():
-            return "model", f"the conversation up to event {value.to_seq} was summarised", True
-        case BranchSummary():
-            return "fork", _short(value.summary), True
-        case SessionForked():
-            return "fork", f"from {value.from_session[:8]}, {value.side} {value.call_id}", True
-        case SubagentEvent():
-            return "child", f"{value.event} {value.subagent_id}: {_short(value.summary or value.task)}", True
-        case PartialText():
-            return "model", f"cut off after: {_short(value.text)}", False
-        case _ if type(value).__name__ == "WorkflowEvent":
-            # It is known by its name: what it is made of is loaded only where a store has workflows.
-            told = [str(getattr(value, each, "")) for each in ("step_id", "status", "reason")]
-            good = told[1] in ("", "checkpoint_ready", "completed")
-            return "step", " ".join((str(getattr(value, "kind", "")), *filter(None, told))), good
-    return None
-
-
-def _ceilings(value: CeilingsSet) -> str:
-    limits = value.limits
-    told = (
-        (limits.max_cost_usd, "{:g} USD"),
-        (limits.max_steps, "{} steps"),
-        (limits.max_retries, "{} retries"),
-        (limits.timeout, "{:g} s"),
-        (limits.max_depth, "children {} deep"),
-    )
-    said = ", ".join(text.format(each) for each, text in told if each is not None)
-    return f"{said or 'none'}{f', set by {value.by}' if value.by else ''}"
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"

@@ -10,12 +10,24 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import click
 from rich.console import Console
 
 from treenail.agent import Agent
 from treenail.containment import Limits
-from treenail.presenters.cli import agents, settings, stored
-from treenail.presenters.cli.running import Desk
+from treenail.history.stores import LAST, find_run, opened_run
+from treenail.presenters.cli import agents, settings
+from treenail.presenters.cli.execution import RunSetup
+from treenail.presenters.cli.options import (
+    agent_options,
+    directory_option,
+    flags_of,
+    json_option,
+    run_argument,
+    run_named,
+    store_option,
+)
+from treenail.presenters.cli.output import print_json
 from treenail.state.session import Session
 from treenail.tools.policies import PermissionMode, Permissions
 from treenail.workflows import (
@@ -49,80 +61,114 @@ FAILED = "failed"
 """What `--rerun` takes for every step that failed, ran out of time or is partial."""
 
 
-def run(
-    flags: Mapping[str, object | None], file: Path, *, directory: Path | None, is_dry: bool, as_json: bool
-) -> int:
-    """Run a workflow from a file, or say how it would go."""
-    spec = load_spec(file)
+@click.command
+@click.argument("spec", type=click.Path(path_type=Path))
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only print the order of the steps.")
+@agent_options
+@directory_option
+@json_option
+def run(spec: Path, is_dry: bool, directory: Path | None, as_json: bool, **options: Any) -> int:
+    """Run a workflow in this directory.
+
+    SPEC is a YAML or JSON file. Exits 0 if every required step is ready, 1 if the workflow failed, 3 with
+    partial work, 4 if a person must decide, 5 if time ran out, 130 if it was interrupted.
+
+    Example: treenail workflow run release.yaml --dry-run
+    """
+    loaded = load_spec(spec)
     if is_dry:
-        return _show_plan(spec, as_json=as_json)
-    desk = Desk(flags, directory=directory, as_json=as_json)
+        return _show_plan(loaded, as_json=as_json)
+    setup = RunSetup(flags_of(options), directory=directory, as_json=as_json)
     screen = _Screen(as_json=as_json)
     try:
         result = run_workflow(
-            spec,
-            _agents(spec, desk),
-            provider=desk.provider,
-            workspace=desk.directory,
-            store=desk.store,
-            ceiling=_ceiling(spec, desk),
-            permissions=_permissions(desk),
+            loaded,
+            _agents(loaded, setup),
+            provider=setup.provider,
+            workspace=setup.directory,
+            store=setup.store,
+            ceiling=_ceiling(loaded, setup),
+            permissions=_permissions(setup),
             watch=screen.show,
-            tags=desk.tags(),
+            tags=setup.tags(),
         )
     except KeyboardInterrupt:
-        result = _read(desk.store, stored.find(desk.store, stored.LAST))
+        result = _read(setup.store, find_run(setup.store, LAST))
     return screen.end(result)
 
 
+@click.command
+@run_argument
+@click.option("--rerun", multiple=True, help="A step to run again, with its dependents; or: failed.")
+@click.option("--ready", multiple=True, help="A step to accept as ready, with its changes.")
+@click.option("--failed", multiple=True, help="A step to mark as failed.")
+@click.option("--note", default="", help="The reason, for the steps that build on it.")
+@click.option(
+    "--apply/--no-apply", default=None, help="Whether to apply a ready step's changes; never over a conflict."
+)
+@agent_options
+@json_option
 def resume(
-    flags: Mapping[str, object | None],
-    said: str,
-    *,
+    run: str,
     rerun: Sequence[str],
     ready: Sequence[str],
     failed: Sequence[str],
     note: str,
-    with_changes: bool | None,
+    apply: bool | None,
     as_json: bool,
+    **options: Any,
 ) -> int:
-    """Go on with a workflow, after a person's word about its steps."""
-    desk = Desk(flags, run=said, as_json=as_json)
-    assert desk.run_id is not None
+    """Resume a workflow. Finished steps stay.
+
+    After a crash or an answer, or to run steps again. RUN is a run's id, the beginning of it, or @last.
+
+    Example: treenail workflow resume @last --rerun failed
+    """
+    setup = RunSetup(flags_of(options), run=run, as_json=as_json)
+    assert setup.run_id is not None
     screen = _Screen(as_json=as_json)
 
     def before(session: Session) -> None:
         for each in ready:
-            answer_step(session, each, ready=True, note=note, apply=with_changes)
+            answer_step(session, each, ready=True, note=note, apply=apply)
         for each in failed:
             answer_step(session, each, ready=False, note=note)
         known = {each.id for each in record_of(session).spec.steps}
         for each in rerun:
             rerun_steps(session, None if each == FAILED and each not in known else [each])
 
-    with stored.reading(desk.store, desk.run_id) as session:
+    with opened_run(setup.store, setup.run_id) as session:
         spec = record_of(session).spec
     try:
         result = resume_workflow(
-            desk.store,
-            desk.run_id,
-            _agents(spec, desk),
-            provider=desk.provider,
-            ceiling=_ceiling(spec, desk),
-            permissions=_permissions(desk),
+            setup.store,
+            setup.run_id,
+            _agents(spec, setup),
+            provider=setup.provider,
+            ceiling=_ceiling(spec, setup),
+            permissions=_permissions(setup),
             watch=screen.show,
             before=before,
         )
     except KeyboardInterrupt:
-        result = _read(desk.store, desk.run_id)
+        result = _read(setup.store, setup.run_id)
     return screen.end(result)
 
 
-def status(store: Path, run_id: UUID, *, as_json: bool) -> int:
-    """Say how a workflow and each of its steps stand."""
-    result = _read(store, run_id)
+@click.command
+@run_argument
+@store_option
+@json_option
+def status(run: str, store: str | None, as_json: bool) -> int:
+    """Show the state of a workflow and of its steps.
+
+    Exits as its run did. RUN is a run's id, the beginning of it, or @last.
+
+    Example: treenail workflow status @last
+    """
+    result = _read(*run_named(store, run))
     if as_json:
-        print(json.dumps(result.to_data(), ensure_ascii=False, indent=2))
+        print_json(result.to_data())
         return EXIT_CODES[result.state]
     print(f"{result.name} is {result.state.value}{f' ({result.reason})' if result.reason else ''}")
     for wave in result.waves:
@@ -152,14 +198,14 @@ def _print_step(result: WorkflowResult, step_id: str) -> None:
 
 
 def _read(store: Path, run_id: UUID) -> WorkflowResult:
-    with stored.reading(store, run_id) as session:
+    with opened_run(store, run_id) as session:
         return workflow_result(session)
 
 
 def _show_plan(spec: WorkflowSpec, *, as_json: bool) -> int:
     plan = dry_run(spec)
     if as_json:
-        print(json.dumps({"workflow_id": spec.id, **plan.to_data()}, ensure_ascii=False, indent=2))
+        print_json({"workflow_id": spec.id, **plan.to_data()})
         return 0
     for number, wave in enumerate(plan.waves, start=1):
         shown = [f"{each} ({spec.step(each).agent}, {spec.step(each).posture})" for each in wave]
@@ -169,12 +215,12 @@ def _show_plan(spec: WorkflowSpec, *, as_json: bool) -> int:
     return 0
 
 
-def _agents(spec: WorkflowSpec, desk: Desk) -> list[Agent]:
+def _agents(spec: WorkflowSpec, setup: RunSetup) -> list[Agent]:
     """Return the agents that steps may name: those of the file, and the command line's own.
 
     That one is known by its own name and as `agent`, which is what a step has that names none.
     """
-    made = {"agent": replace(desk.agent, name="agent"), desk.agent.name: desk.agent}
+    made = {"agent": replace(setup.agent, name="agent"), setup.agent.name: setup.agent}
     for each in spec.agents:
         said: dict[str, Any] = {"name": each.name, "instructions": each.instructions}
         if each.tools is not None:
@@ -185,13 +231,13 @@ def _agents(spec: WorkflowSpec, desk: Desk) -> list[Agent]:
     return list(made.values())
 
 
-def _ceiling(spec: WorkflowSpec, desk: Desk) -> Limits:
+def _ceiling(spec: WorkflowSpec, setup: RunSetup) -> Limits:
     """Return what all steps together may use up.
 
     A default that is meant for one turn of one agent is none for a workflow, which says what it needs
     itself; only money is always bounded.
     """
-    limits, chosen = desk.limits(), desk.settings.chosen
+    limits, chosen = setup.limits(), setup.settings.chosen
     cost = limits.max_cost_usd
 
     def is_default(name: str) -> bool:
@@ -206,9 +252,9 @@ def _ceiling(spec: WorkflowSpec, desk: Desk) -> Limits:
     )
 
 
-def _permissions(desk: Desk) -> Permissions:
+def _permissions(setup: RunSetup) -> Permissions:
     """Nobody is asked on the terminal: several steps work at once, so that a call waits durably."""
-    return Permissions(PermissionMode(str(desk.settings["permissions"])))
+    return Permissions(PermissionMode(str(setup.settings["permissions"])))
 
 
 class _Screen:

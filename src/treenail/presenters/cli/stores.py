@@ -1,4 +1,4 @@
-"""Where runs are kept: outside the tree that an agent works in, one store for each project."""
+"""Where runs are stored: outside the directory that an agent works in, one store for each project."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STORE_NAME = "runs.db"
 
 
 def project_of(directory: Path) -> Path:
-    """Return the project around a directory: the nearest place with a settings file or a repository."""
+    """Return the project of a directory: the nearest parent with a settings file or a repository."""
     for each in (directory, *directory.parents):
         if (each / "treenail.toml").is_file() or (each / ".git").exists():
             return each
@@ -24,9 +24,9 @@ def project_of(directory: Path) -> Path:
 
 
 def store_for(directory: Path, given: str | None, environ: Mapping[str, str]) -> Path:
-    """Return the store of a project: the one that is named, or one under the user's state directory.
+    """Return the store of a project: `given`, or one under the user's state directory.
 
-    By default it lies outside the project, so that no tool of an agent can reach it.
+    By default it lies outside the project, where no tool of an agent can reach it.
     """
     if given is not None:
         path = Path(given).expanduser()
@@ -41,7 +41,7 @@ def store_for(directory: Path, given: str | None, environ: Mapping[str, str]) ->
 
 
 def flag_for(store: Path) -> str:
-    """Return the flag that a command typed here needs to find a store; empty if it finds it anyway."""
+    """Return the flag that a command needs here to find a store; empty if it is the default one."""
     try:
         said = settings.load({}, os.environ, Path.cwd()).text("store")
         is_found = store_for(Path.cwd(), said, os.environ).resolve() == store.resolve()
@@ -50,8 +50,13 @@ def flag_for(store: Path) -> str:
     return "" if is_found else f" --store {shlex.quote(str(store))}"
 
 
+def salvage_command(store: Path) -> str:
+    """Return the command that copies the readable part of a damaged store."""
+    return f"treenail salvage whole.db{flag_for(store)}"
+
+
 def ready(store: Path) -> Path:
-    """Make the store's directory, ignored by any repository around it; `UsageError` if that fails."""
+    """Make the store's directory, which git ignores. Raises `UsageError` if it cannot be written."""
     directory = store.parent
     try:
         new = not directory.exists()
@@ -63,17 +68,17 @@ def ready(store: Path) -> Path:
         probe.unlink()
     except OSError as error:
         raise UsageError(
-            f"runs cannot be kept in {directory} ({error.strerror or error}); name another place with "
-            "--store FILE or TREENAIL_STORE"
+            f"runs cannot be stored in {directory} ({error.strerror or error}); name another file with "
+            "--store or TREENAIL_STORE"
         ) from error
     return store
 
 
 def existing(store: Path) -> Path:
-    """Return a store that is there. Raises `UsageError` with what to do."""
+    """Return a store that exists. Raises `UsageError` if it does not."""
     if not store.is_file():
         raise UsageError(
-            f'there are no runs yet: {store} does not exist; begin one with `treenail run "task"`, or name '
+            f'there are no runs yet: {store} does not exist; start one with `treenail run "task"`, or name '
             "another store with --store"
         )
     return store

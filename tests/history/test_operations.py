@@ -1,4 +1,4 @@
-"""What a run needed a person for can be put right, and said so."""
+"""A problem of a run can be marked as fixed by hand."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from treenail.errors import UsageError
 from treenail.history.diagnostics import diagnose
+from treenail.history.operations import attend_run
 from treenail.log.sqlite import SqliteLog
-from treenail.presenters.cli import changing
 from treenail.state import AttentionNeeded, Session
 
 
@@ -21,10 +21,10 @@ def test_attention_is_resolved_with_a_note_and_only_where_it_is_needed(tmp_path:
         run_id = session.session_id
         assert not diagnose(session).ok
     log.close()
-    changing.attend(store, run_id, note="restored it by hand", as_json=True)
+    attend_run(store, run_id, "restored it by hand")
     log = SqliteLog(store)
     with Session.open(log, run_id, read_only=True) as session:
         assert "attention" not in [each.id for each in diagnose(session).checks if each.status == "failed"]
     log.close()
     with pytest.raises(UsageError, match="nothing in this run needs a person"):
-        changing.attend(store, run_id, note="again", as_json=True)
+        attend_run(store, run_id, "again")

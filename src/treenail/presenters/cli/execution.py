@@ -10,21 +10,32 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
+import click
 from rich.console import Console
 
 from treenail.agent import Agent, Run
 from treenail.containment.limits import Limits, OnUnknownPrice
 from treenail.errors import LeaseHeldError, LogDamagedError, LogError, UsageError
+from treenail.history.stores import LAST, find_run, opened_log, opened_run
+from treenail.history.summary import is_workflow
 from treenail.judges import CommandChecker, LLMCompletionVerifier, NestedExecutionConfig
-from treenail.presenters.cli import agents, models, places, settings, stored
+from treenail.presenters.cli import agents, models, settings, stores
+from treenail.presenters.cli.options import (
+    agent_options,
+    directory_option,
+    flags_of,
+    json_option,
+    run_argument,
+)
 from treenail.presenters.cli.screen import JsonScreen, Screen, screen_for, watching
 from treenail.presenters.cli.settings import Settings
 from treenail.providers.base import Provider
+from treenail.state.session import Session
 from treenail.tools.policies import PermissionMode, Permissions
-from treenail.turns.derivation import turn_state
+from treenail.turns.derivation import newest_turn
+from treenail.turns.ledger import ceilings_of
 from treenail.turns.states import TurnEnded, TurnState
 
-USAGE = 2
 LIMIT = 6
 EXIT_CODES = {
     TurnState.COMPLETED: 0,
@@ -35,7 +46,7 @@ EXIT_CODES = {
     TurnState.INTERRUPTED: 130,
     TurnState.UNFINISHED: 1,
 }
-"""How a command that ran a turn exits: 0 for a clean answer and for nothing else."""
+"""The exit code for each state: 0 for a clean answer and for nothing else."""
 
 _LIMIT_KINDS = {
     "budget_exceeded",
@@ -47,21 +58,8 @@ _LIMIT_KINDS = {
     "halted",
 }
 
-_REMEMBERED = (
-    "agent",
-    "model",
-    "base_url",
-    "api",
-    "check",
-    "judge",
-    "permissions",
-    "max_cost",
-    "max_steps",
-    "max_retries",
-    "timeout",
-    "unknown_price",
-)
-"""What a resume goes on with unless it is told otherwise: also the ceilings, or they would not be any."""
+_REMEMBERED = tuple(each.name for each in settings.SETTINGS if each.name != "store")
+"""The settings that a resume keeps unless it is given others: also the ceilings, or they would not hold."""
 
 _TAG = "cli."
 
@@ -73,8 +71,8 @@ def exit_code(state: TurnState, kind: str | None) -> int:
     return EXIT_CODES[state]
 
 
-class Desk:
-    """What the commands that run an agent share: settings, store, agent, provider."""
+class RunSetup:
+    """What a command needs to run an agent: settings, store, agent, provider."""
 
     def __init__(
         self,
@@ -88,18 +86,18 @@ class Desk:
         self.is_chat = is_chat
         self.directory = (directory or Path.cwd()).resolve()
         if not self.directory.is_dir():
-            raise UsageError(f"{self.directory} is no directory; name the one that the agent is to work in")
+            raise UsageError(f"{self.directory} is not a directory; name the agent's working directory")
         self.as_json = as_json
         said = settings.load(flags, os.environ, self.directory)
-        self.store = places.store_for(self.directory, said.text("store"), os.environ)
+        self.store = stores.store_for(self.directory, said.text("store"), os.environ)
         self.run_id: UUID | None = None
         remembered: dict[str, str] = {}
         self._before: Limits | None = None
         if run is not None:
-            self.run_id = stored.find(places.existing(self.store), run)
+            self.run_id = find_run(stores.existing(self.store), run)
             remembered = self._remembered(self.run_id)
         else:
-            places.ready(self.store)
+            stores.ready(self.store)
         known = settings.load(flags, os.environ, self.directory, remembered)
         spec = known.text("agent")
         self.agent = _agent_for(known, self.directory)
@@ -108,14 +106,14 @@ class Desk:
         self.provider: Provider = models.provider_for(self.settings, os.environ)
 
     def _remembered(self, run_id: UUID) -> dict[str, str]:
-        with stored.opened_log(self.store) as log:
+        with opened_log(self.store) as log, Session.open(log, run_id, read_only=True) as session:
             tags = dict(log.info(run_id).tags)
-            told = {name: tags[_TAG + name] for name in _REMEMBERED if tags.get(_TAG + name)}
-            self._before = stored.ceilings(log, run_id)
-        return told | stored.ceilings_since(self._before, told)
+            self._before = ceilings_of(session)
+        given = {name: tags[_TAG + name] for name in _REMEMBERED if tags.get(_TAG + name)}
+        return given | _ceilings_since(self._before, given)
 
     def tags(self) -> dict[str, str]:
-        """Return what a resume has to know."""
+        """Return the settings that a resume needs."""
         kept = {
             name: self.settings[name]
             for name in _REMEMBERED
@@ -139,33 +137,33 @@ class Desk:
             max_retries=None if retries is None else int(retries),
             timeout=self.settings.number("timeout"),
             on_unknown_price=cast(OnUnknownPrice, self.settings["unknown_price"]),
-            # Only a program can say this one.
+            # The command line has no option for this one.
             max_depth=None if self._before is None else self._before.max_depth,
         )
 
     def turn(self, task: str | None) -> int:
-        """Run one turn: a task, or what was left of the last one. Returns the exit code."""
+        """Run one turn on a task, or resume the last one. Returns the exit code."""
         mode = PermissionMode(str(self.settings["permissions"]))
         screen = screen_for(as_json=self.as_json, asks=mode is PermissionMode.ASK)
         permissions = Permissions(mode, approver=screen.ask)
         try:
             with watching(screen) as feed:
-                run = self._go(task, permissions, feed.publish)
+                run = self._run(task, permissions, feed.publish)
         except KeyboardInterrupt:
             return self._stopped(screen, "the turn was cut off", EXIT_CODES[TurnState.INTERRUPTED])
         except (LeaseHeldError, LogDamagedError):
             raise
         except LogError as error:
-            # The log would not take another event, so the ending cannot be in it; the run is whole so far.
+            # The log refused an event, so the ending cannot be in it; everything before it is.
             if self.run_id is None and not self._has_begun():
                 raise
             return self._stopped(screen, str(error), EXIT_CODES[TurnState.FAILED])
         with run:
             self.run_id = run.id
             ended = TurnEnded("", run.state, run.result.error_kind, run.result.details, run.next_actions)
-            return self._tell(screen, run.id, ended, run.text)
+            return self._print_ending(screen, run.id, ended, run.text)
 
-    def _go(self, task: str | None, permissions: Permissions, watch: Any) -> Run:
+    def _run(self, task: str | None, permissions: Permissions, watch: Any) -> Run:
         if task is None:
             assert self.run_id is not None
             return self.agent.resume(
@@ -191,23 +189,24 @@ class Desk:
     def _has_begun(self) -> bool:
         """Whether the store has a run at all."""
         try:
-            with stored.opened_log(self.store) as log:
+            with opened_log(self.store) as log:
                 return bool(log.sessions())
         except LogError:
             return False
 
     def _stopped(self, screen: Screen, details: str, code: int) -> int:
-        """Say how a turn that did not come back stands in the log."""
-        self.run_id = self.run_id or stored.find(self.store, stored.LAST)
-        with stored.reading(self.store, self.run_id) as session:
-            state, newest = turn_state(session), session[TurnEnded].latest()
-        if newest is None or newest.state is not state:
-            newest = TurnEnded("", state, "", details, (f"treenail resume {self.run_id}",))
-        self._tell(screen, self.run_id, newest, "")
+        """Print the state of a turn that raised, as its log shows it."""
+        self.run_id = self.run_id or find_run(self.store, LAST)
+        with opened_run(self.store, self.run_id) as session:
+            newest = newest_turn(session)
+        state = TurnState.UNFINISHED if newest is None else newest.state
+        ended = None if newest is None or not newest.is_as_claimed else newest.ended
+        again = TurnEnded("", state, "", details, (f"treenail resume {self.run_id}",))
+        self._print_ending(screen, self.run_id, ended or again, "")
         return code
 
-    def _tell(self, screen: Screen, run_id: UUID, ended: TurnEnded, text: str) -> int:
-        """Say how a turn ended, and what can be pasted now. Returns the exit code."""
+    def _print_ending(self, screen: Screen, run_id: UUID, ended: TurnEnded, text: str) -> int:
+        """Print how a turn ended, and commands to paste. Returns the exit code."""
         code = exit_code(ended.state, ended.error_kind)
         short = str(run_id)[:8]
         commands = self._commands(ended, run_id)
@@ -240,14 +239,14 @@ class Desk:
         return code
 
     def _commands(self, ended: TurnEnded, run_id: UUID) -> list[str]:
-        """Return what a person can paste now, in the directory that they are in."""
+        """Return commands to paste in the present directory."""
         short = str(run_id)[:8]
         actions = list(ended.next_actions)
         if ended.state is TurnState.COMPLETED:
             actions = [f"treenail show {short}", f"treenail diff {short}"]
         elif ended.state is TurnState.HELD:
             actions.insert(0, f"treenail hold list {short}")
-        elsewhere = places.flag_for(self.store)
+        elsewhere = stores.flag_for(self.store)
         return [
             each.partition(" --store ")[0].replace(str(run_id), short) + elsewhere
             if each.startswith("treenail ")
@@ -259,13 +258,13 @@ class Desk:
 _FLAGS = (
     (
         "give cost_estimate_hint or prices=, or set on_unknown_price",
-        "say --unknown-price warn to go on uncounted",
+        "use --unknown-price warn to continue without counting its cost",
     ),
 )
 
 
 def _in_flags(details: str) -> str:
-    """Say in flags what an error of the library says in arguments."""
+    """Translate the advice of a library's error from arguments to flags."""
     for said, meant in _FLAGS:
         details = details.replace(said, meant)
     return details
@@ -274,7 +273,7 @@ def _in_flags(details: str) -> str:
 def _agent_for(chosen: Settings, directory: Path) -> Agent:
     """Return the agent, with the judges that the settings add to its own.
 
-    A judge that was asked for by name is a gate: if it cannot find out, the run is not complete.
+    A judge that was asked for is a gate: if it cannot decide, the run is not complete.
     """
     spec = chosen.text("agent")
     agent = agents.coding_agent() if spec is None else agents.load_agent(spec, directory)
@@ -292,31 +291,83 @@ def _agent_for(chosen: Settings, directory: Path) -> Agent:
     )
 
 
-def run(flags: Mapping[str, object | None], task: str, *, directory: Path | None, as_json: bool) -> int:
-    """Run an agent on a task."""
+def _ceilings_since(limits: Limits | None, given: Mapping[str, str]) -> dict[str, str]:
+    """Return a run's present ceilings as settings, where they are not those of its beginning.
+
+    `given` is what the run was started with. A default ceiling is not remembered: the environment and the
+    settings file may set another.
+    """
+    if limits is None:
+        return {}
+    now = {
+        "max_cost": limits.max_cost_usd,
+        "max_steps": limits.max_steps,
+        "max_retries": limits.max_retries,
+        "timeout": limits.timeout,
+        "unknown_price": limits.on_unknown_price,
+    }
+    return {
+        name: str(value)
+        for name, value in now.items()
+        if value is not None and (name in given or value != settings.BY_NAME[name].default)
+    }
+
+
+@click.command
+@click.argument("task")
+@agent_options
+@directory_option
+@json_option
+def run(task: str, directory: Path | None, as_json: bool, **options: Any) -> int:
+    """Run an agent in this directory.
+
+    TASK says what to do; - reads it from the input. Exits 0 for a clean answer, 1 if the run failed, 3 with
+    partial work, 4 if a call waits for a person, 5 if time ran out, 6 if a ceiling stopped it, 130 if it was
+    interrupted.
+
+    Example: treenail run "make the failing test pass" --check "pytest -q" --max-cost 0.50
+    """
     if task == "-":
         task = sys.stdin.read()
     if not task.strip():
-        raise UsageError('say what is to be done: treenail run "fix the failing test"')
-    return Desk(flags, directory=directory, as_json=as_json).turn(task)
+        raise UsageError('the task is empty; write what to do: treenail run "fix the failing test"')
+    return RunSetup(flags_of(options), directory=directory, as_json=as_json).turn(task)
 
 
-def resume(flags: Mapping[str, object | None], said: str, *, as_json: bool) -> int:
-    """Go on with a run that was cut off, held or stopped by a limit."""
-    desk = Desk(flags, run=said, as_json=as_json)
-    assert desk.run_id is not None
-    with stored.opened_log(desk.store) as log:
-        if stored.is_workflow(log.info(desk.run_id)):
-            short = str(desk.run_id)[:8]
-            raise UsageError(f"{short} is a workflow; go on with `treenail workflow resume {short}`")
-    return desk.turn(None)
+@click.command
+@run_argument
+@agent_options
+@json_option
+def resume(run: str, as_json: bool, **options: Any) -> int:
+    """Resume a run that has stopped.
+
+    After a crash, an interrupt, a limit or an answered question. It keeps its model, its agent and its
+    ceilings, unless others are given. RUN is a run's id, the beginning of it, or @last.
+
+    Example: treenail resume @last --max-cost 1.00
+    """
+    setup = RunSetup(flags_of(options), run=run, as_json=as_json)
+    assert setup.run_id is not None
+    with opened_log(setup.store) as log:
+        if is_workflow(log.info(setup.run_id)):
+            short = str(setup.run_id)[:8]
+            raise UsageError(f"{short} is a workflow; resume it with `treenail workflow resume {short}`")
+    return setup.turn(None)
 
 
-def chat(
-    flags: Mapping[str, object | None], said: str | None, *, directory: Path | None, as_json: bool = False
-) -> int:
-    """Talk with an agent: each line is a turn of the same run."""
-    desk = Desk(flags, directory=directory, run=said, as_json=as_json, is_chat=True)
+@click.command
+@click.option("--run", help="Continue this run: an id, the beginning of it, or @last.")
+@agent_options
+@directory_option
+@json_option
+def chat(run: str | None, directory: Path | None, as_json: bool, **options: Any) -> int:
+    """Talk with an agent, several turns in one run.
+
+    Each line is a turn. With --json, or without a terminal, the lines are read from the input.
+
+    Example: treenail chat --ask
+    """
+    setup = RunSetup(flags_of(options), directory=directory, run=run, as_json=as_json, is_chat=True)
     console = Console(stderr=True)
     is_person = sys.stdin.isatty() and not as_json
     if is_person:
@@ -329,8 +380,8 @@ def chat(
             break
         if not line.strip():
             break
-        code = desk.turn(line.strip())
-    if is_person and desk.run_id is not None:
-        again = f"treenail chat --run {str(desk.run_id)[:8]}{places.flag_for(desk.store)}"
-        console.print(f"go on with: {again}", style="dim", markup=False, highlight=False, soft_wrap=True)
+        code = setup.turn(line.strip())
+    if is_person and setup.run_id is not None:
+        again = f"treenail chat --run {str(setup.run_id)[:8]}{stores.flag_for(setup.store)}"
+        console.print(f"continue with: {again}", style="dim", markup=False, highlight=False, soft_wrap=True)
     return code

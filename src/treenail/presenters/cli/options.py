@@ -1,0 +1,81 @@
+"""The options and arguments that several commands share, and how they name a store and a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+import click
+
+from treenail.errors import TreenailError, UsageError
+from treenail.history.stores import LAST, find_run, run_ids
+from treenail.presenters.cli import settings, stores
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the id of a run in a shell."""
+    try:
+        known = run_ids(store_named(None))
+    except (TreenailError, OSError):
+        return []
+    return [each for each in (LAST, *known) if each.startswith(incomplete)]
+
+
+run_argument = click.argument("run", default=LAST, shell_complete=_complete_run)
+"""A run: its id, the beginning of it, or `@last`, which is the default."""
+
+required_run = click.argument("run", shell_complete=_complete_run)
+"""A run that must be named: for commands that delete."""
+
+store_option = click.option("--store", help="The file that holds the runs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+directory_option = click.option(
+    "--directory", "-C", type=click.Path(path_type=Path), help="The working directory, instead of this one."
+)
+
+
+_MODES = {
+    "--read-only": "Refuse each call with effects.",
+    "--auto": "Run each call without asking (the default).",
+    "--ask": "Ask before each call with effects.",
+}
+
+
+def agent_options(command: F) -> F:
+    """Add one option for each setting of a run, and collect them as `flags`."""
+    for each in reversed(settings.SETTINGS):
+        if each.name == "permissions":
+            for flag, text in _MODES.items():
+                command = click.option(flag, is_flag=True, help=text)(command)
+        elif isinstance(each.default, bool):
+            command = click.option(each.flag, each.name, is_flag=True, default=None, help=each.help)(command)
+        else:
+            kind = "TEXT" if each.default is None or isinstance(each.default, str) else "NUMBER"
+            command = click.option(each.flag, each.name, metavar=kind, help=each.help)(command)
+    return command
+
+
+def flags_of(given: dict[str, Any]) -> dict[str, object | None]:
+    """Return what the options of `agent_options` say, by the names of the settings. Raises `UsageError`."""
+    modes = [name for name in ("ask", "auto", "read_only") if given.pop(name)]
+    if len(modes) > 1:
+        raise UsageError("use only one of --ask, --auto and --read-only")
+    return {**given, "permissions": modes[0] if modes else None}
+
+
+def store_named(given: str | None) -> Path:
+    """Return the store that a command reads. Raises `UsageError` if there is none."""
+    directory = Path.cwd()
+    said = settings.load({"store": given}, os.environ, directory).text("store")
+    return stores.existing(stores.store_for(directory, said, os.environ))
+
+
+def run_named(given: str | None, run: str) -> tuple[Path, UUID]:
+    """Return the store and the run that a command is about. Raises `UsageError`."""
+    store = store_named(given)
+    return store, find_run(store, run)
