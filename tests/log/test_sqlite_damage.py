@@ -24,7 +24,7 @@ from .conftest import BIRTH, History, append_some, copy_open, describe
 
 # The few pages with structure are as likely to be hit as all the pages with events.
 places = st.integers(0, 10**6) | st.integers(0, 12 * 4096) | st.integers(0, 100)
-many = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def read_all(log: SqliteLog, session_id: UUID) -> tuple[list[Envelope], LogError | None]:

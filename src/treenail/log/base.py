@@ -1,4 +1,4 @@
-"""The log seam: what a store of sessions must do.
+"""The protocol of a log: what a store of sessions must do.
 
 Theory of operation
 -------------------
@@ -12,8 +12,8 @@ together or not at all.
 
 The store knows envelopes, not values: payloads are opaque bytes. It keeps, per
 session, at most a few **stored snapshots** of the folded state, which are an
-optimisation and never the truth. `prune` forgets old events once a stored
-snapshot covers them; `erase` forgets a session with everything that is in it.
+optimisation and never the truth. `prune` deletes old events once a stored
+snapshot covers them; `erase` deletes a session with everything that is in it.
 
 Every method may be called from any thread. `treenail.testing.log.LogConformance`
 checks an implementation against these promises.
@@ -138,20 +138,20 @@ class Log(Protocol):
         ...
 
     def latest_snapshot(self, session_id: UUID) -> StoredSnapshot | None:
-        """Return the newest stored snapshot that is whole, or None. A damaged one is passed over."""
+        """Return the newest stored snapshot that is whole, or None. Damaged ones are skipped."""
         ...
 
     def prune(self, lease: Lease, *, upto: int) -> int:
-        """Forget the events up to `upto`; a stored snapshot must cover them. Returns how many went.
+        """Delete the events up to `upto`; a stored snapshot must cover them. Returns how many there were.
 
         No byte of a pruned event stays in the store.
         """
         ...
 
     def erase(self, session_id: UUID) -> None:
-        """Forget a session and everything in it. No byte of it stays in the store.
+        """Delete a session and everything in it. No byte of it stays in the store.
 
-        Raises `LeaseHeldError` while somebody alive is writing it.
+        Raises `LeaseHeldError` while a living writer holds it.
         """
         ...
 

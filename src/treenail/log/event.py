@@ -1,4 +1,4 @@
-"""What stands in a log: drafts, envelopes, and what an event type says about itself."""
+"""The contents of a log: drafts, envelopes, and what an event type declares about itself."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class Channel(Enum):
-    """Who may see an event again. The three channels never mix."""
+    """Where an event may be seen again. The three channels never mix."""
 
     REPLAY = "replay"
     """The model may see it again."""
     AUDIT = "audit"
     """Kept as evidence, never replayed to the model."""
     LIVE = "live"
-    """Published to whoever watches, never logged."""
+    """Published to subscribers, never logged."""
 
 
 class SlicePolicy(Enum):
@@ -93,11 +93,11 @@ class SessionInfo:
     first: int = 1
     """The sequence number of the oldest event still kept; more than 1 after a prune."""
     owner: str | None = None
-    """Who holds the writer's lease, if anybody does."""
+    """The holder of the writer's lease; None if it is free."""
 
 
 GENESIS = b"\0" * 16
-"""What the first event's checksum is chained to."""
+"""The checksum before the first event's, to which that is chained."""
 
 
 def chained(session_id: UUID, previous: bytes, first: int, drafts: Sequence[Draft]) -> list[Envelope]:

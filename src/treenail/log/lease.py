@@ -1,4 +1,4 @@
-"""Who holds a lease, whether that holder still lives, and the heartbeat.
+"""The owner of a lease, whether it still lives, and the heartbeat.
 
 Theory of operation
 -------------------
@@ -6,12 +6,12 @@ A lease names its owner with a string. `this_process_owner()` makes one that
 says which process it is: the machine since its last boot, the process
 namespace, the process id and the moment when that process began. With these a
 reader on the same machine can tell a dead process from a live one at once, even
-when the process id was given to somebody else since. From anywhere else (another
-machine, another container, a string of the caller's own) the answer is "cannot
-tell", and only the lease's expiry counts.
+when the process id has been reused. From anywhere else (another machine, another
+container, a string of the caller's own) the answer is "cannot tell", and only the
+lease's expiry counts.
 
-A wrong answer is never dangerous, because a writer that was taken over by
-mistake is fenced off by its epoch; it is only rude.
+A wrong answer does no harm: a writer that was taken over by mistake is fenced off
+by its epoch.
 
 `LeaseKeeper` renews leases in a daemon thread while their holder lives. It runs
 on real time: a heartbeat is a message to other processes, which do not share a
@@ -61,7 +61,7 @@ def _namespace() -> str:
 
 
 def _began(pid: int) -> str | None:
-    """Say when a process began, in the kernel's own ticks; None if it is gone, "?" if unknowable."""
+    """Return when a process began, in the kernel's ticks; None if it has ended, "?" if that is unknown."""
     if not (_PROC / "self/stat").exists():
         try:
             os.kill(pid, 0)
@@ -75,13 +75,13 @@ def _began(pid: int) -> str | None:
         return None
     # The command's name stands in parentheses and may itself hold spaces and parentheses.
     fields = stat.rpartition(")")[2].split()
-    # A zombie has ended; only its parent has not looked yet.
+    # A zombie has ended; its parent has not waited for it yet.
     return None if fields[0] in "ZX" else fields[19]
 
 
 @functools.lru_cache(maxsize=1)
 def _process(pid: int) -> str:
-    """Name a process that is this one: what that says stays so until it ends, or forks another one."""
+    """Name this process; the name holds until it ends or forks."""
     return "/".join((_MARK, _machine(), _namespace(), str(pid), _began(pid) or "?"))
 
 
@@ -91,7 +91,7 @@ def this_process_owner() -> str:
 
 
 def owner_is_alive(owner: str) -> bool | None:
-    """Say whether the process that made this owner string still runs; None if that cannot be told."""
+    """Return whether the process that made this owner string still runs; None if that is unknown."""
     parts = owner.split("/")
     if len(parts) != 6 or parts[0] != _MARK or not parts[3].isdecimal():
         return None
@@ -113,7 +113,7 @@ class LeaseKeeper:
     """
 
     def __init__(self, renew: Callable[[Lease], Lease], *, beat: bool = True) -> None:
-        # Weak, or a store that nobody uses any more would be kept alive by its own heartbeat.
+        # Weak, or the heartbeat would keep alive a store that nothing else refers to.
         self._renew = WeakMethod(renew)
         self._beat = beat
         self._change = threading.Condition()
@@ -128,7 +128,7 @@ class LeaseKeeper:
         with self._change:
             self._closed = False
             self._held[lease.session_id, lease.epoch] = lease
-            # A session that was erased and made anew counts its epochs from the start.
+            # A session that was erased and created again counts its epochs from the start.
             self._lost.discard((lease.session_id, lease.epoch))
             if self._beat and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="treenail-lease-keeper", daemon=True)
@@ -148,8 +148,8 @@ class LeaseKeeper:
                 self._lost.add((lease.session_id, lease.epoch))
 
     def is_lost(self, lease: Lease) -> bool:
-        """Say whether this lease is known to have been taken over."""
-        return bool(self._lost) and (lease.session_id, lease.epoch) in self._lost
+        """Return whether this lease is known to have been taken over."""
+        return (lease.session_id, lease.epoch) in self._lost
 
     def held(self) -> tuple[Lease, ...]:
         """List the leases that are being kept."""
@@ -165,6 +165,12 @@ class LeaseKeeper:
             self._change.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=2.0)
+
+    def forget(self) -> None:
+        """Hold nothing any more, whatever state a fork has copied."""
+        self._change = threading.Condition()
+        self._held.clear()
+        self._thread = None
 
     def beat(self) -> None:
         """Renew every held lease once. A failure other than a take-over is tried again next time."""
@@ -208,9 +214,7 @@ def _forget_in_child() -> None:
     _process.cache_clear()  # In a process namespace of its own the child may have its parent's number.
     # The leases belong to the parent, whose thread was not copied; a lock may have been held.
     for keeper in list(_KEEPERS):
-        keeper._change = threading.Condition()
-        keeper._held.clear()
-        keeper._thread = None
+        keeper.forget()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

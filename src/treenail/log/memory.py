@@ -1,4 +1,4 @@
-"""A log in memory: as long-lived as its object, and in every other way like a durable one."""
+"""A log in memory: it lives as long as its object, and is otherwise like a durable one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Session:
     def last_checksum(self) -> bytes:
         return self.events[-1].checksum if self.events else self.anchor
 
-    def forget(self, upto: int) -> None:
+    def drop(self, upto: int) -> None:
         """Drop the events up to `upto`."""
         count = upto + 1 - self.first
         self.anchor = self.events[count - 1].checksum
@@ -63,7 +63,7 @@ class _Session:
 
 
 class MemoryLog:
-    """Keeps sessions in this process. What `close()` leaves behind can be used again.
+    """Keeps sessions in this process. It can be used again after `close()`.
 
     `heartbeat=False` leaves renewing leases to the caller.
     """
@@ -72,7 +72,7 @@ class MemoryLog:
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
         self._sessions: dict[UUID, _Session] = {}
-        # Nobody outside of this process can ask for a lease: it is renewed when somebody does, by no thread.
+        # Only this process can ask for a lease: it is renewed when one is asked for, without a thread.
         self._keeper = LeaseKeeper(self.renew, beat=False)
         self._heartbeat = heartbeat
 
@@ -194,27 +194,27 @@ class MemoryLog:
             return StoredSnapshot(session_id, seq, snapshots[seq])
 
     def prune(self, lease: Lease, *, upto: int) -> int:
-        """Forget the events up to `upto`; a stored snapshot must cover them. Returns how many went."""
+        """Delete the events up to `upto`; a stored snapshot must cover them. Returns how many there were."""
         with self._lock:
             stored = self._writable(lease)
             rules.check_prune(lease.session_id, upto=upto, covered=max(stored.snapshots, default=None))
             count = max(upto - stored.first + 1, 0)
             if count:
-                stored.forget(upto)
+                stored.drop(upto)
                 stored.snapshots = {seq: data for seq, data in stored.snapshots.items() if seq >= upto}
             return count
 
     def erase(self, session_id: UUID) -> None:
-        """Forget a session and everything in it. Raises `LeaseHeldError` while somebody is writing it."""
+        """Delete a session and everything in it. Raises `LeaseHeldError` while a living writer holds it."""
         with self._lock:
             self._beat()
             rules.refuse_if_held(session_id, self._find(session_id).lease, self._now_us())
             del self._sessions[session_id]
 
     def keep_last(self, count: int) -> Sequence[UUID]:
-        """Erase all but the `count` most recently used sessions; returns the ids of those that went.
+        """Erase all but the `count` most recently used sessions; returns the ids of the erased ones.
 
-        A session goes or stays with its children, and stays while somebody is writing any of them.
+        A session is erased or kept together with its children, and kept while any of them is being written.
         """
         with self._lock:
             return self._erase_all(rules.beyond_last(self._ages(), count))
@@ -222,13 +222,13 @@ class MemoryLog:
     def prune_sessions(self, older_than: datetime) -> Sequence[UUID]:
         """Erase the sessions that were last used before that time; returns their ids.
 
-        A session goes or stays with its children, and stays while somebody is writing any of them.
+        A session is erased or kept together with its children, and kept while any of them is being written.
         """
         with self._lock:
             return self._erase_all(rules.older_than(self._ages(), older_than))
 
     def check(self, session_id: UUID) -> LogReport:
-        """Verify every stored event of a session. Memory does not decay: the report is always good."""
+        """Report on a session. Events in memory cannot be damaged, so the report is always good."""
         with self._lock:
             stored = self._find(session_id)
             return LogReport(session_id, events=len(stored.events), last_good_seq=stored.head)

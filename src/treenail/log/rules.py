@@ -40,7 +40,7 @@ class LeaseState(NamedTuple):
     expires_us: int = 0
 
     def is_live(self, now_us: int) -> bool:
-        """Say whether somebody holds the lease: not given back, not expired, not a dead process."""
+        """Return whether the lease is held: not given back, not expired, not by a dead process."""
         return self.owner is not None and now_us < self.expires_us and owner_is_alive(self.owner) is not False
 
     def as_lease(self, session_id: UUID) -> Lease:
@@ -114,7 +114,7 @@ def grant(session_id: UUID, state: LeaseState, *, owner: str, ttl_s: float, now_
 
 
 def refuse_if_held(session_id: UUID, state: LeaseState, now_us: int) -> None:
-    """Raise `LeaseHeldError` while somebody alive is writing the session."""
+    """Raise `LeaseHeldError` while a living writer holds the session."""
     if state.is_live(now_us):
         until = from_microseconds(state.expires_us)
         raise LeaseHeldError(
@@ -139,7 +139,7 @@ def check_writer(lease: Lease, state: LeaseState) -> None:
         )
     if state.owner != lease.owner:
         raise StaleWriterError(
-            f"session {lease.session_id} was erased and made anew since {lease.owner} took lease "
+            f"session {lease.session_id} was erased and created again since {lease.owner} took lease "
             f"{lease.epoch} on it, and {state.owner} holds it; nothing was written; open the session again"
         )
 
@@ -164,12 +164,12 @@ def check_snapshot(session_id: UUID, seq: int, *, first: int, head: int, payload
 
 
 def check_prune(session_id: UUID, *, upto: int, covered: int | None) -> None:
-    """Refuse to forget events that no stored snapshot covers."""
+    """Refuse to delete events that no stored snapshot covers."""
     if covered is None or upto > covered:
         have = "there is none" if covered is None else f"the newest one covers events up to {covered}"
         raise UsageError(
-            f"cannot prune session {session_id} up to event {upto}: only what a stored snapshot covers "
-            f"can go, and {have}; store a snapshot first"
+            f"cannot prune session {session_id} up to event {upto}: only events that a stored snapshot "
+            f"covers can be deleted, and {have}; store a snapshot first"
         )
 
 

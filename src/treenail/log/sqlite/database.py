@@ -191,7 +191,7 @@ class Database:
             connection.close()
 
     def _refuse_if_replaced(self) -> None:
-        """Refuse to write into a file that nobody will find again."""
+        """Refuse to write into a file that is no longer at its path."""
         try:
             found = os.stat(self.path)
         except FileNotFoundError:
@@ -215,7 +215,7 @@ class Database:
 
     def _open(self) -> sqlite3.Connection:
         """Look at the file without changing it, then open it for good."""
-        # In this order: whoever makes a new file writes to it before there is anything in its WAL.
+        # In this order: a process that makes a new file writes to the file before it writes to the WAL.
         wal_size = size_of(self.wal_path)
         size = size_of(self.path)
         if not size and wal_size:
@@ -303,7 +303,7 @@ class Database:
     def pause(self) -> bool:
         """Close the connection before this process forks, when a transaction under way is over.
 
-        Returns whether nobody uses it from here on; `resume` ends that.
+        Returns False if a transaction did not end in time. If True, call `resume` after the fork.
         """
         if not self._lock.acquire(timeout=_FORK_WAIT_S):
             return False

@@ -29,7 +29,7 @@ LEFT JOIN events AS e
     ON e.session_key = s.key AND e.seq = (SELECT max(seq) FROM events WHERE session_key = s.key)
 WHERE s.session_id = ?
 """
-_READ = """
+READ = """
 SELECT seq, at_us, checksum, payload FROM events INDEXED BY events_by_session
 WHERE session_key = ? AND seq > ? ORDER BY seq
 """
@@ -85,7 +85,7 @@ def place_before(connection: sqlite3.Connection, row: SessionRow, seq: int) -> t
 
 def next_row(connection: sqlite3.Connection, row: SessionRow, after: int) -> Row | None:
     """Return the row that holds event `after + 1`."""
-    found = connection.execute(_READ, (row.key, after)).fetchone()
+    found = connection.execute(READ, (row.key, after)).fetchone()
     return None if found is None else Row(*found)
 
 
@@ -160,7 +160,7 @@ def _chunk(
     def work(connection: sqlite3.Connection) -> None:
         rows.clear()
         size = 0
-        for found in connection.execute(_READ, (row.key, after)):
+        for found in connection.execute(READ, (row.key, after)):
             rows.append(Row(*found))
             size += len(rows[-1].payload) if type(rows[-1].payload) is bytes else 0
             if (
@@ -178,7 +178,7 @@ def _chunk(
 
 
 def _refuse_if_changed(database: Database, row: SessionRow, seq: int) -> None:
-    """Tell what looks like damage from what somebody has deleted while we were reading."""
+    """Refuse to call it damage if the events were deleted while they were being read."""
     now = database.read("look again", lambda connection: sessions.select(connection, row.id))
     if now is None or now.key != row.key:
         raise SessionNotFoundError(

@@ -30,12 +30,12 @@ def code_of(error: BaseException) -> int:
 
 
 def is_busy(error: BaseException) -> bool:
-    """Say whether it failed because others use the file."""
+    """Return whether it failed because others use the file."""
     return isinstance(error, LogBusyError) or (isinstance(error, sqlite3.Error) and code_of(error) in _BUSY)
 
 
 def is_damage(error: BaseException) -> bool:
-    """Say whether an error means that the file is damaged."""
+    """Return whether an error means that the file is damaged."""
     if isinstance(error, UnicodeDecodeError):
         # SQLite quotes damaged text in its messages, and Python then fails to read them.
         return True

@@ -41,7 +41,7 @@ _COUNT_ROWS = "SELECT count(*) FROM events NOT INDEXED WHERE session_key = ?"
 
 
 class SqliteLog:
-    """Keeps sessions in the SQLite file `path`, which is made if it is not there.
+    """Keeps sessions in the SQLite file `path`, which is created if it does not exist.
 
     `synchronous` is `"FULL"` (an append survives a power cut) or `"NORMAL"` (it survives the
     death of the process, and costs a tenth). `busy_timeout_s` is how long to wait for other
@@ -231,7 +231,7 @@ class SqliteLog:
     def _read_damaged(
         self, row: SessionRow, found: Iterator[Envelope], after: int, upto: int | None
     ) -> Iterator[Envelope]:
-        """Yield what there is, and do not let it pass for everything."""
+        """Yield what can be read, then raise: it may not be everything."""
         seq = max(after, row.first_seq - 1)
         for event in found:
             seq = event.seq
@@ -263,7 +263,7 @@ class SqliteLog:
         self._database.write(f"store a snapshot of session {lease.session_id}", work)
 
     def latest_snapshot(self, session_id: UUID) -> StoredSnapshot | None:
-        """Return the newest stored snapshot that is whole, or None. A damaged one is passed over."""
+        """Return the newest stored snapshot that is whole, or None. Damaged ones are skipped."""
 
         def work(connection: sqlite3.Connection) -> StoredSnapshot | None:
             found = snapshots.newest(connection, self._find(connection, session_id))
@@ -274,7 +274,7 @@ class SqliteLog:
     # --- deleting ------------------------------------------------------------------------------------
 
     def prune(self, lease: Lease, *, upto: int) -> int:
-        """Delete the events up to `upto`; a stored snapshot must cover them. Returns how many went.
+        """Delete the events up to `upto`; a stored snapshot must cover them. Returns how many there were.
 
         No byte of a pruned event stays in the file: it is rebuilt, which takes time in proportion to
         its size. If that last part fails, the error says so, and `scrub()` repeats it.
@@ -290,7 +290,7 @@ class SqliteLog:
     def erase(self, session_id: UUID) -> None:
         """Delete a session and everything in it. No byte of it stays in the file.
 
-        Raises `LeaseHeldError` while somebody alive is writing it. The file is rebuilt, which takes
+        Raises `LeaseHeldError` while a living writer holds it. The file is rebuilt, which takes
         time in proportion to its size. If that last part fails, for instance because another
         process keeps reading an old state of the file, the error says so; call it again then.
         """
@@ -307,16 +307,16 @@ class SqliteLog:
         retention.scrub(self._database, f"session {session_id}")
 
     def keep_last(self, count: int) -> Sequence[UUID]:
-        """Erase all but the `count` most recently used sessions; returns the ids of those that went.
+        """Erase all but the `count` most recently used sessions; returns the ids of the erased ones.
 
-        A session goes or stays with its children, and stays while somebody is writing any of them.
+        A session is erased or kept together with its children, and kept while any of them is being written.
         """
         return self._erase_chosen(lambda ages: rules.beyond_last(ages, count))
 
     def prune_sessions(self, older_than: datetime) -> Sequence[UUID]:
         """Erase the sessions that were last used before that time; returns their ids.
 
-        A session goes or stays with its children, and stays while somebody is writing any of them.
+        A session is erased or kept together with its children, and kept while any of them is being written.
         """
         return self._erase_chosen(lambda ages: rules.older_than(ages, older_than))
 

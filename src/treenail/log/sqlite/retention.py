@@ -75,7 +75,7 @@ def erase(connection: sqlite3.Connection, row: SessionRow) -> None:
 
 
 def is_scrub_pending(connection: sqlite3.Connection, session_id: UUID) -> bool:
-    """Say whether a session was deleted whose bytes may still be in the file."""
+    """Return whether this session was deleted and its bytes may still be in the file."""
     return (_scrub_digest(session_id),) in connection.execute(_PENDING_SCRUBS).fetchall()
 
 

@@ -31,18 +31,12 @@ SELECT key, session_id, created_us, parent_id, tags, first_seq, anchor, checksum
 FROM sessions WHERE key = ?
 """
 _LEASE = "SELECT epoch, owner, ttl_us, expires_us, head_seq, checksum FROM leases WHERE session_key = ?"
-_BY_INDEX = """
-SELECT seq, at_us, checksum, payload FROM events INDEXED BY events_by_session
-WHERE session_key = ? AND seq > ? ORDER BY seq
-"""
 _BY_POSITION = """
 SELECT seq, at_us, checksum, payload FROM events NOT INDEXED
 WHERE session_key = ? AND seq > ? ORDER BY position
 """
-_NUMBERS = (
-    "SELECT seq FROM events INDEXED BY events_by_session WHERE session_key = ? AND seq > ?",
-    "SELECT seq FROM events NOT INDEXED WHERE session_key = ? AND seq > ?",
-)
+# The index alone knows of rows whose page is lost.
+_NUMBERS = "SELECT seq FROM events INDEXED BY events_by_session WHERE session_key = ? AND seq > ?"
 
 
 def salvage(source: Path, target: Path) -> Sequence[LogReport]:
@@ -108,7 +102,7 @@ def _copy(old: Database, new: Database, name: bytes, key: int) -> LogReport:
             for seq, payload in snapshots.stored(source, row)
             if payload is None
         ]
-        beyond = {seq for query in _NUMBERS for (seq,) in _rows(source, query, key, last)}
+        beyond = {each[0] for query in (_NUMBERS, _BY_POSITION) for each in _rows(source, query, key, last)}
         if beyond or old.damage is not None or (row.is_lease_whole and row.head_seq > last):
             damage.append(
                 Damage(
@@ -133,9 +127,9 @@ def _session(source: sqlite3.Connection, name: bytes, key: int) -> SessionRow:
 
 
 def _guessed(source: sqlite3.Connection, row: SessionRow) -> Facts:
-    """Say what can be known of a session whose own row is damaged: where its events begin."""
+    """Work out where the events of a session begin whose own row is damaged."""
     first = 1
-    for seq, _, _, payload in _rows(source, _BY_INDEX, row.key, 0):
+    for seq, _, _, payload in _rows(source, events.READ, row.key, 0):
         drafts = unpack(payload)
         if drafts is not None and isinstance(seq, int):
             first = seq - len(drafts) + 1
@@ -149,7 +143,7 @@ def _write(
 ) -> int:
     """Write a session's rows as far as they are whole; return the number of its last event."""
     last, previous = facts.first_seq - 1, facts.anchor
-    for query in (_BY_INDEX, _BY_POSITION):
+    for query in (events.READ, _BY_POSITION):
         for found in _rows(source, query, row.key, last):
             each = Row(*found)  # type: ignore[arg-type]  # verified next
             if verified(row.id, previous, last, each) is None:

@@ -109,7 +109,7 @@ class SessionRow(NamedTuple):
         return Facts(*self[1:7])
 
     def damage(self) -> list[Damage]:
-        """Say what is wrong with the row and with its lease."""
+        """List what is wrong with the row and with its lease."""
         found = []
         if not self.is_session_whole:
             found.append(
@@ -136,7 +136,7 @@ class SessionRow(NamedTuple):
 
 
 def is_id(value: object) -> bool:
-    """Say whether a stored value can be a session's id, or a checksum."""
+    """Return whether a stored value can be a session's id, or a checksum."""
     return type(value) is bytes and len(value) == 16
 
 
@@ -150,7 +150,7 @@ def new_facts(
 
 
 def insert(connection: sqlite3.Connection, facts: Facts, *, epoch: int = 0) -> int:
-    """Write the rows of a session that nobody holds; return its key."""
+    """Write the rows of a session whose lease is free; return its key."""
     key = connection.execute(_INSERT_SESSION, (*facts, facts.checksum)).lastrowid
     assert key is not None
     state = rules.LeaseState(epoch=epoch)
