@@ -227,6 +227,84 @@ def test_the_package_is_typed_and_has_a_docstring() -> None:
     assert (treenail.__doc__ or "").strip()
 
 
+# --- other people's privates ---------------------------------------------------------------------------
+
+DOCUMENTED = {"_asdict", "_current_frames", "_exit", "_field_defaults", "_fields", "_make", "_replace"}
+"""Names of the standard library that begin with an underscore and are public all the same."""
+
+
+def room_of(path: Path) -> str:
+    """Name the room of a module; a module of the root is a room of its own."""
+    inside = path.relative_to(SRC)
+    return inside.parts[0] if len(inside.parts) > 1 else inside.stem
+
+
+def is_private(name: str) -> bool:
+    """Say whether a name is private. Those that end with an underscore belong to the language or to enums."""
+    return name.startswith("_") and not name.endswith("_") and name not in DOCUMENTED
+
+
+def private_names_made_in(tree: ast.Module) -> Iterator[str]:
+    """Find what a module makes that is private: functions, classes, variables, attributes, slots."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and of_itself(node):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def of_itself(node: ast.Attribute) -> bool:
+    owner = node.value
+    if isinstance(owner, ast.Call) and isinstance(owner.func, ast.Name):
+        return owner.func.id == "super"
+    return isinstance(owner, ast.Name) and owner.id in {"self", "cls", "owner"}
+
+
+@cache
+def private_names_of_rooms() -> dict[str, set[str]]:
+    made: dict[str, set[str]] = {}
+    for path in MODULES:
+        made.setdefault(room_of(path), set()).update(filter(is_private, private_names_made_in(tree_of(path))))
+    return made
+
+
+def imported_privates(path: Path) -> Iterator[tuple[int, str]]:
+    """Find the private modules and names that a module imports from a library or from another room."""
+    own = f"treenail.{room_of(path)}"
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if any(map(is_private, name.split("."))) and not name.startswith(own):
+                yield node.lineno, name
+
+
+def used_privates(path: Path) -> Iterator[tuple[int, str]]:
+    """Find the private attributes that a module uses and that nothing in its room makes."""
+    own = private_names_of_rooms()[room_of(path)]
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
+            yield node.lineno, ast.unparse(node)
+
+
+def test_no_module_uses_the_privates_of_a_library_or_of_another_room() -> None:
+    """What begins with an underscore belongs to the room that makes it, and may change without notice."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in MODULES
+        for line, name in (*imported_privates(path), *used_privates(path))
+    ]
+    assert found == []
+
+
 # --- forks in tests ------------------------------------------------------------------------------------
 
 

@@ -43,11 +43,11 @@ from treenail.state.execution import ExecutionState
 from treenail.state.resources import ResourceRegistry
 from treenail.state.session import Session
 from treenail.state.slices import Append, Replace, Slice, replace_latest
-from treenail.tools._process import run_command_async
 from treenail.tools.boundaries import diff_calls, recover, rollback_to_call
 from treenail.tools.context import ToolContext, filesystem_of
 from treenail.tools.events import OutboxPut, ToolInvoked, ToolStarted
 from treenail.tools.outbox import Outbox, undelivered
+from treenail.tools.process import run_command_async
 from treenail.tools.runner import ToolRunner
 from treenail.tools.tool import Tool, ToolCall, ToolResult
 from treenail.workspace.base import Filesystem

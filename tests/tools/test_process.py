@@ -25,7 +25,7 @@ from treenail.clock import SystemClock
 from treenail.containment.cancel import CancellationToken
 from treenail.errors import ToolError, UsageError
 from treenail.testing.clock import FakeClock
-from treenail.tools._process import (
+from treenail.tools.process import (
     _Output,
     command_environment,
     default_shell,
@@ -195,7 +195,7 @@ class TestResults:
     def test_no_descriptor_stays_open(self, tmp_path):
         """Not after a success, not after a failure; in a process where nobody else opens or closes any."""
         code = (
-            "import os, sys; from treenail.tools._process import run_command as run\n"
+            "import os, sys; from treenail.tools.process import run_command as run\n"
             "numbers = lambda: sorted(os.listdir('/proc/self/fd'))\n"
             "run('true', cwd=sys.argv[1]); before = numbers(); run('echo x; exit 1', cwd=sys.argv[1])\n"
             "try: run(['no-such-program'], cwd=sys.argv[1])\n"
@@ -263,7 +263,7 @@ class TestEndings:
         # The command and its daemon hold this FIFO open for writing; its end is theirs.
         os.mkfifo(yard.directory / "held")
         script = (
-            "import sys; from treenail.tools._process import run_command;"
+            "import sys; from treenail.tools.process import run_command;"
             "run_command(sys.argv[1], cwd='.', timeout_s=None)"
         )
         command = "exec 3> held; (setsid cat never &); echo > ready; cat never"

@@ -32,9 +32,9 @@ from treenail.providers.adapter import ProviderAdapter
 from treenail.state.budget import BudgetTracker, Deadline
 from treenail.state.run_context import RunContext
 from treenail.state.views import SessionProtocol
-from treenail.tools._process import CommandResult, command_environment, run_command_async
 from treenail.tools.boundaries import workspace_call_id
 from treenail.tools.events import ToolInvoked
+from treenail.tools.process import CommandResult, command_environment, run_command_async
 from treenail.workspace.base import Filesystem
 
 MAX_CHECK_OUTPUT_BYTES = 8_000

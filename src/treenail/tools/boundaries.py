@@ -20,9 +20,9 @@ from treenail.state.execution import ExecutionState
 from treenail.state.resources import Binding, ResourceContext, ResourceRegistry, is_snapshotable
 from treenail.state.session import Session
 from treenail.state.snapshot import CompositeSnapshot, SnapshotMetadata
-from treenail.tools._process import wait_for_orphans
 from treenail.tools.context import filesystem_of
 from treenail.tools.events import SessionForked, ToolInvoked, ToolStarted
+from treenail.tools.process import wait_for_orphans
 from treenail.tools.tool import ToolResult
 from treenail.workspace.base import Filesystem, FilesystemSnapshot, WorkspaceDiff
 

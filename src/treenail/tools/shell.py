@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from treenail.errors import UsageError
-from treenail.tools._process import CommandResult, command_environment, run_command_async
 from treenail.tools.context import ToolContext
+from treenail.tools.process import CommandResult, command_environment, run_command_async
 from treenail.tools.tool import ReadyTool, Tool, ToolExample, ToolResult
 from treenail.workspace.base import Filesystem
 from treenail.workspace.paths import normalize

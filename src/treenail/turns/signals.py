@@ -13,12 +13,11 @@ own code is raised by a callback of the loop instead, and one that meets a progr
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # mypy knows only what lies above it
 import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -34,11 +33,6 @@ class SignalNote:
     def __init__(self) -> None:
         self.reason: str | None = None
 
-
-# The functions under `signal`'s own: those look every handler up among their enums, and one that is none of
-# them Python 3.11 first writes out, task and all, for an error that nobody sees. A turn would feel that.
-_get: Callable[[int], Any] = _signal.getsignal
-_set: Callable[[int, Any], Any] = _signal.signal
 
 # Handlers run in the main thread, and so does whoever installs them: no lock is needed.
 _active: list[SignalNote] = []
@@ -99,22 +93,22 @@ def _on_terminate(signum: int, frame: FrameType | None) -> None:
 
 
 def _install() -> None:
-    interrupt = _get(signal.SIGINT)
+    interrupt = signal.getsignal(signal.SIGINT)
     if callable(interrupt):
         _before[signal.SIGINT] = interrupt
-        _set(signal.SIGINT, _on_interrupt)
-    terminate = _get(signal.SIGTERM)
+        signal.signal(signal.SIGINT, _on_interrupt)
+    terminate = signal.getsignal(signal.SIGTERM)
     if terminate == signal.SIG_DFL:
         _before[signal.SIGTERM] = terminate
-        _set(signal.SIGTERM, _on_terminate)
+        signal.signal(signal.SIGTERM, _on_terminate)
 
 
 def _uninstall() -> None:
     for signum, ours in ((signal.SIGINT, _on_interrupt), (signal.SIGTERM, _on_terminate)):
         before = _before.pop(signum, None)
         # Whoever has put a handler of his own in place since then keeps it.
-        if before is not None and _get(signum) is ours:
-            _set(signum, before)
+        if before is not None and signal.getsignal(signum) is ours:
+            signal.signal(signum, before)
     if _terminated:
         os.kill(os.getpid(), signal.SIGTERM)
 

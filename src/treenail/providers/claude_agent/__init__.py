@@ -30,7 +30,7 @@ way would make model calls that were not reserved. For the same reason its compa
 off; and where it cannot be told to stop (an answer that reached its length limit, or that is empty),
 it is killed as soon as such an answer arrives.
 
-The CLI runs below the supervisor that commands run below (`treenail.tools._supervisor`): when its
+The CLI runs below the supervisor that commands run below (`treenail.tools.supervisor`): when its
 control pipe is closed, which our death does too, the CLI and all that it started are killed.
 
 The parts, from the outside in:

@@ -33,7 +33,7 @@ from treenail.providers.claude_agent.queue import Queue
 from treenail.providers.claude_agent.settings import Settings
 from treenail.providers.errors import Facts
 from treenail.providers.wire_formats import anthropic_images
-from treenail.tools._process import MARKER
+from treenail.tools.process import MARKER
 
 _CLOSE_GRACE_S = 2.0
 """How long the CLI may take to close its conversation before it is killed."""

@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 The SDK starts a program of our choice, so it is given a script. The script drops what is secret in this
-process's environment and becomes the supervisor that commands run below (`treenail.tools._supervisor`), with
+process's environment and becomes the supervisor that commands run below (`treenail.tools.supervisor`), with
 the CLI below it. Two named pipes lead to the supervisor: when the control pipe is closed, which our death
 does too, it kills the CLI and all that was started below it; the status pipe ends when nothing of that is
 left.
@@ -28,9 +28,8 @@ import claude_agent_sdk as sdk
 from treenail.clock import new_id
 from treenail.errors import UsageError
 from treenail.providers.claude_agent.settings import Settings
-from treenail.tools._process import command_environment, end_processes, processes_marked
+from treenail.tools.process import SUPERVISOR, command_environment, end_processes, processes_marked
 
-_SUPERVISOR = Path(sys.modules[command_environment.__module__].__file__ or "").with_name("_supervisor.py")
 _IS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KILL_TIMEOUT_S = 15.0
 
@@ -128,7 +127,7 @@ def _secret_names(settings: Settings) -> list[str]:
 
 def _script(program: Path, directory: Path, cwd: Path, dropped: Sequence[str]) -> str:
     """Write the script that the SDK starts: it drops secrets and runs the CLI below the supervisor."""
-    command = [sys.executable, "-I", "-S", "-X", "utf8", str(_SUPERVISOR), "3", "4", str(program)]
+    command = [sys.executable, "-I", "-S", "-X", "utf8", str(SUPERVISOR), "3", "4", str(program)]
     where = [str(os.getpid()), str(cwd.resolve())]
     control, status, itself, place = (
         shlex.quote(str(directory / each)) for each in ("control", "status", "claude", "")

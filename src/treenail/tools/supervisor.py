@@ -1,6 +1,6 @@
 """The process between Treenail and a command: it sees to it that nothing of the command survives.
 
-This file is run as a script by `treenail.tools._process`, isolated, and imports nothing of Treenail.
+This file is run as a script by `treenail.tools.process`, isolated, and imports nothing of Treenail.
 
 Theory of operation
 -------------------

@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 `run_command` blocks; it is called from a worker thread or from plain synchronous code, and
 `run_command_async` wraps it for an event loop. The command runs below a small supervisor process
-(`_supervisor.py`), which collects everything that the command starts, daemons included, and ends only
+(`supervisor.py`), which collects everything that the command starts, daemons included, and ends only
 when all of it has ended. Whatever ends the wait (the command's own end, the timeout, the cancellation,
 an exception here, even the death of this process), the supervisor kills what is left, and only then does
 `run_command` return. So a filesystem that is scanned afterwards holds still.
@@ -52,7 +52,8 @@ DEFAULT_TIMEOUT_S = 120.0
 MARKER = "TREENAIL_COMMAND"
 """The environment variable by which a command's processes can be found if the supervisor is lost."""
 
-_SUPERVISOR = Path(__file__).with_name("_supervisor.py")
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+"""The script that every command runs below."""
 _READ_BYTES = 65_536
 _GIVE_UP_AFTER_S = 10.0
 
@@ -240,7 +241,7 @@ def _is_orphan(pid: int, directory: Path) -> bool:
         parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]
     except (OSError, IndexError):
         return False  # it has ended meanwhile
-    if os.fsencode(_SUPERVISOR) not in words or len(words) < 5:
+    if os.fsencode(SUPERVISOR) not in words or len(words) < 5:
         return False
     # The last word is followed by a zero, too.
     starter, place = words[-3], Path(os.fsdecode(words[-2]))
@@ -392,7 +393,7 @@ class _Run:
                     "-S",
                     "-X",
                     "utf8",
-                    str(_SUPERVISOR),
+                    str(SUPERVISOR),
                     str(control_read),
                     str(status_write),
                     # For `wait_for_orphans`, in whatever process comes after this one.
