@@ -125,34 +125,6 @@ def test_nothing_of_a_deflated_row_is_left(tmp_path: Path, monkeypatch: pytest.M
         assert log.check(lease.session_id).ok
 
 
-def test_deleting_alone_would_leave_bytes_behind(tmp_path: Path) -> None:
-    """The rebuilding is not ceremony: SQLite's own overwriting misses copies in the gaps of pages."""
-    random = Random(5)
-    for attempt in range(100):
-        path = tmp_path / f"{attempt}.db"
-        with SqliteLog(path, synchronous="NORMAL", heartbeat=False) as log:
-            leases = [write(log, number, random, events=1) for number in range(6)]
-            for number in random.choices(range(6), k=80):
-                more(log, leases[number], number, random, events=1)
-        connection = sqlite3.connect(path)
-        connection.execute("PRAGMA secure_delete = ON")
-        for number in random.sample(range(6), 4):
-            (key,) = connection.execute(
-                "SELECT key FROM sessions WHERE session_id = ?", (named(number).bytes,)
-            ).fetchone()
-            connection.execute("DELETE FROM events WHERE session_key = ?", (key,))
-            connection.execute("DELETE FROM sessions WHERE key = ?", (key,))
-            connection.commit()
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            left = b"<kelp-%d:" % number in stored_bytes(path)
-            if left:
-                break
-        connection.close()
-        if left:
-            break
-    assert left
-
-
 def test_a_reader_in_the_way_is_reported_and_the_second_attempt_finishes(tmp_path: Path) -> None:
     """While somebody reads an old state its bytes must stay, and the log does not claim otherwise."""
     path = tmp_path / "log.db"
