@@ -22,7 +22,7 @@ import pytest
 
 from treenail.log.memory import MemoryLog
 from treenail.log.sqlite import SqliteLog
-from treenail.state import Session, fold
+from treenail.state import Session, core
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "state"))
 
@@ -82,7 +82,7 @@ def random_deed(random: Random) -> Deed:
 
 def victim(path: str, session_id: str, seed: str) -> None:
     """What the process that is killed does."""
-    fold.SNAPSHOT_EVERY = SNAPSHOT_EVERY  # type: ignore[misc]  # so that stored snapshots are written too
+    core.SNAPSHOT_EVERY = SNAPSHOT_EVERY  # type: ignore[misc]  # so that stored snapshots are written too
     random = Random(int(seed))
     with SqliteLog(path, synchronous="NORMAL") as log:
         doer = Doer(equip(Session.open(log, UUID(session_id))))
@@ -124,7 +124,7 @@ def test_a_killed_process_leaves_finished_deeds_and_perhaps_the_last_one_whole(
     random = Random(seed)
     path = tmp_path / "log.db"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fold, "SNAPSHOT_EVERY", SNAPSHOT_EVERY)
+        patch.setattr(core, "SNAPSHOT_EVERY", SNAPSHOT_EVERY)
         with SqliteLog(path) as log, equip(Session(log=log)) as session:
             session.dispatch(Add(0))
         twin = Doer(equip(Session(log=MemoryLog(heartbeat=False))))

@@ -26,7 +26,7 @@ from treenail.providers.base import ReasoningDelta, TextDelta
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import Session, TokenUsage
 from treenail.state.events import AttentionNeeded
-from treenail.state.session import stamped
+from treenail.state.transaction import stamped
 from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
 from treenail.tools.policies import PermissionMode, Permissions, answer_hold
 from treenail.tools.tool import ToolResult

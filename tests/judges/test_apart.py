@@ -30,7 +30,7 @@ from treenail.log.sqlite import SqliteLog
 from treenail.providers.base import ModelRequest
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import ExecutionState
-from treenail.state.fold import MAX_CLOSED_CHILDREN
+from treenail.state.core import MAX_CLOSED_CHILDREN
 from treenail.state.session import nested_session
 from treenail.subagents import LoopRunner, Subagents
 from treenail.tools.context import ToolContext

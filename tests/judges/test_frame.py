@@ -111,13 +111,13 @@ def test_a_nested_run_without_a_parent_has_ids_of_its_own() -> None:
 # --- the parent's state --------------------------------------------------------------------------------
 
 READERS = {
-    "clock", "query", "read_only_view", "select_all", "session_id", "snapshot", "tags",
+    "adopt", "clock", "query", "read_only_view", "select_all", "session_id", "snapshot", "tags",
 }  # fmt: skip
 """What a view of a session can do."""
 
 NOT_THERE = {
-    "check_fits", "children", "codec", "created_at", "dispatcher", "events", "head", "just_written", "log",
-    "open", "parent", "parent_id", "past", "policy_of", "report",
+    "check_fits", "children", "codec", "created_at", "dispatcher", "events", "head", "is_closed",
+    "just_written", "log", "open", "parent", "parent_id", "past", "policy_of", "report",
 }  # fmt: skip
 """What a session can do without changing anything, and a view cannot: it leads further than a reader goes."""
 

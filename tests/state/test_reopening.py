@@ -27,13 +27,13 @@ from treenail.log.base import Log
 from treenail.log.event import Draft
 from treenail.log.memory import MemoryLog
 from treenail.log.sqlite import SqliteLog
-from treenail.state import Append, Session, SlicePolicy, append_all, fold, replace_latest
+from treenail.state import Append, Session, SlicePolicy, append_all, core, replace_latest
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store a snapshot every four events."""
-    monkeypatch.setattr(fold, "SNAPSHOT_EVERY", 4)
+    monkeypatch.setattr(core, "SNAPSHOT_EVERY", 4)
 
 
 def reopened(session: Session) -> Session:
@@ -305,7 +305,7 @@ def test_a_pruned_session_can_be_forked_from_where_it_can_still_be_seen(log: Log
 def test_a_program_without_the_reducers_cannot_prune_or_overwrite_their_state(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fold, "SNAPSHOT_EVERY", 4)
+    monkeypatch.setattr(core, "SNAPSHOT_EVERY", 4)
     session = equip(Session(log=log))
     for number in range(10):
         session.dispatch(Add(number))
@@ -501,7 +501,7 @@ def test_a_process_that_does_not_import_the_types_carries_them_along(tmp_path: P
 
 
 def damaged(tmp_path: Path, seq: int, *, eager: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, UUID]:
-    monkeypatch.setattr(fold, "SNAPSHOT_EVERY", 4 if eager else 10**9)
+    monkeypatch.setattr(core, "SNAPSHOT_EVERY", 4 if eager else 10**9)
     path = tmp_path / "log.db"
     with SqliteLog(path) as log, Session(log=log) as session:
         for number in range(1, 11):

@@ -23,7 +23,7 @@ from state_kit import SLICES, Add, Box, Last, Note, Peeked, Said, Seen, Tally, T
 
 from treenail.codec import type_registry
 from treenail.errors import LogDamagedError, UsageError
-from treenail.state import Session, SlicePolicy, Snapshot, Transaction, fold
+from treenail.state import Session, SlicePolicy, Snapshot, Transaction, core
 
 STATE, LOG, CACHE = SlicePolicy.STATE, SlicePolicy.LOG, SlicePolicy.CACHE
 
@@ -157,7 +157,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.closing.callback(shutil.rmtree, self.folder)
         patch = pytest.MonkeyPatch()
         self.closing.callback(patch.undo)
-        patch.setattr(fold, "SNAPSHOT_EVERY", self.snapshot_every)
+        patch.setattr(core, "SNAPSHOT_EVERY", self.snapshot_every)
         self.log = self.closing.enter_context(opened_log(self.store, self.folder))
         self.committed: State = {kind: [] for kind in SLICES}
         self.past: list[State] = [self.copy(self.committed)]
@@ -319,7 +319,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.end()
 
     def end(self) -> None:
-        with pytest.raises(UsageError, match="too late"):
+        with pytest.raises(UsageError, match="this call is over"):
             self.handle.dispatch(Note("late"))
         self.transaction, self.handle, self.staged = None, self.session, []
 

@@ -122,9 +122,9 @@ def test_late_use_of_a_call_that_is_over_is_refused(end: str) -> None:
             lambda: late.run(session.dispatch, Note("late")),
             lambda: session.dispatch(Note("late")),
         ):
-            with pytest.raises(UsageError, match="too late"):
+            with pytest.raises(UsageError, match="this call is over"):
                 attempt()
-    with pytest.raises(UsageError, match="too late"):
+    with pytest.raises(UsageError, match="this call is over"):
         begun.commit()
     assert begun.rollback() == ()
     session.dispatch(Note("fine"))

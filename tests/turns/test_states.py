@@ -48,7 +48,7 @@ from treenail.log.sqlite import SqliteLog
 from treenail.providers.errors import FailureKind
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import ExecutionState, Session, Snapshot
-from treenail.state.session import stamped
+from treenail.state.transaction import stamped
 from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
 from treenail.tools.tool import ToolResult
 from treenail.turns.derivation import derive_turn, newest_turn, turn_state

@@ -116,9 +116,8 @@ class Record:
         try:
             for name, encode, _, _, empty in self.fields:
                 item = getattr(value, name)
-                if type(item) is type(empty) and item == empty:
-                    continue
-                out[name] = encode(item)
+                if item is not empty:  # Python has one None, one False, one 0, one "" and one ().
+                    out[name] = encode(item)
         except CodecError as error:
             raise at(f".{name}", error) from None
         except AttributeError:

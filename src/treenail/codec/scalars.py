@@ -126,12 +126,12 @@ def _encode_windows_path(value: PureWindowsPath) -> Json:
 def _encode_moment(value: Any) -> Json:
     """Encode a time as ISO text, and beside it what ISO has no word for."""
     zone = value.tzinfo
+    if (zone is None or zone is UTC) and not value.fold:
+        return value.isoformat()
     beside: dict[str, Json] = {}
     if value.fold:
         beside["fold"] = 1
-    if zone is None or zone is UTC:
-        pass
-    elif type(zone) is timezone:
+    if type(zone) is timezone:
         if zone.tzname(None) != timezone(zone.utcoffset(None)).tzname(None):
             beside["name"] = zone.tzname(None)
     elif type(zone) is ZoneInfo and _find_zone(zone.key) is zone:
@@ -139,7 +139,7 @@ def _encode_moment(value: Any) -> Json:
         value = value.replace(tzinfo=None)
     elif type(zone) is TzInfo:
         beside["zone"] = ""  # As pydantic's validators make them: an offset of a class of its own.
-    else:
+    elif zone is not None:
         raise CodecError(
             f"a time zone of class {type(zone).__qualname__} ({zone}); use datetime.UTC, "
             "a timezone or a ZoneInfo made by name"

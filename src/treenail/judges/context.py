@@ -43,7 +43,8 @@ from treenail.state.budget import Budget, BudgetTracker, Deadline, TokenUsage
 from treenail.state.execution import ExecutionState
 from treenail.state.resources import Binding, ResourceContext, is_snapshotable
 from treenail.state.run_context import RunContext
-from treenail.state.session import FAMILY, Session, Transaction
+from treenail.state.session import FAMILY, Session
+from treenail.state.transaction import Transaction
 from treenail.state.views import SessionProtocol, SessionView
 from treenail.workspace.base import Filesystem
 

@@ -72,7 +72,8 @@ from treenail.state.budget import Budget, BudgetRemaining, BudgetTracker, Deadli
 from treenail.state.execution import ExecutionState
 from treenail.state.resources import ResourceRegistry
 from treenail.state.run_context import RunContext
-from treenail.state.session import Session, nested_session, stamped
+from treenail.state.session import Session, nested_session
+from treenail.state.transaction import stamped
 from treenail.state.views import SessionView
 from treenail.workspace.base import Filesystem
 

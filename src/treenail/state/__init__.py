@@ -3,6 +3,7 @@
 from treenail.log.event import Channel, SlicePolicy
 from treenail.state.budget import Budget, BudgetSnapshot, BudgetTracker, Deadline, TokenUsage
 from treenail.state.checkpoints import CheckpointStore, ToolCheckpoint
+from treenail.state.core import OpenReport
 from treenail.state.dispatch import (
     Dispatcher,
     DispatchResult,
@@ -21,7 +22,7 @@ from treenail.state.events import (
     spec_of,
 )
 from treenail.state.execution import ExecutionState, rollback_to_tool
-from treenail.state.fold import OpenReport, Problem
+from treenail.state.fold import Problem
 from treenail.state.resources import (
     Binding,
     Closeable,
@@ -35,10 +36,8 @@ from treenail.state.run_context import RunContext
 from treenail.state.session import (
     Session,
     SessionSnapshotAdapter,
-    Transaction,
     iter_sessions_bottom_up,
     nested_session,
-    stamped,
 )
 from treenail.state.slices import (
     Append,
@@ -55,6 +54,7 @@ from treenail.state.slices import (
     upsert_by,
 )
 from treenail.state.snapshot import CompositeSnapshot, Snapshot, SnapshotMetadata, snapshots_equivalent
+from treenail.state.transaction import Transaction, stamped
 from treenail.state.views import SessionProtocol, SessionView
 
 __all__ = [

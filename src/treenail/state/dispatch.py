@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -44,6 +44,11 @@ class DispatchResult:
         """How many handlers ran without failing."""
         return len(self.handlers_invoked) - len(self.errors)
 
+    def with_handler(self, handler: Callable[..., object], failure: HandlerFailure | None) -> DispatchResult:
+        """Return the result with one more handler that ran, and its failure if it failed."""
+        errors = self.errors if failure is None else (*self.errors, failure)
+        return DispatchResult(self.event, (*self.handlers_invoked, handler), errors)
+
     def raise_if_errors(self) -> None:
         """Raise what the handlers raised, as one `ExceptionGroup`."""
         if self.errors:
@@ -52,39 +57,6 @@ class DispatchResult:
                 f"{type(self.event).__qualname__} failed; the event itself was recorded",
                 [failure.error for failure in self.errors],
             )
-
-
-Outcome = tuple[object, tuple[Callable[..., object], ...], tuple[HandlerFailure, ...]]
-"""The fields of a `DispatchResult`."""
-
-
-class Outcomes(Sequence[DispatchResult]):
-    """What became of several events. Few look at it: the results are made for those that do."""
-
-    __slots__ = ("_outcomes",)
-
-    def __init__(self, outcomes: Sequence[Outcome]) -> None:
-        self._outcomes = outcomes
-
-    def __len__(self) -> int:
-        return len(self._outcomes)
-
-    @overload
-    def __getitem__(self, index: int) -> DispatchResult: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[DispatchResult]: ...
-    def __getitem__(self, index: int | slice) -> DispatchResult | Sequence[DispatchResult]:
-        if isinstance(index, slice):
-            return [DispatchResult(*each) for each in self._outcomes[index]]
-        return DispatchResult(*self._outcomes[index])
-
-    def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, (Outcomes, list)) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]  # like the list that it stands for
-
-    def __repr__(self) -> str:
-        return repr(list(self))
 
 
 class Dispatcher(Protocol):

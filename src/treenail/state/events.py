@@ -92,6 +92,10 @@ class RestoredItem:
     upto: int = 0
     item: object = None
 
+    def events(self) -> range:
+        """Return the events that are referred to; none if the item itself is stored."""
+        return range(self.origin, (self.upto or self.origin) + 1) if self.origin > 0 else range(0)
+
 
 @dataclass(frozen=True, slots=True)
 class RestoredSlice:

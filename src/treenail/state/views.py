@@ -87,7 +87,7 @@ class SliceReader(Generic[T]):
 class SessionView:
     """A session that can be read and not changed."""
 
-    __slots__ = ("_adopt", "_read", "_snapshot", "_spawn", "clock", "session_id", "tags")
+    __slots__ = ("_read", "_snapshot", "adopt", "clock", "session_id", "spawn", "tags")
 
     session_id: UUID | None
     tags: Mapping[str, str]
@@ -107,8 +107,8 @@ class SessionView:
         put = object.__setattr__
         put(self, "_read", read)
         put(self, "_snapshot", snapshot)
-        put(self, "_adopt", adopt)
-        put(self, "_spawn", spawn)
+        put(self, "adopt", adopt)
+        put(self, "spawn", spawn)
         put(self, "session_id", session_id)
         put(self, "tags", MappingProxyType(dict(tags)) if tags else _NO_TAGS)
         put(self, "clock", clock)

@@ -11,7 +11,8 @@ from uuid import UUID
 
 from treenail.conversation.events import SubagentEvent
 from treenail.errors import UsageError
-from treenail.state.session import Session, stamped
+from treenail.state.session import Session
+from treenail.state.transaction import stamped
 from treenail.subagents.endings import next_actions
 from treenail.subagents.events import WORKSPACE_MODES
 from treenail.subagents.limits import Allowance, SubagentLimits, narrow

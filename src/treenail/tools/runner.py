@@ -77,8 +77,9 @@ from treenail.log.event import SlicePolicy
 from treenail.state.events import AttentionNeeded
 from treenail.state.execution import ExecutionState
 from treenail.state.resources import ResourceContext, ResourceRegistry, Snapshotable, ToolScope
-from treenail.state.session import Session, Transaction
+from treenail.state.session import Session
 from treenail.state.snapshot import CompositeSnapshot, SnapshotMetadata
+from treenail.state.transaction import Transaction
 from treenail.tools.boundaries import recover, workspace_call_id
 from treenail.tools.context import (
     CallFilesystem,

@@ -63,7 +63,7 @@ from treenail.providers.usage import report_usage
 from treenail.state.budget import BudgetTracker, Deadline, TokenUsage
 from treenail.state.execution import ExecutionState
 from treenail.state.run_context import RunContext
-from treenail.state.session import stamped
+from treenail.state.transaction import stamped
 from treenail.telemetry import Span
 from treenail.tools.boundaries import recover
 from treenail.tools.context import Heartbeat, ToolContext, filesystem_of
