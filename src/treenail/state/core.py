@@ -35,7 +35,7 @@ from treenail.state.dispatch import Dispatcher, DispatchResult, HandlerFailure, 
 from treenail.state.events import spec_of
 from treenail.state.fold import Fold, Notes, Problem, Staged, Working
 from treenail.state.slices import EMPTY, Slice, entries_of
-from treenail.state.stored import StoredState, export_state
+from treenail.state.stored import export_state, import_slices, import_state
 
 if TYPE_CHECKING:
     from treenail.state.session import Session
@@ -113,7 +113,7 @@ class Core:
         self.closed = False
         self.observers: dict[type, list[Observer]] = {}
         # The fold, and how far it has come.
-        self.fold = Fold(session_id, codec, self._read)
+        self.fold = Fold(codec, self._read)
         self.loaded = True
         self.head = 0
         self.version = 0
@@ -204,12 +204,12 @@ class Core:
             return {}, 0, 0
         unknown: dict[str, int] = {}
         try:
-            state = StoredState(stored.payload)
+            state = import_state(self.codec, stored.payload)
             mine = self.fold.describe()
             self.missing = mine.lacks(state.folding)
             if state.folding != mine and first == 1:
                 return {}, 0, 0
-            slices = state.slices(self.codec, self._read, unknown)
+            slices = import_slices(self.codec, state, self._read, unknown)
         except (CodecError, LogDamagedError) as error:
             if first > 1:
                 raise SnapshotRestoreError(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from treenail.codec import register_type
+from treenail.codec import register_type, sparse
 from treenail.log.event import Channel, SlicePolicy
 
 T = TypeVar("T")
@@ -84,6 +84,7 @@ class ClearSlice:
     removed: tuple[int, ...] | None = None
 
 
+@sparse
 @dataclass(frozen=True, slots=True)
 class RestoredItem:
     """One item of a restored slice, or a run of events `origin..upto` that are its items."""

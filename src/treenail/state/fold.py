@@ -25,12 +25,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from treenail.codec import Codec, type_registry
-from treenail.errors import EncodeError, SnapshotRestoreError, UnknownTypeError, UsageError
+from treenail.errors import EncodeError, UnknownTypeError, UsageError
 from treenail.log.event import Draft, Envelope, SlicePolicy
 from treenail.state.dispatch import DispatchResult, HandlerFailure
 from treenail.state.events import (
@@ -42,8 +40,8 @@ from treenail.state.events import (
     spec_of,
 )
 from treenail.state.reducers import Made, Registration, reducer_name, takes_context
-from treenail.state.slices import EMPTY, Entry, Kept, Slice, entries_of, sealed
-from treenail.state.stored import Folding, read_values
+from treenail.state.slices import EMPTY, Kept, Slice, entries_of
+from treenail.state.stored import Folding, Read, read_values, rebuilt, seal
 from treenail.state.views import SessionView
 
 _logger = logging.getLogger("treenail.state")
@@ -116,10 +114,7 @@ class Context:
 class Fold:
     """The reducers and policies of one session, and what they make of an event."""
 
-    def __init__(
-        self, session_id: UUID, codec: Codec, read: Callable[[int, int], Iterable[Envelope]]
-    ) -> None:
-        self.session_id = session_id
+    def __init__(self, codec: Codec, read: Read) -> None:
         self.codec = codec
         self._read = read
         self.known: dict[type, None] = {}
@@ -301,7 +296,7 @@ class Fold:
             if isinstance(each, RestoredSlice):
                 after = self._restored(slice_type, before, each, seq)
             elif isinstance(each, InitializeSlice):
-                after = Slice.of((self._seal(slice_type, item), -seq) for item in each.items)
+                after = Slice.of((seal(self.codec, slice_type, item), -seq) for item in each.items)
             elif each.removed is None:
                 after = EMPTY
             else:
@@ -310,29 +305,11 @@ class Fold:
                 after = Slice.of(entry for index, entry in entries if index not in gone)
             working.changes[slice_type] = after
 
-    def _seal(self, slice_type: type, item: Any) -> Any:
-        if not isinstance(item, slice_type):
-            raise UsageError(
-                f"a {type(item).__qualname__} cannot stand in the slice of {slice_type.__qualname__}"
-            )
-        return sealed(self.codec, item, self.codec.encode(item))
-
     def _restored(self, slice_type: type, before: Slice[Any], made: RestoredSlice, seq: int) -> Slice[Any]:
-        entries: list[Entry] = list(islice(entries_of(before), made.keep))
         wanted = {origin for each in made.items for origin in each.events()}
         found = {origin: kept for kept, origin in entries_of(before) if origin in wanted}
         found.update(read_values(self.codec, self._read, wanted - found.keys()))
-        for each in made.items:
-            if each.origin <= 0:
-                entries.append((self._seal(slice_type, each.item), each.origin or -seq))
-            for origin in each.events():
-                if origin not in found:
-                    raise SnapshotRestoreError(
-                        f"session {self.session_id} no longer has its event {origin}, which its event "
-                        f"{seq} brought back"
-                    )
-                entries.append((found[origin], origin))
-        return Slice.of(entries)
+        return rebuilt(self.codec, slice_type, before, made, found, seq=seq)
 
     def choose(self, working: Working, staged: Staged) -> Staged:
         """Let a `ClearSlice` name the items that its predicate chooses now."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import islice
 from typing import Any
 
 from treenail.codec import Codec
 from treenail.log.event import SlicePolicy
 from treenail.state.core import Core
-from treenail.state.events import RestoredItem, RestoredSlice, StateRestored, spec_of
+from treenail.state.events import RestoredSlice, StateRestored, spec_of
 from treenail.state.slices import EMPTY, Entry, Slice, entries_of, opened
 from treenail.state.snapshot import Snapshot
+from treenail.state.stored import described
 
 
 def restoring_event(
@@ -33,7 +33,7 @@ def restoring_event(
         target = _target(core, snapshot, slice_type, now, preserve_logs)
         if target is not None:
             keep = _shared(now, target) if refers else 0
-            items = _items(target, keep, core.pruned_upto if refers else None)
+            items = described(target, core.pruned_upto if refers else None, keep=keep)
             restored.append(RestoredSlice(core.codec.registry.name_of(slice_type), keep, items))
     return StateRestored(tuple(restored), reason) if restored else None
 
@@ -81,16 +81,3 @@ def _shared(present: Slice[Any], target: Slice[Any]) -> int:
             break
         count += 1
     return count
-
-
-def _items(target: Slice[Any], keep: int, pruned_upto: int | None) -> tuple[RestoredItem, ...]:
-    """Write down the items after the first `keep`: by their events, or as values if those are not there."""
-    items: list[RestoredItem] = []
-    for kept, origin in islice(entries_of(target), keep, None):
-        if pruned_upto is None or origin <= pruned_upto:
-            items.append(RestoredItem(0 if pruned_upto is None else -abs(origin), item=opened(kept)))
-        elif items and items[-1].origin > 0 and items[-1].upto == origin - 1:
-            items[-1] = RestoredItem(items[-1].origin, origin)
-        else:
-            items.append(RestoredItem(origin, origin))
-    return tuple(items)

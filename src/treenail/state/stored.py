@@ -1,24 +1,28 @@
 """The folded state as bytes beside the log, so that opening need not fold every event.
 
-It is an optimisation and never the truth. An item that is an event is stored as
-that event's number, so that each message is stored once; only items that a reducer
-made are stored as values. A stored state fits a session only if the same reducers
-are registered in the same order, because slices are folds of the log by these.
+It is an optimisation and never the truth. It is written in the words of a restore: an item that is an event
+is stored as that event's number, so that each message is stored once; only items that a reducer made are
+stored as values. A stored state fits a session only if the same reducers are registered in the same order,
+because slices are folds of the log by these.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from treenail.codec import Codec, parse_json
-from treenail.errors import DecodeError
+from treenail.codec import Codec
+from treenail.errors import DecodeError, SnapshotRestoreError, UsageError
 from treenail.log.event import Envelope
-from treenail.state.slices import Entry, Kept, Slice, entries_of, sealed
+from treenail.state.events import RestoredItem, RestoredSlice
+from treenail.state.slices import EMPTY, Entry, Kept, Slice, entries_of, opened, sealed
 
-_VERSION = 1
+STORED_VERSION = 2
+
+Read = Callable[[int, int], Iterable[Envelope]]
+"""Reads the events of a session: those after the first number, up to the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,134 +42,133 @@ class Folding:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class StoredState:
-    """A stored state whose outer form was read. Reading its slices comes later, if it fits."""
+    """The slices of a session at one place of its log."""
 
-    def __init__(self, payload: bytes) -> None:
-        data = parse_json(payload)
-        if type(data) is not dict or data.get("v") != _VERSION:
-            raise DecodeError("the stored state has another version")
-        try:
-            self.folding = Folding(
-                tuple((str(event), str(target), str(by)) for event, target, by in data["reducers"]),
-                tuple((str(target), str(policy)) for target, policy in data["policies"]),
-            )
-            self.pruned_upto = int(data["pruned"])
-            """Events up to here were to be forgotten when it was stored."""
-            self._slices: list[Any] = data["slices"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise DecodeError(f"the stored state has another shape: {error!r}") from error
-
-    def slices(
-        self, codec: Codec, read: Callable[[int, int], Iterable[Envelope]], unknown: dict[str, int]
-    ) -> dict[type, Slice[Any]]:
-        """Read the slices back; `read(after, upto)` reads the events that they refer to.
-
-        Slices of types that are not registered are counted in `unknown` and left out. Raises
-        `CodecError`.
-        """
-        try:
-            return _import_slices(codec, self._slices, read, unknown)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DecodeError(f"the stored state has another shape: {error!r}") from error
+    version: int
+    folding: Folding
+    pruned_upto: int
+    """Events up to here were to be forgotten when it was stored."""
+    slices: tuple[RestoredSlice, ...]
 
 
 def export_state(
     codec: Codec, slices: Mapping[type, Slice[Any]], folding: Folding, *, pruned_upto: int = 0
 ) -> bytes:
     """Write down the slices. Items from events up to `pruned_upto`, which are gone, as values."""
-    name_of = codec.registry.name_of
-    out = []
-    for slice_type, kept in slices.items():
-        if not len(kept):
-            continue
-        out.append({"t": name_of(slice_type), "e": _exported(codec, kept, pruned_upto)})
-    data = {
-        "v": _VERSION,
-        "reducers": folding.reducers,
-        "policies": folding.policies,
-        "pruned": pruned_upto,
-        "slices": out,
-    }
-    return json.dumps(data, separators=(",", ":")).encode()
+    stored = tuple(
+        RestoredSlice(codec.registry.name_of(slice_type), 0, described(kept, pruned_upto))
+        for slice_type, kept in slices.items()
+        if len(kept)
+    )
+    return codec.encode(StoredState(STORED_VERSION, folding, pruned_upto, stored))
 
 
-def _exported(codec: Codec, kept: Slice[Any], pruned_upto: int) -> list[Any]:
-    """Write items that are events as their numbers, those that follow each other as `[first, last]`."""
-    entries: list[Any] = []
-    first = last = -1
-    for item, origin in entries_of(kept):
-        if origin == last + 1 and first > 0:
-            last = origin
-            continue
-        _add_references(entries, first, last)
-        first = last = origin if origin > pruned_upto else -1
-        if first < 0:
-            is_kept = type(item) is Kept
-            name = codec.registry.name_of(item.cls if is_kept else type(item))
-            fields = parse_json(item.payload) if is_kept else codec.record_to_data(item)
-            entries.append({"o": -abs(origin), "t": name, "v": fields})
-    _add_references(entries, first, last)
-    return entries
+def import_state(codec: Codec, payload: bytes) -> StoredState:
+    """Read what `export_state` wrote. Raises `CodecError`."""
+    state = codec.decode(StoredState, payload)
+    if state.version != STORED_VERSION:
+        raise DecodeError(f"the stored state has version {state.version}, not {STORED_VERSION}")
+    return state
 
 
-def _add_references(entries: list[Any], first: int, last: int) -> None:
-    if first > 0:
-        entries.append(first if first == last else [first, last])
-
-
-def _import_slices(
-    codec: Codec, data: list[Any], read: Callable[[int, int], Iterable[Envelope]], unknown: dict[str, int]
+def import_slices(
+    codec: Codec, state: StoredState, read: Read, unknown: dict[str, int]
 ) -> dict[type, Slice[Any]]:
+    """Return the slices of a stored state. Raises `CodecError`.
+
+    Slices of types that are not registered are counted in `unknown` and left out.
+    """
     known = []
-    wanted: set[int] = set()
-    for each in data:
-        if codec.registry.knows(each["t"]):
+    for each in state.slices:
+        if codec.registry.knows(each.slice_type):
             known.append(each)
-            wanted.update(_references(each["e"]))
         else:
-            unknown[each["t"]] = unknown.get(each["t"], 0) + len(each["e"])
-    events = read_values(codec, read, wanted)
-    slices: dict[type, Slice[Any]] = {}
-    for each in known:
-        entries: list[Entry] = []
-        for entry in each["e"]:
-            if isinstance(entry, dict):
-                value: Any = codec.record_from_data(codec.registry.resolve(entry["t"]), entry["v"])
-                origin = entry["o"]
-                if type(origin) is not int or origin > 0:
-                    raise DecodeError(f"the stored state has an item from nowhere: {origin!r}")
-                entries.append((sealed(codec, value, codec.encode(value)), origin))
-                continue
-            for seq in _references((entry,)):
-                if seq not in events:
-                    raise DecodeError(f"the stored state refers to event {seq}, which is not there")
-                entries.append((events[seq], seq))
-        slice_type = codec.registry.resolve(each["t"])
-        for kept, _ in entries:
-            if not issubclass(kept.cls if type(kept) is Kept else type(kept), slice_type):
-                raise DecodeError(f"the stored state has a stranger in the slice {each['t']!r}")
-        slices[slice_type] = Slice.of(entries)
-    return slices
+            unknown[each.slice_type] = unknown.get(each.slice_type, 0) + len(each.items)
+    events = read_values(codec, read, {seq for each in known for item in each.items for seq in item.events()})
+    try:
+        return {
+            (slice_type := codec.registry.resolve(each.slice_type)): rebuilt(
+                codec, slice_type, EMPTY, each, events
+            )
+            for each in known
+        }
+    except (SnapshotRestoreError, UsageError) as error:
+        raise DecodeError(f"the stored state does not fit its log: {error}") from error
 
 
-def read_values(
-    codec: Codec, read: Callable[[int, int], Iterable[Envelope]], wanted: set[int]
-) -> dict[int, Any]:
+# --- slices by reference ---------------------------------------------------------------------------
+
+
+def described(target: Slice[Any], pruned_upto: int | None, *, keep: int = 0) -> tuple[RestoredItem, ...]:
+    """Write down the items of a slice after the first `keep`.
+
+    An item that is an event is named by its number, unless that event is pruned; without
+    `pruned_upto` no event can be referred to, and every item is written as a value.
+    """
+    items: list[RestoredItem] = []
+    first = last = 0
+    for kept, origin in islice(entries_of(target), keep, None):
+        if pruned_upto is None or origin <= pruned_upto:
+            items.append(RestoredItem(0 if pruned_upto is None else -abs(origin), item=opened(kept)))
+            first = 0
+        elif first and origin == last + 1:
+            items[-1] = RestoredItem(first, origin)
+            last = origin
+        else:
+            items.append(RestoredItem(origin))
+            first = last = origin
+    return tuple(items)
+
+
+def rebuilt(
+    codec: Codec,
+    slice_type: type,
+    before: Slice[Any],
+    made: RestoredSlice,
+    events: Mapping[int, Any],
+    *,
+    seq: int = 0,
+) -> Slice[Any]:
+    """Build a slice again: the first items of `before`, and then what was written down.
+
+    `events` holds the events that it refers to, as a slice keeps them; `seq` is the event that
+    brings the slice back. Raises `UsageError` for an item of another type, `SnapshotRestoreError`
+    for an event that is not there.
+    """
+    entries: list[Entry] = list(islice(entries_of(before), made.keep))
+    for each in made.items:
+        if each.origin <= 0:
+            entries.append((seal(codec, slice_type, each.item), each.origin or -seq))
+        for origin in each.events():
+            kept = events.get(origin)
+            if kept is None:
+                raise SnapshotRestoreError(f"event {origin}, which it refers to, is no longer in the log")
+            check_fits(slice_type, kept.cls if type(kept) is Kept else type(kept))
+            entries.append((kept, origin))
+    return Slice.of(entries)
+
+
+def seal(codec: Codec, slice_type: type, item: Any) -> Any:
+    """Return what a slice keeps of an item. Raises `UsageError` if it is of another type."""
+    check_fits(slice_type, type(item))
+    return sealed(codec, item, codec.encode(item))
+
+
+def check_fits(slice_type: type, kind: type) -> None:
+    """Raise `UsageError` unless items of that type may stand in a slice."""
+    if not issubclass(kind, slice_type):
+        raise UsageError(f"a {kind.__qualname__} cannot stand in the slice of {slice_type.__qualname__}")
+
+
+def read_values(codec: Codec, read: Read, wanted: set[int]) -> dict[int, Any]:
     """Read events again, each as a slice keeps it; what is not there is left out. Raises `CodecError`."""
+    if not wanted:
+        return {}
     found: dict[int, Any] = {}
-    if wanted:
-        for envelope in read(min(wanted) - 1, max(wanted)):
-            if envelope.seq in wanted:
-                value: Any = codec.decode(codec.registry.resolve(envelope.type), envelope.payload)
-                found[envelope.seq] = sealed(codec, value, envelope.payload)
+    for envelope in read(min(wanted) - 1, max(wanted)):
+        if envelope.seq in wanted:
+            value: Any = codec.decode(codec.registry.resolve(envelope.type), envelope.payload)
+            found[envelope.seq] = sealed(codec, value, envelope.payload)
     return found
-
-
-def _references(entries: Iterable[Any]) -> Iterator[int]:
-    for entry in entries:
-        if isinstance(entry, int):
-            yield entry
-        elif isinstance(entry, list):
-            first, last = entry
-            yield from range(first, last + 1)
