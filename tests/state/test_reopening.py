@@ -172,6 +172,7 @@ def test_a_stored_snapshot_that_cannot_be_read_is_passed_over_and_reported(log: 
         [{"slice_type": "state_kit:Note", "keep": 0, "items": [{"origin": "x"}]}],
         [{"slice_type": "state_kit:Note", "keep": 0, "items": [{"origin": 0, "item": 3}]}],
         [{"slice_type": "state_kit:Note", "keep": 0, "items": [{"origin": 2}]}],
+        [{"slice_type": "state_kit:Note", "keep": 0, "items": {"$": "class", "v": "builtins:int"}}],
     ],
     ids=lambda value: json.dumps(value),
 )

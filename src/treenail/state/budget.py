@@ -55,14 +55,8 @@ class TokenUsage:
     reasoning_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for count in (self.input_tokens, self.output_tokens, self.cached_tokens, self.reasoning_tokens):
-            if count is not None and (type(count) is not int or count < 0):
-                break
-        else:
-            return
         for name in ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"):
-            if getattr(self, name) is not None:
-                _check_count(f"TokenUsage.{name}", getattr(self, name), least=0)
+            _check_count(f"TokenUsage.{name}", getattr(self, name), least=0)
 
     @property
     def total(self) -> int | None:
@@ -99,7 +93,7 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Deadline:
-    """A point in time after which work must not go on.
+    """A point in time after which work must stop.
 
     `Deadline(when)` takes any aware time, past ones included, so that a deadline can be derived
     from one that is almost over. `Deadline.create` is for people: it refuses what is not at least
@@ -333,7 +327,7 @@ class BudgetTracker:
 
     def _exceeded(self, dimension: Dimension, consumed: TokenUsage, what: str) -> NoReturn:
         raise BudgetExceededError(
-            f"the budget is spent: {what}; raise the ceiling to go on",
+            f"the budget is spent: {what}; raise the ceiling to continue",
             budget=self.budget,
             consumed=consumed,
             exceeded_dimension=dimension,

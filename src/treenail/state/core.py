@@ -210,7 +210,8 @@ class Core:
             if state.folding != mine and first == 1:
                 return {}, 0, 0
             slices = import_slices(self.codec, state, self._read, unknown)
-        except (CodecError, LogDamagedError) as error:
+        except (CodecError, LogDamagedError, TypeError, AttributeError, ValueError) as error:
+            # Damaged, or of another shape: data may name other types than the fields of a stored state.
             if first > 1:
                 raise SnapshotRestoreError(
                     f"session {self.session_id}: its early events were pruned, and its stored snapshot "
