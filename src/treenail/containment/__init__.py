@@ -3,6 +3,7 @@
 Start with `ExecutionContext` and `Limits`; `docs/containment.md` shows the rest.
 """
 
+from treenail.containment.attempts import ActiveCall, current_call
 from treenail.containment.breaker import (
     CircuitBreaker,
     CircuitBreakers,
@@ -13,15 +14,6 @@ from treenail.containment.breaker import (
     PolicyDecision,
     PolicyPipeline,
 )
-from treenail.containment.budgets import (
-    Allocator,
-    BudgetBackend,
-    DynamicAllocator,
-    FairShareAllocator,
-    LocalBudgetBackend,
-    WeightedAllocator,
-)
-from treenail.containment.call import ActiveCall, current_call
 from treenail.containment.cancel import CancellationToken, PartialResultBuffer
 from treenail.containment.context import ExecutionContext, Metrics
 from treenail.containment.hooks import (
@@ -37,20 +29,27 @@ from treenail.containment.hooks import (
     TimeResult,
     TokenBudgetHook,
 )
+from treenail.containment.journal import JsonlJournal, read_journal
 from treenail.containment.ledger import (
     ChainStopped,
     Journal,
-    JsonlJournal,
     LedgerEvent,
     Reserved,
     RetryTaken,
     Settled,
     Spent,
     fold,
-    read_journal,
 )
 from treenail.containment.limits import ExecutionConfig, Limits, StopReason
 from treenail.containment.loops import LoopDetector, LoopFinding, LoopPolicy
+from treenail.containment.pots import (
+    Allocator,
+    BudgetBackend,
+    DynamicAllocator,
+    FairShareAllocator,
+    LocalBudgetBackend,
+    WeightedAllocator,
+)
 from treenail.containment.pricing import (
     CallUsage,
     FirstKnown,

@@ -1,12 +1,13 @@
-"""The two ways to wait for a call: in a thread and in a task.
+"""The two ways to wait for an attempt: blocking a thread, and awaiting in a task.
 
-Everything else about a call is decided elsewhere, once. Both ways end in one of three: a value, the call's
-own exception, or `STOPPED` when the call's token was cancelled before it came back.
+Everything else about a call is decided in one async function, which waits through one of these. `Blocking`
+never suspends, so that a synchronous face can run that function to its end without an event loop. Both end
+in one of three: a value, the function's own exception, or `STOPPED` if the attempt's token was cancelled
+before the function came back.
 
-An async call is awaited in a cancel scope that its token cancels. A synchronous function runs on its caller's
-thread, or, if it must be stoppable, on a worker while the caller waits for "done or cancelled". A
-synchronous caller with a coroutine drives it to its end in an event loop of its own; within a running loop
-that would block the loop, so it is refused.
+An async function is awaited in a cancel scope that its token cancels. A plain function runs on its caller's
+thread, or, if it must be stoppable, on a worker. A synchronous caller with a coroutine drives it to its end
+in an event loop of its own; within a running loop that would block the loop, so it is refused.
 """
 
 from __future__ import annotations
@@ -15,68 +16,80 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from types import AsyncGeneratorType, GeneratorType
-from typing import cast
+from typing import Protocol, cast
 
 import anyio
 import anyio.lowlevel
 
 from treenail.clock import Clock
-from treenail.containment.call import Call, current
-from treenail.containment.cancel import CancellationToken
+from treenail.containment.attempts import Attempt, current
+from treenail.containment.cancel import CancellationToken, pause
 from treenail.containment.limits import StopReason
 from treenail.containment.threads import call_later, threadsafe, wait_finished, workers
 from treenail.errors import UsageError
 
-_UNFINISHED = (GeneratorType, AsyncGeneratorType)
-
 STOPPED = object()
-"""What a dispatch returns if the call's token was cancelled before the call came back."""
+"""What a dispatch returns if the attempt's token was cancelled before its function came back."""
 
 
-def dispatch(call: Call, *, stoppable: bool) -> object:
-    """Make the call and block until it is over."""
-    fn = cast("Callable[[], object]", call.fn)
-    if call.context.cancellation_token.reason is not None:
-        return _not_begun(call)
-    if stoppable and not is_async(fn):
-        value = _on_worker(call, fn)
-    else:
-        if call.options.timeout_ms is not None:
-            # Nobody can release its caller, but it hears of the time's end, and so does its node.
-            _open_token(call)
-        before = current.set(call)
-        try:
-            value = fn()
-        finally:
-            current.reset(before)
-    # A coroutine has not done anything yet; counting it as done would be a lie.
-    if value is not None and getattr(type(value), "__await__", None) is not None:
-        return _drive(call, cast("Awaitable[object]", value))
-    if type(value) in _UNFINISHED:
-        raise _refuse_generator(call, value)
-    return value
+class Waiting(Protocol):
+    """How a call waits."""
+
+    async def pause(self, clock: Clock, seconds: float, token: CancellationToken) -> None:
+        """Wait for that long on `clock`, or until the token is cancelled."""
+        ...
+
+    async def dispatch(self, attempt: Attempt) -> object:
+        """Run the attempt's function and wait until it is over."""
+        ...
 
 
-def _not_begun(call: Call) -> object:
-    """End an attempt whose chain was stopped after it was booked: its function is not even called."""
-    call.reported = 0
-    return STOPPED
+class Blocking:
+    """Blocks the calling thread; none of its methods suspends."""
+
+    async def pause(self, clock: Clock, seconds: float, token: CancellationToken) -> None:
+        """Block for that long on `clock`, or until the token is cancelled."""
+        pause(clock, seconds, token)
+
+    async def dispatch(self, attempt: Attempt) -> object:
+        """Run the function on this thread, or on a worker if it must be stoppable."""
+        call = attempt.call
+        fn = attempt.fn
+        if call.context.cancellation_token.reason is not None:
+            return _not_begun(attempt)
+        if call.context.must_be_stoppable(attempt.options) and not is_async(fn):
+            value = _on_worker(attempt, fn)
+        else:
+            if attempt.options.timeout_ms is not None:
+                # Its caller cannot be released, but it hears of the timeout, and so does its node.
+                _open_token(attempt)
+            before = current.set(attempt)
+            try:
+                value = fn()
+            finally:
+                current.reset(before)
+        if value is None or not _is_unfinished(attempt, value):
+            return value
+        if _loop_is_running():
+            _close(value)
+            attempt.is_misused, attempt.reported = True, 0
+            raise UsageError(
+                f"{call.name} returned a coroutine inside a running event loop; use "
+                f"`await context.acall_{call.kind}(...)` there. It was not run"
+            )
+        return anyio.run(_in_scope, attempt, value)
 
 
-def _refuse_generator(call: Call, generator: object) -> UsageError:
-    """Refuse what yields its work bit by bit: outside of the call, none of it would be contained."""
-    if isinstance(generator, GeneratorType):
-        generator.close()
-    call.is_misused = True
-    return UsageError(
-        f"{call.name} returned a generator, whose work is still to be done and would be done outside of the "
-        f"call. Go through it within the call and return what it yields"
-    )
+class Awaiting:
+    """Awaits in the calling task; a plain function runs on a worker, so that the loop is not blocked."""
 
+    async def pause(self, clock: Clock, seconds: float, token: CancellationToken) -> None:
+        """Wait for that long on `clock`, or until the token is cancelled."""
+        await apause(clock, seconds, token)
 
-async def adispatch(call: Call) -> object:
-    """Make the call and wait until it is over; a plain function runs on a worker, so the loop goes on."""
-    return await _in_scope(call, None)
+    async def dispatch(self, attempt: Attempt) -> object:
+        """Run the function in a scope that its token cancels."""
+        return await _in_scope(attempt, None)
 
 
 async def apause(clock: Clock, seconds: float, token: CancellationToken) -> None:
@@ -89,43 +102,38 @@ async def apause(clock: Clock, seconds: float, token: CancellationToken) -> None
             forget()
 
 
-def close_token(call: Call) -> None:
-    """Disarm the attempt's timer and let its token go from the chain's."""
-    if call.timer is not None:
-        call.timer.cancel()
-        call.timer = None
-    if call.token is not None:
-        call.token.unlink()
+def _not_begun(attempt: Attempt) -> object:
+    """End an attempt whose chain was stopped after it was booked: its function is not even called."""
+    attempt.reported = 0
+    return STOPPED
 
 
-def _open_token(call: Call) -> CancellationToken:
+def _open_token(attempt: Attempt) -> CancellationToken:
     """Give the attempt a token of its own, and a timer if it has a time of its own."""
-    close_token(call)
-    call.context.keep_time()
-    token = call.token = CancellationToken(call.context.cancellation_token)
-    timeout_ms = call.options.timeout_ms
+    context, timeout_ms = attempt.call.context, attempt.options.timeout_ms
+    context.chain.keep_time()
+    token = attempt.token = CancellationToken(context.cancellation_token)
     if timeout_ms is not None:
         detail = f"the call took longer than {timeout_ms} ms"
 
         def expire() -> None:
             token.cancel(StopReason.TIMEOUT, detail=detail)
 
-        call.due_at = call.context.clock.monotonic() + timeout_ms / 1000
-        call.timer = call_later(call.context.clock, timeout_ms / 1000, expire)
+        attempt.timer = call_later(context.clock, timeout_ms / 1000, expire)
     return token
 
 
-def _on_worker(call: Call, fn: Callable[[], object]) -> object:
-    token = _open_token(call)
+def _on_worker(attempt: Attempt, fn: Callable[[], object]) -> object:
+    token = _open_token(attempt)
     woken = threading.Event()
-    before = current.set(call)
+    before = current.set(attempt)
     forget = token.on_cancel(woken.set)
     try:
-        work = call.work = workers.start(fn)
+        work = attempt.work = workers.start(fn)
         work.add_done_callback(lambda _: woken.set())
         woken.wait()
     except BaseException:
-        # Ctrl-C while waiting: the handler must hear of it, since nobody waits for it any more.
+        # Ctrl-C while waiting: the function must hear that its caller is gone.
         token.cancel(StopReason.ABORTED, detail="the caller was interrupted")
         raise
     finally:
@@ -134,55 +142,56 @@ def _on_worker(call: Call, fn: Callable[[], object]) -> object:
     return work.result() if work.done() else STOPPED
 
 
-async def _on_worker_async(call: Call, fn: Callable[[], object]) -> object:
-    work = call.work = workers.start(fn)
-    try:
-        await wait_finished(work)
-    except BaseException:
-        if call.token is not None:
-            call.token.cancel(StopReason.ABORTED, detail="the caller was cancelled")
-        raise
-    return work.result()
-
-
-def _drive(call: Call, awaitable: Awaitable[object]) -> object:
-    if _loop_is_running():
-        close = getattr(awaitable, "close", None)
-        if close is not None:
-            close()
-        call.is_misused = True
-        call.reported = 0
-        raise UsageError(
-            f"{call.name} returned a coroutine inside a running event loop; use "
-            f"`await context.acall_{call.kind}(...)` there. It was not run"
-        )
-    return anyio.run(_in_scope, call, awaitable)
-
-
-async def _in_scope(call: Call, awaitable: Awaitable[object] | None) -> object:
-    """Await the call in a scope that its token cancels."""
-    token = _open_token(call)
-    before = current.set(call)
+async def _in_scope(attempt: Attempt, unfinished: object) -> object:
+    """Await what the attempt's function returns, or what it returned already, in a scope of its token's."""
+    token = _open_token(attempt)
+    before = current.set(attempt)
     try:
         with anyio.CancelScope() as scope:
             forget = token.on_cancel(threadsafe(scope.cancel))
             try:
-                if token.reason is not None and awaitable is None:
-                    return _not_begun(call)
-                if awaitable is None:
-                    fn = cast("Callable[[], object]", call.fn)
-                    value = fn() if is_async(fn) else await _on_worker_async(call, fn)
-                    if getattr(type(value), "__await__", None) is None:
-                        if type(value) in _UNFINISHED:
-                            raise _refuse_generator(call, value)
-                        return value
-                    awaitable = cast("Awaitable[object]", value)
-                return await awaitable
+                if unfinished is not None:
+                    return await cast("Awaitable[object]", unfinished)
+                if token.reason is not None:
+                    return _not_begun(attempt)
+                fn = attempt.fn
+                value = fn() if is_async(fn) else await _on_worker_async(attempt, fn)
+                if _is_unfinished(attempt, value):
+                    return await cast("Awaitable[object]", value)
+                return value
             finally:
                 forget()
     finally:
         current.reset(before)
     return STOPPED
+
+
+async def _on_worker_async(attempt: Attempt, fn: Callable[[], object]) -> object:
+    work = attempt.work = workers.start(fn)
+    try:
+        await wait_finished(work)
+    except BaseException:
+        attempt.stop_token.cancel(StopReason.ABORTED, detail="the caller was cancelled")
+        raise
+    return work.result()
+
+
+def _is_unfinished(attempt: Attempt, value: object) -> bool:
+    """Say whether a returned value still has to be awaited; refuse one whose work cannot be contained."""
+    if isinstance(value, GeneratorType | AsyncGeneratorType):
+        _close(value)
+        attempt.is_misused = True
+        raise UsageError(
+            f"{attempt.call.name} returned a generator, whose work would be done after the call, outside of "
+            f"every ceiling. Go through it within the call and return what it yields"
+        )
+    return getattr(type(value), "__await__", None) is not None
+
+
+def _close(unfinished: object) -> None:
+    close = getattr(unfinished, "close", None)
+    if close is not None:
+        close()
 
 
 def is_async(fn: Callable[[], object]) -> bool:

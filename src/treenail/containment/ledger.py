@@ -1,10 +1,10 @@
 """The ledger: one lock, one atomic step to check and reserve, and the events that let a restart continue.
 
 A call is paid for in three moves. *Reserve*: under the lock, ask every account from the chain up to the root
-whether one more call fits, and if so book a step and the estimated cost in all of them; nobody can come
-between the question and the booking. *Dispatch*: the call is made, without the lock. *Settle*: the
+whether one more call fits, and if so book a step and the estimated cost in all of them; no other call can
+come between the question and the booking. *Dispatch*: the call is made, without the lock. *Settle*: the
 reservation is replaced by the real cost, whatever it is. Nothing is ever given back: an attempt that failed
-is a step, and if nobody knows what it cost, it cost what was reserved.
+is a step, and one of unknown cost costs what was reserved.
 
 `Reserved` is written to the journal before the dispatch and `Settled` after it. Folding the events gives what
 was spent; a reservation without its settlement belongs to a call that was cut off, and counts in full. The
@@ -15,17 +15,13 @@ between calls does not matter to the fold.
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TypeAlias
 
-from treenail.containment.limits import Account, StopReason, number, to_pico
-from treenail.errors import LogDamagedError, UsageError
+from treenail.containment.limits import ExecutionConfig, StopReason, to_pico
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +76,7 @@ class RetryTaken:
 class ChainStopped:
     """A chain stopped for good.
 
-    For the record: what is spent says by itself whether a resumed chain may go on.
+    For the record only: whether a resumed chain may continue depends on what is spent.
     """
 
     lineage: tuple[str, ...]
@@ -153,6 +149,66 @@ def fold(events: Iterable[LedgerEvent]) -> dict[str, Spent]:
     return spent
 
 
+class Account:
+    """What one chain has spent and reserved, next to its ceilings. The ledger's lock guards it."""
+
+    __slots__ = ("max_cost", "max_retries", "max_steps", "reserved", "retries", "spent", "steps")
+
+    def __init__(self, config: ExecutionConfig) -> None:
+        self.max_cost = None if config.max_cost_usd is None else to_pico(config.max_cost_usd)
+        self.max_steps = config.max_steps
+        self.max_retries = config.max_retries_total
+        self.spent = 0
+        self.reserved = 0
+        self.steps = 0
+        self.retries = 0
+
+    @property
+    def is_out_of_retries(self) -> bool:
+        """Whether the retry ceiling is reached."""
+        return self.max_retries is not None and self.retries >= self.max_retries
+
+    def refusal(self, cost: int) -> StopReason | None:
+        """Say whether the money or the steps forbid one more call that reserves `cost`."""
+        if self.max_cost is not None:
+            committed = self.spent + self.reserved
+            if committed >= self.max_cost or committed + cost > self.max_cost:
+                return StopReason.BUDGET_EXCEEDED
+        if self.max_steps is not None and self.steps >= self.max_steps:
+            return StopReason.STEP_LIMIT_EXCEEDED
+        return None
+
+    def is_final(self, reason: StopReason) -> bool:
+        """Say whether that ceiling is reached for good, rather than too low for one dear call."""
+        return reason is not StopReason.BUDGET_EXCEEDED or (
+            self.max_cost is not None and self.spent >= self.max_cost
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """The accounts that a chain's calls are booked in: its own first, then those of the chains above it."""
+
+    accounts: tuple[Account, ...]
+    retry_accounts: tuple[Account, ...]
+    """Those whose retry budget its failures use; a chain that only looks on uses its own alone."""
+
+    def refusal(self, cost: int, *, is_retry: bool) -> tuple[Account, StopReason] | None:
+        """Say which account forbids one more call, and why; None if the call fits.
+
+        A retry is not held against the retry ceiling: its unit was taken when the attempt before it failed.
+        """
+        for account in self.accounts:
+            reason = account.refusal(cost)
+            if reason is not None:
+                return account, reason
+        if not is_retry:
+            for account in self.retry_accounts:
+                if account.is_out_of_retries:
+                    return account, StopReason.RETRY_BUDGET_EXCEEDED
+        return None
+
+
 class Ledger:
     """The accounts of a chain and all its children, under one lock."""
 
@@ -166,7 +222,7 @@ class Ledger:
         self._accounts: dict[str, Account] = {}
 
     def open_account(self, account: Account, chain_id: str) -> None:
-        """Let an account go on from what its chain has spent, in this process or in one before it."""
+        """Let an account continue from what its chain has spent, in this process or in one before it."""
         with self.lock:
             before, spent = self._accounts.get(chain_id), self.carried.get(chain_id)
             self._accounts[chain_id] = account
@@ -175,180 +231,27 @@ class Ledger:
             elif spent is not None:
                 account.steps, account.retries, account.spent = spent.steps, spent.retries, spent.cost_pico
 
-    def refusal(
-        self, accounts: Sequence[Account], cost: int, *, is_retry: bool = False
-    ) -> tuple[int, StopReason] | None:
-        """Say which account, by its place, forbids one more call; None if it fits.
-
-        Hold the lock around it.
-        """
-        for place, account in enumerate(accounts):
-            reason = account.refusal(cost, is_retry=is_retry)
-            if reason is not None:
-                return place, reason
-        return None
-
-    def book(
-        self, accounts: Sequence[Account], cost: int, *, is_retry: bool = False, takes_retry: bool = False
-    ) -> tuple[int, StopReason] | None:
-        """Book one step and `cost`, and a retry if it takes one, in every account, or in none: who refused?
-
-        Hold the lock around it.
-        """
-        refused = self.refusal(accounts, cost, is_retry=is_retry)
+    def book(self, books: Books, cost: int, *, is_retry: bool) -> tuple[Account, StopReason] | None:
+        """Book one step and `cost` in every account, or in none, and say who refused. Hold the lock."""
+        refused = books.refusal(cost, is_retry=is_retry)
         if refused is None:
-            for account in accounts:
+            for account in books.accounts:
                 account.steps += 1
                 account.reserved += cost
-                account.retries += takes_retry
         return refused
 
-    def settle(self, accounts: Sequence[Account], reserved: int, cost: int) -> None:
+    def settle(self, books: Books, reserved: int, cost: int) -> None:
         """Replace a reservation by the real cost in every account."""
         with self.lock:
-            for account in accounts:
+            for account in books.accounts:
                 account.reserved -= reserved
                 account.spent += cost
 
-    def add_cost(self, accounts: Sequence[Account], cost: int) -> None:
-        """Book money that turned out to be spent after its call was settled."""
+    def take_retry(self, books: Books) -> bool:
+        """Take one unit of the retry budget from every account that counts it, or from none."""
         with self.lock:
-            for account in accounts:
-                account.spent += cost
-
-    def take_retry(self, accounts: Sequence[Account]) -> bool:
-        """Take one unit of the retry budget from every account, or from none."""
-        with self.lock:
-            for account in accounts:
-                if account.max_retries is not None and account.retries >= account.max_retries:
-                    return False
-            for account in accounts:
+            if any(account.is_out_of_retries for account in books.retry_accounts):
+                return False
+            for account in books.retry_accounts:
                 account.retries += 1
             return True
-
-
-# --- events on disk, for those who use the containment alone ------------------------------------------
-
-_TYPES: dict[str, type[LedgerEvent]] = {
-    "reserved": Reserved,
-    "settled": Settled,
-    "retry_taken": RetryTaken,
-    "chain_stopped": ChainStopped,
-}
-_NAMES = {event_type: name for name, event_type in _TYPES.items()}
-_FIELDS = {kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in _NAMES}
-_encode = json.JSONEncoder(separators=(",", ":")).encode
-
-
-def event_to_json(event: LedgerEvent) -> str:
-    """Return the event as one line of JSON."""
-    kind = type(event)
-    # Written out by hand: a generic walk over the dataclass costs more than all the rest of a call.
-    fields = {name: getattr(event, name) for name in _FIELDS[kind]}
-    fields["type"], fields["at"] = _NAMES[kind], event.at.isoformat()
-    return _encode(fields)
-
-
-def event_from_json(line: str) -> LedgerEvent:
-    """Return the event that `event_to_json` wrote; `UsageError` if the line is not one."""
-    try:
-        fields = json.loads(line)
-        event_type = _TYPES[fields.pop("type")]
-        fields["at"] = datetime.fromisoformat(fields["at"])
-        for name in ("lineage", "elapsed_above_ms"):
-            if not isinstance(fields.get(name, []), list):
-                raise UsageError(f"{name} is not a list")
-            fields[name] = tuple(fields.get(name, ()))
-        event = event_type(**fields)
-        _check(event)
-        return event
-    except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
-        raise UsageError(f"not a ledger event: {line[:80]!r} ({error})") from error
-
-
-def _check(event: LedgerEvent) -> None:
-    """Refuse an event that would give money or time back, or that nothing can be counted by."""
-    owner = type(event).__name__
-    if not event.lineage:
-        raise UsageError("lineage names no chain")
-    if event.elapsed_above_ms and len(event.elapsed_above_ms) != len(event.lineage) - 1:
-        raise UsageError("elapsed_above_ms does not fit lineage")
-    for field in dataclasses.fields(event):
-        value = getattr(event, field.name)
-        if field.name in ("cost_usd", "elapsed_ms"):
-            number(owner, field.name, value, zero_ok=True)
-        elif field.name in ("lineage", "elapsed_above_ms"):
-            for item in value:
-                if field.name == "elapsed_above_ms":
-                    number(owner, field.name, item, zero_ok=True)
-                elif not isinstance(item, str):
-                    raise UsageError(f"lineage must name chains by their ids, not {item!r}")
-        elif field.name != "at" and not isinstance(value, str):
-            raise UsageError(f"{owner}.{field.name} must be a text, not {value!r}")
-
-
-class JsonlJournal:
-    """A journal in a file, one line per event, on disk before the call returns.
-
-    Pass the instance as `journal=`; after a restart, `read_journal(path)` gives the events to
-    `ExecutionContext.resume`. One process writes it at a time.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self._lock = threading.Lock()
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        # A line that was cut off by a crash was never acknowledged; the next one must not be glued to it.
-        data = self.path.read_bytes()
-        if not data.endswith(b"\n"):
-            os.ftruncate(self._file, data.rfind(b"\n") + 1)
-
-    def __call__(self, event: LedgerEvent) -> None:
-        """Write the event and wait until it is on disk."""
-        line = (event_to_json(event) + "\n").encode()
-        with self._lock:
-            size = os.fstat(self._file).st_size
-            try:
-                written = 0
-                while written < len(line):
-                    written += os.write(self._file, line[written:])
-                os.fdatasync(self._file)
-            except OSError:
-                # Half a line (a full disk) must not be glued to the next one.
-                os.ftruncate(self._file, size)
-                raise
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            if self._file >= 0:
-                os.close(self._file)
-                self._file = -1
-
-    def __enter__(self) -> JsonlJournal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def read_journal(path: str | os.PathLike[str]) -> list[LedgerEvent]:
-    """Return the events in a journal file; none if there is no file.
-
-    A line cut off at the end is left out.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    events = []
-    for place, line in enumerate(text.split("\n")[:-1], start=1):
-        try:
-            events.append(event_from_json(line))
-        except UsageError as error:
-            raise LogDamagedError(
-                f"line {place} of {path} is damaged: {error}; what was spent is not known, so nothing was "
-                f"resumed. Repair or remove that line to go on",
-                last_good_seq=place - 1,
-            ) from error
-    return events

@@ -1,4 +1,4 @@
-"""Ceilings, the totals they apply to, and the one function that compares them.
+"""Ceilings, the reasons for stopping, and the checks of numbers that both and the hooks use.
 
 Money is counted in whole pico-dollars (1e-12 USD), so that adding a price a hundred times gives a hundred
 times the price, and "exactly N calls fit" does not depend on how binary fractions round. Dollars appear only
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from treenail.errors import UsageError
 
 if TYPE_CHECKING:
-    from treenail.containment.budgets import BudgetBackend
+    from treenail.containment.pots import BudgetBackend
 
 PICO = 1_000_000_000_000
 
@@ -80,6 +80,15 @@ def integer(owner: str, field: str, value: object, *, zero_ok: bool = False) -> 
     return value
 
 
+def _check_ceilings(owner: str, cost_usd: object, steps: object, depth: object) -> None:
+    if cost_usd is not None:
+        number(owner, "max_cost_usd", cost_usd)
+    if steps is not None:
+        integer(owner, "max_steps", steps)
+    if depth is not None:
+        integer(owner, "max_depth", depth, zero_ok=True)
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutionConfig:
     """Hard ceilings for one chain. `None` says on purpose that there is no such ceiling.
@@ -105,15 +114,10 @@ class ExecutionConfig:
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
-        if self.max_cost_usd is not None:
-            number(owner, "max_cost_usd", self.max_cost_usd)
-        if self.max_steps is not None:
-            integer(owner, "max_steps", self.max_steps)
+        _check_ceilings(owner, self.max_cost_usd, self.max_steps, self.max_depth)
         if self.max_retries_total is not None:
             integer(owner, "max_retries_total", self.max_retries_total)
         integer(owner, "timeout_ms", self.timeout_ms, zero_ok=True)
-        if self.max_depth is not None:
-            integer(owner, "max_depth", self.max_depth, zero_ok=True)
         if self.on_unknown_price not in ("halt", "warn", "estimate"):
             raise UsageError(
                 f'{owner}.on_unknown_price must be "halt", "warn" or "estimate", '
@@ -145,16 +149,11 @@ class Limits:
     max_depth: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_depth is not None:
-            integer("Limits", "max_depth", self.max_depth, zero_ok=True)
+        _check_ceilings("Limits", self.max_cost_usd, self.max_steps, self.max_depth)
         if self.max_retries is not None:
             integer("Limits", "max_retries", self.max_retries)
         if self.timeout is not None:
             number("Limits", "timeout", self.timeout)
-        if self.max_cost_usd is not None:
-            number("Limits", "max_cost_usd", self.max_cost_usd)
-        if self.max_steps is not None:
-            integer("Limits", "max_steps", self.max_steps)
         self.to_config()
 
     def to_config(self) -> ExecutionConfig:
@@ -184,87 +183,3 @@ def as_config(limits: ExecutionConfig | Limits) -> ExecutionConfig:
             f"({type(limits).__name__})"
         )
     return limits
-
-
-class Account:
-    """What one chain has spent and reserved, next to its ceilings. The ledger's lock guards it."""
-
-    __slots__ = ("max_cost", "max_retries", "max_steps", "reserved", "retries", "spent", "steps")
-
-    def __init__(self, config: ExecutionConfig) -> None:
-        self.max_cost = None if config.max_cost_usd is None else to_pico(config.max_cost_usd)
-        self.max_steps = config.max_steps
-        self.max_retries = config.max_retries_total
-        self.spent = 0
-        self.reserved = 0
-        self.steps = 0
-        self.retries = 0
-
-    def refusal(self, cost: int, *, is_retry: bool = False) -> StopReason | None:
-        """Say which ceiling forbids one more call that reserves `cost`; None if it fits under all of them.
-
-        A retry whose unit was already taken is not held against the retry ceiling a second time.
-        """
-        if self.max_cost is not None:
-            committed = self.spent + self.reserved
-            if committed >= self.max_cost or committed + cost > self.max_cost:
-                return StopReason.BUDGET_EXCEEDED
-        if self.max_steps is not None and self.steps >= self.max_steps:
-            return StopReason.STEP_LIMIT_EXCEEDED
-        if not is_retry and self.max_retries is not None and self.retries >= self.max_retries:
-            return StopReason.RETRY_BUDGET_EXCEEDED
-        return None
-
-    def is_spent_out(self, reason: StopReason) -> bool:
-        """Say whether that ceiling is reached for good, rather than too low for one dear call."""
-        if reason is StopReason.BUDGET_EXCEEDED:
-            return self.max_cost is not None and self.spent >= self.max_cost
-        return reason in (StopReason.STEP_LIMIT_EXCEEDED, StopReason.RETRY_BUDGET_EXCEEDED)
-
-
-class WithoutRetries(Account):
-    """An account as a chain sees it that has retries of its own: money and steps are the account's."""
-
-    __slots__ = ("_of",)
-
-    def __init__(self, account: Account) -> None:
-        self._of = account
-        self.max_retries = None
-        self.retries = 0
-
-    @property
-    def max_cost(self) -> int | None:  # type: ignore[override]  # read where it is kept
-        """What may be spent."""
-        return self._of.max_cost
-
-    @property
-    def max_steps(self) -> int | None:  # type: ignore[override]  # read where it is kept
-        """How many calls may be made."""
-        return self._of.max_steps
-
-    @property
-    def spent(self) -> int:
-        """What was spent."""
-        return self._of.spent
-
-    @spent.setter
-    def spent(self, value: int) -> None:
-        self._of.spent = value
-
-    @property
-    def reserved(self) -> int:
-        """What is reserved."""
-        return self._of.reserved
-
-    @reserved.setter
-    def reserved(self, value: int) -> None:
-        self._of.reserved = value
-
-    @property
-    def steps(self) -> int:
-        """How many calls were made."""
-        return self._of.steps
-
-    @steps.setter
-    def steps(self, value: int) -> None:
-        self._of.steps = value

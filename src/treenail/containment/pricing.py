@@ -54,6 +54,15 @@ class CallUsage:
                 f"reasoning_tokens ({self.reasoning_tokens})"
             )
 
+    def __add__(self, other: CallUsage) -> CallUsage:
+        return CallUsage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached_input_tokens + other.cached_input_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+        )
+
 
 def usage_of(value: object) -> CallUsage | None:
     """Read the usage off a vendor's response, or off its `usage`; None if there is none.
@@ -61,7 +70,7 @@ def usage_of(value: object) -> CallUsage | None:
     Understands the OpenAI Chat and Responses shapes, the Anthropic shape and our own, as objects or as
     mappings.
     """
-    if isinstance(value, CallUsage):
+    if value is None or isinstance(value, CallUsage):
         return value
     usage = _get(value, "usage")
     if isinstance(usage, CallUsage):

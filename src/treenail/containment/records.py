@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from treenail.containment.cancel import PartialResultBuffer
 from treenail.containment.limits import StopReason, integer, number
@@ -69,6 +69,13 @@ class WrapOptions:
     """The most output that the call asks for."""
     cost_of: Callable[[object], float] | None = None
     """Says what the returned value cost in USD; it goes before usage and prices."""
+    retry_of: CallOutcome[Any] | None = None
+    """The failed call that this one tries again; the retry budget was charged when that one failed.
+
+    A retry is not a loop, and it is degraded as the `next_plan` of the failed call says.
+    """
+    will_retry: bool = False
+    """Whether the caller tries again after a failure; only a retry hook forbids it then."""
     fingerprint: str = ""
     """Stands for the arguments: to loop detection, the same name and fingerprint are the same call."""
     is_free: bool = False
@@ -232,6 +239,8 @@ class CallOutcome(Generic[T]):
     """What a call that did not end well had produced, if it said so."""
     detail: str = ""
     """Why it was blocked or stopped, in words."""
+    next_plan: DegradePlan | None = None
+    """How another attempt is to be degraded, if a hook said so when this one failed, or if this one was."""
 
     @property
     def ok(self) -> bool:

@@ -196,7 +196,7 @@ Hook: TypeAlias = (
     | BudgetBoundaryHook
     | PostDispatchHook
 )
-Boundary = Literal["before_llm_call", "before_tool_call", "before_egress", "on_error", "before_charge"]
+HookPoint = Literal["before_llm_call", "before_tool_call", "before_egress", "on_error", "before_charge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ class ShieldPipeline:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._events: deque[SafetyEvent] = deque(maxlen=self.MAX_EVENTS)
-        given: dict[Boundary, list[object]] = {
+        given: dict[HookPoint, list[object]] = {
             "before_llm_call": _listed("pre_dispatch", pre_dispatch, "before_llm_call"),
             "before_egress": _listed("egress", egress, "before_egress"),
             "on_error": _listed("retry", retry, "on_error"),
@@ -319,7 +319,7 @@ class ShieldPipeline:
 
     # --- the boundaries, as the whole verdict ---------------------------------------------------
 
-    def judge(self, boundary: Boundary, ctx: ToolCallContext, *details: object) -> Verdict:
+    def judge(self, boundary: HookPoint, ctx: ToolCallContext, *details: object) -> Verdict:
         """Ask every hook of a boundary in order and return what they said together."""
         hooks = self._hooks[boundary]
         if not hooks:

@@ -39,8 +39,7 @@ import anyio
 import httpx2
 from anyio.lowlevel import RunVar
 
-from treenail.containment import default_prices
-from treenail.containment.call import current_call
+from treenail.containment import current_call, default_prices
 from treenail.containment.pricing import CallUsage, PriceTable, estimate_tokens, estimate_usage
 from treenail.conversation.messages import ReasoningPart
 from treenail.errors import CallRefused, ModelCallError

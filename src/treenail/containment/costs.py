@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from treenail.containment.call import Call
+from treenail.containment.attempts import Attempt
 from treenail.containment.limits import OnUnknownPrice, number, to_pico
 from treenail.containment.pricing import (
     CallUsage,
@@ -26,7 +26,7 @@ from treenail.containment.threads import describe
 Tell = Callable[[str, Decision, str], None]
 
 
-class Costing:
+class Costs:
     """Costs for one chain. `tell` records an event: type, decision, reason."""
 
     def __init__(
@@ -43,31 +43,32 @@ class Costing:
         self._tell = tell
         self._told: set[str] = set()
 
-    def estimate(self, call: Call) -> int | None:
+    def estimate(self, attempt: Attempt) -> int | None:
         """Return what to reserve; None if that is not known and a ceiling in USD cannot be kept without."""
-        if call.options.cost_estimate_hint:
-            return to_pico(call.options.cost_estimate_hint)
-        if call.is_free:
+        options = attempt.options
+        if options.cost_estimate_hint:
+            return to_pico(options.cost_estimate_hint)
+        if attempt.is_free:
             return 0
-        return self._estimate_by_table(call)
+        return self._estimate_by_table(attempt)
 
-    def estimate_degraded(self, call: Call) -> int | None:
-        """Return what to reserve for a call that is made with less; None as above.
+    def estimate_degraded(self, attempt: Attempt) -> int | None:
+        """Return what to reserve for an attempt that is made with less; None as above.
 
-        Whoever makes the call knows best. What they do not know of another model, the price table may.
+        The caller knows best. What the caller does not know of another model, the price table may.
         """
-        options, plan = call.options, call.plan
+        options, plan = attempt.options, attempt.plan
         if options.estimate_degraded is None or plan is None:
-            return self.estimate(call)
+            return self.estimate(attempt)
         less = options.estimate_degraded(plan)
         if less is not None:
             return to_pico(number("WrapOptions", "estimate_degraded", less, zero_ok=True))
         if plan.model in (None, options.model):
-            return self.estimate(call)
-        return self._estimate_by_table(call)
+            return self.estimate(attempt)
+        return self._estimate_by_table(attempt)
 
-    def _estimate_by_table(self, call: Call) -> int | None:
-        options, plan, model = call.options, call.plan, call.model()
+    def _estimate_by_table(self, attempt: Attempt) -> int | None:
+        options, plan, model = attempt.options, attempt.plan, attempt.model()
         if model is None:
             return 0
         most = options.max_output_tokens
@@ -83,31 +84,31 @@ class Costing:
             cost = self._fallback(model, usage)
         return to_pico(cost)
 
-    def real(self, call: Call, value: object) -> int:
-        """Return what an attempt cost, given what it returned; the reservation if nobody can say."""
-        if call.reported is not None:
-            return call.reported
-        options = call.options
+    def real(self, attempt: Attempt, value: object) -> int:
+        """Return what an attempt cost, given what it returned; the reservation if that is not known."""
+        if attempt.reported is not None:
+            return attempt.reported
+        options = attempt.options
         try:
             if options.cost_of is not None and value is not None:
                 return to_pico(number("WrapOptions", "cost_of", options.cost_of(value), zero_ok=True))
-            usage = call.usage = call.usage or usage_of(value) or usage_of(options.response_hint)
-            model = call.model()
-            if usage is not None and model is not None and not call.is_free:
-                return self._priced(call, model, usage)
+            usage = attempt.usage = attempt.usage or usage_of(value) or usage_of(options.response_hint)
+            model = attempt.model()
+            if usage is not None and model is not None and not attempt.is_free:
+                return self._priced(attempt, model, usage)
         except Exception as error:  # noqa: BLE001 - the call is over; its reservation stands in for its cost
-            reason = f"the cost of {call.name} could not be read ({describe(error)})"
+            reason = f"the cost of {attempt.call.name} could not be read ({describe(error)})"
             self._tell("cost_unknown", Decision.ALLOW, f"{reason}; the reservation was charged")
-        return call.reserved
+        return attempt.reserved
 
-    def _priced(self, call: Call, model: str, usage: CallUsage) -> int:
+    def _priced(self, attempt: Attempt, model: str, usage: CallUsage) -> int:
         if self.prices is None and self._on_unknown is None:
-            return call.reserved
+            return attempt.reserved
         cost = self._price(model, usage)
         if cost is None:
             # A table that knew a price before the call and knows none after it makes nothing free.
-            if call.options.cost_estimate_hint or self._on_unknown != "estimate":
-                return call.reserved
+            if attempt.options.cost_estimate_hint or self._on_unknown != "estimate":
+                return attempt.reserved
             cost = self._fallback(model, usage)
         return to_pico(cost)
 

@@ -1,0 +1,275 @@
+"""A call and its attempts, as the containment keeps them and as the called function sees them.
+
+A `Call` becomes a node of the chain. Each time that its function is dispatched, an `Attempt` is made anew: it
+holds what this dispatch reserved, used and was admitted with, and nothing of it reaches the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextvars import ContextVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from treenail.containment.cancel import CancellationToken, PartialResultBuffer
+from treenail.containment.limits import number, to_pico, to_usd
+from treenail.containment.pricing import CallUsage
+from treenail.containment.records import CallOutcome, Kind, NodeRecord, Status, WrapOptions
+from treenail.containment.shield import Decision, DegradePlan
+from treenail.containment.threads import Timer
+
+if TYPE_CHECKING:
+    from treenail.containment.context import ExecutionContext
+
+
+class Call:
+    """One call of a chain, from its beginning to its node. Only the containment writes it."""
+
+    # Most calls leave these as they are.
+    status: Status = "running"
+    decision = Decision.HALT
+    stop_reason: str | None = None
+    detail = ""
+    """Why it was blocked or stopped, in words."""
+    attempts = 0
+    retries_used = 0
+    cost = 0
+    """What all attempts were charged, in pico-dollars, as all money here."""
+    end_ts: datetime | None = None
+    parent: Call | None = None
+    """The call during which this one was made."""
+    index = -1
+    """Its place on the chain's list of nodes; -1 before it is there."""
+    buffer: PartialResultBuffer | None = None
+    value: object = None
+    error: BaseException | None = None
+    plan: DegradePlan | None = None
+    """How the newest attempt was degraded."""
+    next_plan: DegradePlan | None = None
+    """How the next attempt is to be degraded."""
+
+    def __init__(self, context: ExecutionContext, kind: Kind, operation_name: str) -> None:
+        self.context = context
+        self.kind = kind
+        self.operation_name = operation_name
+        self.serial = next(context.chain.serials)
+        self.start_ts = context.clock.now()
+
+    @property
+    def node_id(self) -> str:
+        """The id of this call's node: a UUID (version 8) of a random prefix per chain and a count."""
+        return f"{self.context.chain.id_prefix}{self.serial:012x}"
+
+    @property
+    def name(self) -> str:
+        """What to call it in a message."""
+        return self.operation_name or f"the {self.kind} call"
+
+    def record(self) -> NodeRecord:
+        """Return the node as it is now."""
+        return NodeRecord(
+            node_id=self.node_id,
+            parent_id=None if self.parent is None else self.parent.node_id,
+            kind=self.kind,
+            operation_name=self.operation_name,
+            start_ts=self.start_ts,
+            end_ts=self.end_ts,
+            status=self.status,
+            cost_usd=to_usd(self.cost),
+            retries_used=self.retries_used,
+            chain_id=self.context.chain_id,
+            attempts=self.attempts,
+            decision=None if self.status == "running" else self.decision,
+            stop_reason=self.stop_reason,
+        )
+
+    def take_outcome(self) -> CallOutcome[Any]:
+        """Return what came of the call; the node, which outlives it, lets go of the value and the error."""
+        kept = self.buffer if self.status != "ok" else None
+        value, error, self.value, self.error = self.value, self.error, None, None
+        return CallOutcome(
+            decision=self.decision,
+            value=value,
+            error=error,
+            node=self.record(),
+            plan=self.plan,
+            partial=None if kept is None else kept.get_partial(),
+            detail=self.detail,
+            next_plan=self.next_plan,
+        )
+
+    def take_decision(self) -> Decision:
+        """Return what was decided, and let go of the value and the error."""
+        self.value = self.error = None
+        return self.decision
+
+
+class Attempt:
+    """One dispatch of a call's function."""
+
+    # Most attempts leave these as they are.
+    delay_s = 0.0
+    estimate = 0
+    """What to reserve."""
+    reserved = 0
+    settled = 0
+    """What it was charged."""
+    reported: int | None = None
+    """What the called function said that it cost."""
+    usage: CallUsage | None = None
+    number = 0
+    """Which attempt of its call it is, from 1; 0 until it is booked."""
+    is_open = False
+    """Whether its reservation waits to be settled."""
+    is_dispatched = False
+    is_misused = False
+    """Whether the caller's mistake kept it from running; it is not a failure then."""
+    refused: tuple[Decision, str] | None = None
+    """What the shield decided about a request of it, and why, if it kept one from leaving."""
+    token: CancellationToken | None = None
+    """Its own token; a function on its caller's thread has the chain's."""
+    timer: Timer | None = None
+    work: Future[object] | None = None
+    """Its function on a worker thread, if it runs on one."""
+    plan: DegradePlan | None = None
+
+    def __init__(
+        self,
+        call: Call,
+        fn: Callable[[], object],
+        options: WrapOptions,
+        plan: DegradePlan | None,
+        *,
+        is_retry: bool,
+    ) -> None:
+        self.call = call
+        self.fn = fn
+        self.options = options
+        self.is_retry = is_retry
+        """Whether a unit of the retry budget was taken for it already."""
+        self.held: dict[object, Any] = {}
+        """What each guard remembers about this attempt until it is settled or withdrawn."""
+        if plan is not None:
+            self.degrade(plan)
+
+    @property
+    def reservation_id(self) -> str:
+        """The attempt's id in the ledger."""
+        return f"{self.call.node_id}:{self.number}"
+
+    @property
+    def stop_token(self) -> CancellationToken:
+        """The token that stops this attempt: its own, or the chain's."""
+        return self.token or self.call.context.cancellation_token
+
+    def model(self) -> str | None:
+        """Return the model that is called: the degraded one, the call's own, or the chain's."""
+        if self.plan is not None and self.plan.model is not None:
+            return self.plan.model
+        call = self.call
+        return self.options.model or (call.context.metadata.model if call.kind == "llm" else None)
+
+    def degrade(self, plan: DegradePlan | None) -> None:
+        """Make the attempt with less, on top of what other guards have asked for."""
+        if plan is not None:
+            self.plan = plan if self.plan is None else self.plan.merged(plan)
+            self.delay_s = max(self.delay_s, self.plan.delay_ms / 1000)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is known to cost nothing; a plan's other model is not."""
+        other = None if self.plan is None else self.plan.model
+        return self.options.is_free and other in (None, self.options.model)
+
+    def close_token(self) -> None:
+        """Disarm the timer and detach the token from the chain's."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.token is not None:
+            self.token.unlink()
+
+
+current: ContextVar[Attempt | None] = ContextVar("treenail_current_call", default=None)
+
+
+class ActiveCall:
+    """The call that the running code is part of."""
+
+    __slots__ = ("_attempt",)
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    @property
+    def node_id(self) -> str:
+        """The id of this call's node."""
+        return self._attempt.call.node_id
+
+    @property
+    def context(self) -> ExecutionContext:
+        """The chain that the call belongs to."""
+        return self._attempt.call.context
+
+    @property
+    def kind(self) -> Kind:
+        """Whether it is a model call or a tool call."""
+        return self._attempt.call.kind
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is, from 1."""
+        return self._attempt.number
+
+    @property
+    def plan(self) -> DegradePlan | None:
+        """How this attempt is to be degraded, if it is."""
+        return self._attempt.plan
+
+    @property
+    def token(self) -> CancellationToken:
+        """The token that is cancelled when this call must stop."""
+        return self._attempt.stop_token
+
+    @property
+    def partial(self) -> PartialResultBuffer:
+        """Where to put what the call has produced so far; it survives the call being stopped."""
+        call = self._attempt.call
+        if call.buffer is None:
+            call.buffer = call.context.chain.partials[call.node_id] = PartialResultBuffer()
+        return call.buffer
+
+    def report(self, *, cost_usd: float | None = None, usage: CallUsage | None = None) -> None:
+        """Say what this attempt has really cost, or what it has used; several reports add up.
+
+        An attempt that then fails, or is stopped, is charged what was reported rather than what was reserved.
+        """
+        attempt = self._attempt
+        if cost_usd is not None:
+            cost = to_pico(number("report", "cost_usd", cost_usd, zero_ok=True))
+            attempt.reported = cost + (attempt.reported or 0)
+        if usage is not None:
+            attempt.usage = usage if attempt.usage is None else attempt.usage + usage
+
+    def check_egress(self, url: str, method: str = "GET") -> None:
+        """Ask the shield whether a request may leave; `CallRefused` if not, and then let it end the call.
+
+        The call is then halted rather than failed: it takes no retry, and says nothing about its provider.
+        """
+        self._attempt.call.context.check_attempt_egress(self._attempt, url, method)
+
+
+def call_around(below: ActiveCall | None) -> Call | None:
+    """Return the call that a child chain hangs below: the named one, or else the one that runs now."""
+    attempt = current.get() if below is None else below._attempt
+    return None if attempt is None else attempt.call
+
+
+def current_call() -> ActiveCall | None:
+    """Return the call that the running code is part of, or None outside of any.
+
+    Through it a called function reaches its token, its degrade plan and its partial result, and reports
+    what it costs.
+    """
+    attempt = current.get()
+    return None if attempt is None else ActiveCall(attempt)
