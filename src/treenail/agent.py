@@ -28,7 +28,6 @@ from treenail.log.memory import MemoryLog
 from treenail.prompt.sections import MarkdownSection
 from treenail.prompt.template import Prompt
 from treenail.providers.base import Provider
-from treenail.providers.retrying import RetryPolicy
 from treenail.state.execution import ExecutionState
 from treenail.state.resources import ResourceRegistry
 from treenail.state.session import Session
@@ -42,6 +41,7 @@ from treenail.tools.policies import Permissions, ToolPolicy
 from treenail.tools.tool import Tool
 from treenail.turns.adapter import DEFAULT_RETRY, ModelAdapter
 from treenail.turns.ledger import ceilings_of, contain
+from treenail.turns.retries import RetryPolicy
 from treenail.turns.states import TurnStarted, TurnState, pasteable
 from treenail.turns.turn import InnerLoop, TurnResult, Watch
 from treenail.workspace.base import Filesystem, WorkspaceDiff

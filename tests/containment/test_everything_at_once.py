@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import anyio
 import anyio.lowlevel
@@ -15,6 +16,7 @@ from treenail.containment import (
     BudgetWindowHook,
     CircuitBreaker,
     CircuitState,
+    Decision,
     DegradePlan,
     ExecutionContext,
     LedgerEvent,
@@ -24,11 +26,9 @@ from treenail.containment import (
     ShieldPipeline,
     ToolCallContext,
     WrapOptions,
-    current_call,
 )
 from treenail.containment.ledger import fold
 from treenail.containment.limits import ExecutionConfig
-from treenail.errors import CallRefused
 from treenail.testing import FakeClock
 
 CENTS = 60
@@ -76,12 +76,6 @@ class Mix:
             self.began()
             if chance.random() < 0.2:
                 raise OSError("no")
-            if chance.random() < 0.2:
-                call = current_call()
-                assert call is not None
-                call.end_attempt(OSError("no"))
-                call.begin_attempt()
-                self.began()
 
         for _ in range(CENTS):
             options = WrapOptions(
@@ -89,7 +83,9 @@ class Mix:
                 retry_policy_override=chance.choice([None, 0, 2]),
                 timeout_ms=chance.choice([None, 60_000]),
             )
-            chain.call_llm(callee, options)
+            outcome = chain.call_llm(callee, options)
+            if outcome.decision is Decision.RETRY:
+                chain.call_llm(callee, replace(options, retry_of=outcome))
 
     async def task(self, number: int) -> None:
         chance = random.Random(f"{self.seed} task {number}")
@@ -101,14 +97,6 @@ class Mix:
                 await anyio.lowlevel.checkpoint()
             if chance.random() < 0.2:
                 raise OSError("no")
-            if chance.random() < 0.3:
-                call = current_call()
-                assert call is not None
-                call.end_attempt(OSError("no"))
-                await anyio.lowlevel.checkpoint()
-                call.begin_attempt()
-                self.began()
-                await anyio.lowlevel.checkpoint()
 
         async def cancel(scope: anyio.CancelScope) -> None:
             for _ in range(chance.randrange(6)):
@@ -175,16 +163,6 @@ async def test_a_call_that_is_cancelled_at_any_moment_holds_nothing(moment: int,
 
     async def callee() -> None:
         nonlocal dispatched
-        call = current_call()
-        assert call is not None
-        dispatched += 1
-        await anyio.lowlevel.checkpoint()
-        try:
-            call.end_attempt(OSError("no"))
-            await anyio.lowlevel.checkpoint()
-            call.begin_attempt()
-        except CallRefused as refused:
-            raise OSError("no") from refused
         dispatched += 1
         await anyio.lowlevel.checkpoint()
         raise OSError("no")

@@ -29,7 +29,7 @@ from treenail.containment import (
     TokenBudgetHook,
     WrapOptions,
 )
-from treenail.containment.ledger import event_from_json, event_to_json
+from treenail.containment.journal import event_from_json, event_to_json
 from treenail.errors import UsageError
 from treenail.testing import FakeClock
 

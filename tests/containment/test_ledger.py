@@ -34,7 +34,7 @@ from treenail.containment import (
     fold,
     read_journal,
 )
-from treenail.containment.ledger import event_from_json, event_to_json
+from treenail.containment.journal import event_from_json, event_to_json
 from treenail.errors import LogDamagedError, UsageError
 from treenail.testing import FakeClock
 
@@ -326,7 +326,7 @@ def test_a_chain_that_runs_out_of_time_is_closed_when_its_journal_has_heard_of_i
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever closes the chain closes the journal next, and the stop belongs into it."""
-    monkeypatch.setattr("treenail.containment.context._LAST_WORD_S", 3600.0)
+    monkeypatch.setattr("treenail.containment.chain._LAST_WORD_S", 3600.0)
     journal: list[LedgerEvent] = []
     may_write, cancelled = threading.Event(), threading.Event()
 
@@ -350,7 +350,7 @@ def test_a_chain_may_be_closed_by_what_its_timeout_cancels(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not wait for itself."""
-    monkeypatch.setattr("treenail.containment.context._LAST_WORD_S", 3600.0)
+    monkeypatch.setattr("treenail.containment.chain._LAST_WORD_S", 3600.0)
     journal: list[LedgerEvent] = []
     is_over = threading.Event()
 

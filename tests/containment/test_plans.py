@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,7 +114,7 @@ def test_an_error_hooks_plan_is_the_next_attempts(config: Config) -> None:
 
 
 def test_what_was_made_less_for_one_attempt_stays_so_for_the_next(config: Config, clock: FakeClock) -> None:
-    """An attempt of the callee's own keeps the plan of the one before, and its price and its circuit are its.
+    """A retry keeps the plan of the attempt before; its price and its circuit are those of the plan's model.
 
     The delay is not kept: it was for that attempt.
     """
@@ -123,22 +124,19 @@ def test_what_was_made_less_for_one_attempt_stays_so_for_the_next(config: Config
         config(), ShieldPipeline(retry=hook), prices=PRICES, circuit_breaker=breakers, clock=clock
     )
     models: list[str | None] = []
-    delays: list[float] = []
+    plans = iter((None, DegradePlan(model="small", delay_ms=3000), None))
 
     def callee() -> CallUsage:
-        call = current_call()
-        assert call is not None
-        for plan in (None, DegradePlan(model="small", delay_ms=3000), None):
-            models.append(model_now())
-            hook.plan = plan
-            delays.append(call.end_attempt(OSError("no"), delay_s=1.0))
-            call.begin_attempt()
         models.append(model_now())
+        if len(models) < 4:
+            hook.plan = next(plans)
+            raise OSError("no")
         return CallUsage(0, 1000)
 
-    assert ctx.call_llm(callee, OPTIONS).decision is Decision.ALLOW
-    assert models == [None, None, "small", "small"]
-    assert delays == [1.0, 3.0, 1.0]
+    outcome = ctx.call_llm(callee, replace(OPTIONS, will_retry=True))
+    while outcome.decision is Decision.RETRY:
+        outcome = ctx.call_llm(callee, replace(OPTIONS, will_retry=True, retry_of=outcome))
+    assert (outcome.decision, models) == (Decision.DEGRADE, [None, None, "small", "small"])
     assert ctx.get_snapshot().cost_usd_accumulated == pytest.approx(0.01 + 0.01 + 0.001 + 0.001)
     assert breakers.get("big").state is CircuitState.OPEN
     assert breakers.get("small").state is CircuitState.CLOSED

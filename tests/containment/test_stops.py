@@ -22,7 +22,7 @@ from treenail.containment import (
     WrapOptions,
     current_call,
 )
-from treenail.containment import context as context_module
+from treenail.containment import chain as chain_module
 from treenail.errors import (
     BudgetExceededError,
     CallRefused,
@@ -429,7 +429,7 @@ def test_a_caller_that_ignores_halt_does_not_fill_the_memory(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refused calls are kept up to a ceiling and counted beyond it; calls that run are always kept."""
-    monkeypatch.setattr(context_module, "MAX_BLOCKED_NODES", 5)
+    monkeypatch.setattr(chain_module, "MAX_BLOCKED_NODES", 5)
     ctx = ExecutionContext(config(max_cost_usd=1.0))
     for _ in range(20):
         ctx.wrap_llm_call(lambda: None, WrapOptions(cost_estimate_hint=2.0))

@@ -37,7 +37,6 @@ from treenail.log.sqlite import SqliteLog
 from treenail.providers.anthropic import Anthropic
 from treenail.providers.base import ModelEvent, ModelRequest, Provider
 from treenail.providers.openai import OpenAI
-from treenail.providers.retrying import RetryPolicy
 from treenail.providers.scripted import Answer, Scripted, ScriptedProvider
 from treenail.state import ExecutionState, ResourceRegistry, Session
 from treenail.state.budget import Deadline, TokenUsage
@@ -47,6 +46,7 @@ from treenail.testing.wire import Broken, WireServer
 from treenail.tools.shell import shell_tool
 from treenail.turns import InnerLoop, TurnResult
 from treenail.turns.ledger import contain, ledger_of
+from treenail.turns.retries import RetryPolicy
 from treenail.workflows import StepSpec, Workflow, WorkflowSpec
 from treenail.workspace import Filesystem
 from treenail.workspace.host import HostFilesystem

@@ -154,7 +154,7 @@ def test_an_error_says_what_happened_to_what_and_what_to_do() -> None:
     error = model_call_error(classify(facts), provider="openai.chat", model="m", facts=facts)
     assert str(error) == (
         "openai.chat (m) asked us to slow down [429, rate_limit_exceeded]: Rate limit reached; wait and try "
-        "again, or wrap the provider in treenail.providers.retrying.Retrying (it asked to wait 20 s)"
+        "again, or give the agent a RetryPolicy that waits longer (it asked to wait 20 s)"
     )
 
 

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from treenail import Run, TurnState
+from treenail import Agent, Run, TurnState
 from treenail.conversation.messages import ReasoningPart, ToolCallRecord
 from treenail.errors import ThrottleError
 from treenail.providers.anthropic import Anthropic
@@ -38,11 +38,11 @@ from treenail.providers.base import (
 )
 from treenail.providers.litellm import LiteLLM
 from treenail.providers.openai import OpenAI
-from treenail.providers.retrying import Retrying, RetryPolicy
 from treenail.providers.scripted import Answer
 from treenail.state.budget import TokenUsage
 from treenail.testing.provider import CALCULATOR, CUT_KINDS, outcome_of, request_of, said
 from treenail.testing.wire import WireServer
+from treenail.turns import RetryPolicy
 
 CLI = Path(sys.prefix) / "npm" / "node_modules" / "@copilotkit" / "aimock" / "dist" / "cli.js"
 KEY = "a-key-of-a-stranger"
@@ -488,10 +488,9 @@ def test_a_servers_failure_is_one_for_the_moment(foreign: Foreign, name: str) ->
 @pytest.mark.parametrize("name", ROUTES)
 def test_patience_gets_an_answer(foreign: Foreign, name: str) -> None:
     """Throttled, overloaded, answered: one clean answer of three calls."""
-    patient = Retrying(foreign.provider(name), RetryPolicy(attempts=3, base_s=0.001))
-    outcome = asked(patient, f"Patience, {name}!")
-    assert outcome.error is None
-    assert outcome.answer.text == "Third time lucky."
+    agent = Agent("patient", retry=RetryPolicy(attempts=3, base_s=0.001))
+    run = agent.run(f"Patience, {name}!", provider=foreign.provider(name))
+    assert run.output == "Third time lucky."
 
 
 @pytest.mark.parametrize("name", ROUTES)

@@ -26,7 +26,6 @@ from treenail.errors import (
     UsageError,
 )
 from treenail.prompt import MarkdownSection, Prompt, PromptExecuted, PromptRendered, SectionVisibility
-from treenail.providers import RetryPolicy
 from treenail.providers.adapter import ProviderAdapter
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import BudgetTracker, Snapshot, TokenUsage
@@ -35,7 +34,7 @@ from treenail.testing.provider import StepProvider
 from treenail.testing.wire import Broken
 from treenail.tools import ToolContext
 from treenail.tools.events import ToolInvoked
-from treenail.turns import ModelAdapter, TurnEnded, TurnState, turn_state
+from treenail.turns import ModelAdapter, RetryPolicy, TurnEnded, TurnState, turn_state
 from treenail.workspace import Filesystem, InMemoryFilesystem
 
 

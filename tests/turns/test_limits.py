@@ -26,7 +26,6 @@ from treenail.errors import ModelCallError
 from treenail.providers.anthropic import Anthropic
 from treenail.providers.base import ModelRequest, Provider
 from treenail.providers.openai import OpenAI
-from treenail.providers.retrying import RetryPolicy
 from treenail.providers.scripted import Answer, Scripted, ScriptedProvider
 from treenail.state import ExecutionState, Session
 from treenail.state.budget import TokenUsage
@@ -34,6 +33,7 @@ from treenail.testing.wire import WireServer
 from treenail.tools.context import ToolContext
 from treenail.turns import InnerLoop, TurnResult, turn_state
 from treenail.turns.ledger import contain, ledger_of
+from treenail.turns.retries import RetryPolicy
 
 AT_ONCE = RetryPolicy(attempts=50, base_s=0.0, cap_s=0.0)
 

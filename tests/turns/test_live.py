@@ -28,7 +28,6 @@ from treenail.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
-from treenail.providers.retrying import RetryPolicy
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import InProcessDispatcher, Session
 from treenail.state.events import spec_of
@@ -46,6 +45,7 @@ from treenail.turns.live import (
     UsageChanged,
     status_of,
 )
+from treenail.turns.retries import RetryPolicy
 from treenail.turns.states import TurnEnded, TurnState
 
 WAIT_S = 20

@@ -293,12 +293,12 @@ def test_a_run_that_is_over_does_not_time_out_afterwards(monkeypatch: pytest.Mon
     monkeypatch.setattr(threads, "_timer_thread", own)
 
     def answer(request: ModelRequest) -> str:
-        seen.append(len(own._heap))
+        seen.append(len(own._timers))
         return "done"
 
     run = Agent("agent").run("go", provider=ScriptedProvider([answer]), limits=Limits(timeout=60.0))
     assert run.state is TurnState.COMPLETED
-    assert (set(seen), len(own._heap)) == ({1}, 0)
+    assert (set(seen), len(own._timers)) == ({1}, 0)
 
 
 def test_parallel_tools_at_the_step_limit_are_run_by_the_resume() -> None:

@@ -653,9 +653,11 @@ class ExecutionContext:
         if is_drained:
             call.stop_reason = StopReason.PROVIDER_ERROR
             call.detail = f"{describe(error)}; no retries are left"
-            for chain in self.chain.line:
-                if chain.account in self._books.retry_accounts and chain.account.is_out_of_retries:
-                    chain.stop(StopReason.PROVIDER_ERROR, call.detail)
+            counted = self._books.retry_accounts
+            drained = [place for place, account in enumerate(counted) if account.is_out_of_retries]
+            # The chain whose retries are used up and every chain below it end with their own records.
+            for chain in self.chain.line[: max(drained, default=-1) + 1]:
+                chain.stop(StopReason.PROVIDER_ERROR, call.detail)
             if decision is Decision.RETRY:
                 decision = Decision.HALT
         self._finish(attempt, status, decision)

@@ -11,7 +11,6 @@ from treenail.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
-from treenail.providers.retrying import Retrying, RetryPolicy
 
 __all__ = [
     "ModelEvent",
@@ -19,8 +18,6 @@ __all__ = [
     "Provider",
     "ReasoningBlock",
     "ReasoningDelta",
-    "RetryPolicy",
-    "Retrying",
     "Stopped",
     "TextDelta",
     "ToolCallRequested",

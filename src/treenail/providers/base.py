@@ -74,8 +74,6 @@ class UsageReported:
     """How many input tokens were written to the provider's cache; they may cost more than plain input."""
     model: str | None = field(default=None, compare=False)
     """The model that was called, if the provider says so: a request may name another model."""
-    newest: UsageReported | None = field(default=None, compare=False, repr=False)
-    """The newest attempt's part, if earlier attempts are included: those are booked already."""
 
 
 @dataclass(frozen=True, slots=True)

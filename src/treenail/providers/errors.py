@@ -191,8 +191,8 @@ def _date(text: str | None) -> datetime | None:
 # --- from a failure to an exception ----------------------------------------------------------------
 
 _ADVICE: Mapping[FailureKind, str] = {
-    "throttled": "wait and try again, or wrap the provider in treenail.providers.retrying.Retrying",
-    "transient": "try again; treenail.providers.retrying.Retrying does it for you",
+    "throttled": "wait and try again, or give the agent a RetryPolicy that waits longer",
+    "transient": "try again, or give the agent a RetryPolicy with more attempts",
     "connection": "check the network and the base_url, then try again",
     "context_too_long": "shorten or compact the conversation, or use a model with a larger context",
     "content_filtered": "change what is asked; trying the same again gives the same answer",

@@ -14,11 +14,9 @@ _logger = logging.getLogger("treenail.providers")
 def report_usage(call: ActiveCall, reported: UsageReported) -> None:
     """Book the usage that a provider reports; it counts even if the answer is cut off.
 
-    Earlier failed attempts of the same call are booked already, so only the newest one's part is
-    reported. A call without a report costs what was reserved. Impossible numbers are logged and
-    count as no report.
+    A call without a report costs what was reserved. Impossible numbers are logged and count as no
+    report.
     """
-    reported = reported.newest or reported
     usage = reported.usage
     try:
         if reported.cost_usd is not None:

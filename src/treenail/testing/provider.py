@@ -25,6 +25,7 @@ import anyio
 import pytest
 
 from treenail.agent import Agent
+from treenail.clock import Clock, SystemClock
 from treenail.conversation.events import ProviderUsage
 from treenail.conversation.messages import ImagePart, InnerMessage, ReasoningPart, ToolCallRecord
 from treenail.conversation.replay import replay_events
@@ -40,13 +41,16 @@ from treenail.providers.base import (
     ToolCallRequested,
 )
 from treenail.providers.errors import Facts, classify, model_call_error
-from treenail.providers.retrying import Retrying, RetryPolicy
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state.budget import TokenUsage
+from treenail.state.execution import ExecutionState
+from treenail.state.session import Session
 from treenail.testing.clock import FakeClock
 from treenail.testing.wire import Broken, Fault, Step, WireServer, fault_response
 from treenail.tools.tool import ToolCall, tool
+from treenail.turns.retries import RetryPolicy
 from treenail.turns.states import PartialText, TurnState
+from treenail.turns.turn import InnerLoop, TurnResult
 
 CUT_KINDS = ("connection", "transient")
 """How a stream that breaks may be classified: as a broken connection, or as the server's failure."""
@@ -247,6 +251,12 @@ def outcome_of(provider: Provider, request: ModelRequest | None = None) -> _Outc
 
     anyio.run(call)
     return outcome
+
+
+def turn_of(provider: Provider, retry: RetryPolicy, clock: Clock | None = None) -> TurnResult:
+    """Make one turn, which asks the provider again as the policy says."""
+    state = ExecutionState(Session(clock=clock or SystemClock()))
+    return anyio.run(InnerLoop(state, provider, CALCULATOR.prompt, retry=retry).run, "Hello")
 
 
 class ProviderConformance:
@@ -532,10 +542,9 @@ class ProviderConformance:
             "there",
         ]
         with self.open(steps) as bench:
-            outcome = outcome_of(Retrying(bench.provider, clock=clock))
+            turn = turn_of(bench.provider, RetryPolicy(), clock)
             assert bench.calls == 4
-        assert outcome.error is None
-        assert outcome.answer.text == "there"
+        assert (turn.state, turn.text) == (TurnState.COMPLETED, "there"), turn.details
         assert clock.slept[0] >= 7.0
         assert len(clock.slept) == 3
 
@@ -543,24 +552,24 @@ class ProviderConformance:
         """One call, no pause, and the error as it came."""
         clock = _HastyClock()
         with self.open([Fault("context_too_long"), Answer("never")]) as bench:
-            outcome = outcome_of(Retrying(bench.provider, clock=clock))
+            turn = turn_of(bench.provider, RetryPolicy(), clock)
             assert bench.calls == 1
-        assert outcome.error is not None
-        assert (outcome.error.kind, clock.slept) == ("context_too_long", [])
+        assert isinstance(turn.error, ModelCallError)
+        assert (turn.error.kind, clock.slept) == ("context_too_long", [])
 
     def test_an_answer_that_has_begun_is_not_started_over(self) -> None:
         """What was shown cannot be unsaid: the partial text comes with the error."""
         with self.open([Broken(Answer("one\ntwo\n"), "cut", after=1), Answer("never")]) as bench:
-            outcome = outcome_of(Retrying(bench.provider, clock=_HastyClock()))
+            turn = turn_of(bench.provider, RetryPolicy(), _HastyClock())
             assert bench.calls == 1
-        assert outcome.error is not None
-        assert outcome.error.partial == "one\n"
+        assert isinstance(turn.error, ModelCallError)
+        assert turn.error.partial == "one\n"
 
     def test_an_answer_that_broke_before_it_began_is_tried_again(self) -> None:
         """Nothing was seen of it, so nothing is contradicted."""
         with self.open([Broken(Answer("one\n"), "cut", after=0), Answer("two")]) as bench:
-            outcome = outcome_of(Retrying(bench.provider, RetryPolicy(attempts=2), clock=_HastyClock()))
-        assert outcome.answer.text == "two"
+            turn = turn_of(bench.provider, RetryPolicy(attempts=2), _HastyClock())
+        assert turn.text == "two"
 
     # --- whatever a model does -------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from treenail.turns.live import (
     TurnFinished,
     UsageChanged,
 )
+from treenail.turns.retries import RetryPolicy
 from treenail.turns.states import (
     CAUSES,
     ENDINGS,
@@ -54,6 +55,7 @@ __all__ = [
     "PartialText",
     "PlanChanged",
     "PlanEntry",
+    "RetryPolicy",
     "StatusChanged",
     "Subscription",
     "ToolCallBegan",

@@ -17,7 +17,6 @@ from treenail.prompt.events import PromptResponse
 from treenail.prompt.output import OutputT
 from treenail.prompt.template import Prompt
 from treenail.providers.base import Provider
-from treenail.providers.retrying import RetryPolicy
 from treenail.state.budget import Budget, BudgetTracker, Deadline
 from treenail.state.execution import ExecutionState
 from treenail.state.resources import ResourceRegistry
@@ -27,6 +26,7 @@ from treenail.tools.context import Heartbeat
 from treenail.tools.gate import is_in_event_loop
 from treenail.tools.policies import Permissions
 from treenail.turns.ledger import contain
+from treenail.turns.retries import RetryPolicy
 from treenail.turns.states import TurnState
 from treenail.turns.turn import DEFAULT_MAX_ITERATIONS, InnerLoop, TurnResult, Watch
 

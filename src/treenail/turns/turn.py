@@ -24,12 +24,15 @@ from treenail import telemetry
 from treenail.containment import (
     CallOutcome,
     CancellationToken,
+    Decision,
     DegradePlan,
     ExecutionContext,
     SafetyEvent,
+    StopReason,
     WrapOptions,
     current_call,
 )
+from treenail.containment.dispatch import apause
 from treenail.containment.threads import threadsafe
 from treenail.conversation.compaction import CompactionSettings, Compactor
 from treenail.conversation.excerpts import as_sent
@@ -55,10 +58,16 @@ from treenail.prompt.template import Prompt
 from treenail.prompt.visibility import SectionPath, SectionVisibility, expand, register_visibility
 from treenail.providers.adapter import ProviderAdapter
 from treenail.providers.answer import CollectedAnswer, Collector
-from treenail.providers.base import ModelEvent, ModelRequest, Provider, UsageReported, takes_output_schema
+from treenail.providers.base import (
+    ModelEvent,
+    ModelRequest,
+    Provider,
+    Stopped,
+    UsageReported,
+    takes_output_schema,
+)
 from treenail.providers.degradation import degraded, tool_tokens
 from treenail.providers.errors import error_of_stop
-from treenail.providers.retrying import Retried, Retrying, RetryPolicy
 from treenail.providers.usage import report_usage
 from treenail.state.budget import BudgetTracker, Deadline, TokenUsage
 from treenail.state.execution import ExecutionState
@@ -88,6 +97,7 @@ from treenail.turns.live import (
     status_of,
 )
 from treenail.turns.record import TurnRecord
+from treenail.turns.retries import RetryPolicy, Waits, not_tried_again
 from treenail.turns.signals import noted_signals
 from treenail.turns.states import Ending, TurnEnded, TurnResumed, TurnState, ending_for
 from treenail.turns.traces import model_span, tool_failed, tool_span, turn_ended, turn_span
@@ -184,10 +194,6 @@ class InnerLoop:
 
     def __post_init__(self) -> None:
         self.agent = self.agent or self.prompt.name
-        if self.retry is not None and not isinstance(self.provider, Retrying):
-            self.provider = Retrying(
-                self.provider, self.retry, clock=self.state.clock, on_retry=self._show_wait
-            )
         self._seat = Seat(self.provider)
         if self.budget_tracker is None:
             self.budget_tracker = self.state.resources.get(BudgetTracker, None)
@@ -498,21 +504,16 @@ class InnerLoop:
         request = ModelRequest(
             replayed.items, self._rendered.tools, self._output_schema, record.answers_so_far
         )
-        asked = _Asked(request, replayed, Collector())
+        asked = _Asked(request, replayed)
         try:
-            answer = await self._in_time(partial(self._answered, asked), request, replayed)
+            answer = await self._in_time(asked)
         except BaseException as error:
-            collector = asked.collector
-            if collector.usage != _NOTHING_USED:
-                cut_off = record.usage_of(
-                    collector.answer(), asked.replayed, is_cut_off=True, notes=asked.notes
-                )
-                self.state.session.dispatch(cut_off)
+            self._log_usage(asked)
             if not isinstance(error, PromptEvaluationError | OSError):
                 raise
-            if not collector.text and await self._is_shortened(error):
+            if not asked.collector.text and await self._is_shortened(error):
                 return await self._ask()
-            return self._provider_failed(collector.text, error)
+            return self._provider_failed(asked.collector.text, error)
         compactor.settled()
         usage = record.usage_of(answer, asked.replayed, notes=asked.notes, pressure=compactor.pressure)
         # An answer that was cut off, filtered or refused is no answer: what was said is evidence.
@@ -525,28 +526,24 @@ class InnerLoop:
         return answer
 
     async def _answered(self, asked: _Asked) -> CollectedAnswer:
-        """Have a request answered, with less if the shield wants that."""
+        """Have a request answered once, with less if the shield wants that."""
         contained = current_call()
         if contained is not None:
+            # The money is reserved as the shield's plan has it, so the request must be made that way.
             self._follow(asked, contained.plan)
-        collector, model = asked.collector, asked.request.model or self._record.model
-        with model_span(self._record.provider, model, self.state.clock, collector):
-            events = self._seat.provider.stream(asked.request)
+        model = asked.request.model or self._record.model
+        with model_span(self._record.provider, model, self.state.clock, asked.collector):
             try:
-                try:
+                # Closed whatever happens: an answer that nobody reads any more is not paid for.
+                async with aclosing(self._seat.provider.stream(asked.request)) as events:
                     async for each in events:
-                        collector.add(each)
-                        if self.watch is not None:
+                        asked.add(each)
+                        if self.watch is not None and not asked.is_summary:
                             self._show_model(each)
-                finally:
-                    # Whatever happens here: an answer that nobody reads any more is not paid for.
-                    await events.aclose()
             finally:
                 if contained is not None:
-                    # An attempt that was made again may have been made with less than the first one.
-                    self._follow(asked, contained.plan)
-                    report_usage(contained, collector.usage)
-        return collector.answer()
+                    report_usage(contained, asked.collector.usage)
+        return asked.collector.answer()
 
     def _follow(self, asked: _Asked, plan: DegradePlan | None) -> None:
         """Send less, if the shield wants that, and note what became less."""
@@ -566,27 +563,21 @@ class InnerLoop:
         """Have the model write a summary: a call like any other, contained, counted and recorded."""
         item = ReplayItem("user", prompt)
         request = ModelRequest((item,), answers_so_far=self._record.answers_so_far)
-        collector = Collector()
-
-        async def call() -> CollectedAnswer:
-            contained = current_call()
-            # Its money is reserved as the shield's plan has it; so it must be made as the plan has it.
-            sent = request if contained is None else self._degraded(request, contained.plan)[0]
-            try:
-                async with aclosing(self._seat.provider.stream(sent)) as events:
-                    async for each in events:
-                        collector.add(each)
-            finally:
-                if contained is not None:
-                    report_usage(contained, collector.usage)
-            return collector.answer()
-
+        asked = _Asked(request, Replay((item,), size_bytes=len(item.canonical())), is_summary=True)
         try:
-            await self._in_time(call, request, Replay((item,), size_bytes=len(item.canonical())))
+            return (await self._in_time(asked)).text
         finally:
-            if collector.usage != _NOTHING_USED:
-                self.state.session.dispatch(self._record.usage_of_summary(collector.answer()))
-        return collector.answer().text
+            self._log_usage(asked)
+
+    def _log_usage(self, asked: _Asked) -> None:
+        """Record what an attempt has used that brought no answer, or that wrote a summary."""
+        if asked.collector.usage != _NOTHING_USED:
+            answer = asked.collector.answer()
+            self.state.session.dispatch(
+                self._record.usage_of_summary(answer)
+                if asked.is_summary
+                else self._record.usage_of(answer, asked.replayed, is_cut_off=True, notes=asked.notes)
+            )
 
     def _degraded(
         self, request: ModelRequest, plan: DegradePlan | None
@@ -601,42 +592,84 @@ class InnerLoop:
                 self._record.evaluation_id, self._record.usage, self._record.cost_usd
             )
 
-    async def _in_time(
-        self, call: Callable[[], Awaitable[CollectedAnswer]], request: ModelRequest, replayed: Replay
-    ) -> CollectedAnswer:
-        """Make a model call inside the containment; the turn's deadline cuts it off."""
+    async def _in_time(self, asked: _Asked) -> CollectedAnswer:
+        """Make a model call, in as many attempts as it takes; the turn's deadline cuts it off."""
         self.cancellation.raise_if_cancelled()
-        working = call() if self.containment is None else self._contained_call(call, request, replayed)
         if self.deadline is None:
-            return await working
+            return await self._in_attempts(asked)
         with anyio.move_on_after(max(self.deadline.remaining().total_seconds(), 0)):
-            return await working
+            return await self._in_attempts(asked)
         raise DeadlineExceededError("the deadline passed while the model was answering")
 
-    async def _contained_call(
-        self, call: Callable[[], Awaitable[CollectedAnswer]], request: ModelRequest, replayed: Replay
-    ) -> CollectedAnswer:
-        assert self.containment is not None
-        outcome = await self.containment.acall_llm(call, self._options(request, replayed))
-        if not outcome.ok and outcome.node.status != "error":
-            raise self._halted(outcome)
-        if outcome.error is not None:
-            raise outcome.error
-        assert outcome.value is not None
-        return outcome.value
+    async def _in_attempts(self, asked: _Asked) -> CollectedAnswer:
+        """Ask the model, and again after a failure that may pass, if the policy and the limits allow it."""
+        waits = Waits(self.retry, self.state.clock)
+        while True:
+            try:
+                return await self._attempt(asked)
+            except ModelCallError as error:
+                delay_s = waits.after(error)
+                if asked.has_begun:
+                    error.partial = error.partial or asked.collector.text
+                if delay_s is None or asked.has_begun:
+                    raise
+                await self._wait_for_retry(asked, error, waits.failures, delay_s)
 
-    def _options(self, request: ModelRequest, replayed: Replay) -> WrapOptions:
+    async def _wait_for_retry(
+        self, asked: _Asked, error: ModelCallError, failures: int, delay_s: float
+    ) -> None:
+        """Wait before the next attempt; raise the error at once if the run's limits would refuse that."""
+        failed, containment = asked.outcome, self.containment
+        token = self.cancellation
+        if containment is not None and failed is not None:
+            if failed.decision is not Decision.RETRY:
+                raise not_tried_again(error, failed.stop_reason or failed.decision, failed.detail)
+            if failed.next_plan is not None:
+                delay_s = max(delay_s, failed.next_plan.delay_ms / 1000)
+            asked.options = replace(self._options(asked), retry_of=failed)
+            refused = containment.refuses_retry("llm", asked.options, delay_s)
+            if refused is not None:
+                raise not_tried_again(error, refused.reason or refused.decision, refused.detail)
+            token = containment.cancellation_token
+        self._log_usage(asked)
+        asked.start_over(error)
+        why = f"attempt {failures} failed: {error}"
+        self._status("waiting", ahead=1, detail=f"{why}; the next one in {delay_s:.1f} s")
+        await apause(self.state.clock, delay_s, token)
+
+    async def _attempt(self, asked: _Asked) -> CollectedAnswer:
+        """Ask the model once, inside the containment."""
+        call = partial(self._answered, asked)
+        if self.containment is None:
+            return await call()
+        outcome = asked.outcome = await self.containment.acall_llm(call, self._options(asked))
+        if outcome.ok:
+            assert outcome.value is not None
+            return outcome.value
+        if outcome.node.status == "error" and outcome.error is not None:
+            raise outcome.error
+        is_stopped = outcome.stop_reason in (StopReason.ABORTED, StopReason.TIMEOUT)
+        if asked.error is not None and not outcome.was_dispatched and not is_stopped:
+            raise not_tried_again(asked.error, outcome.stop_reason or outcome.decision, outcome.detail)
+        raise self._halted(outcome)
+
+    def _options(self, asked: _Asked) -> WrapOptions:
         """Say what is known of a model call before it is made: above all, what to reserve for it."""
+        if asked.options is not None:
+            return asked.options
+        request = asked.request
         estimate = self.provider.estimate_usd(request)
-        return WrapOptions(
+        asked.options = WrapOptions(
             operation_name=self.provider.name,
             model=self.provider.model,
             # A provider that knows the price itself, nothing included, needs no price table.
             cost_estimate_hint=estimate or 0.0,
             estimate_degraded=lambda plan: self.provider.estimate_usd(self._degraded(request, plan)[0]),
             is_free=estimate == 0,
-            input_tokens=-(-replayed.size_bytes // 3) + self._tool_tokens,
+            input_tokens=-(-asked.replayed.size_bytes // 3) + self._tool_tokens,
+            will_retry=self.retry is not None,
         )
+        return asked.options
 
     def _halted(self, outcome: CallOutcome[Any]) -> _Halted:
         assert self.containment is not None
@@ -659,11 +692,6 @@ class InnerLoop:
             last = self._record.last
             step = ahead + (0 if last is None else last.turn)
             self._show(StatusChanged(status, self._record.turn_id, step, detail))
-
-    def _show_wait(self, retried: Retried) -> None:
-        """Say that the model is asked again in a while, and why."""
-        why = f"attempt {retried.attempt} failed: {retried.error}"
-        self._status("waiting", ahead=1, detail=f"{why}; the next one in {retried.delay_s:.1f} s")
 
     def _show_model(self, said: ModelEvent) -> None:
         if self._is_waiting:
@@ -857,13 +885,29 @@ class InnerLoop:
 
 @dataclass(slots=True)
 class _Asked:
-    """A model call under way: what is sent, and what has come back."""
+    """A model call under way: what is sent, and what has come back from the newest attempt."""
 
     request: ModelRequest
     replayed: Replay
-    collector: Collector
+    is_summary: bool = False
+    collector: Collector = field(default_factory=Collector)
     notes: tuple[str, ...] = ()
     """What was sent less of."""
+    has_begun: bool = False
+    """Whether text, thought or a call was seen: then the answer cannot be started over."""
+    options: WrapOptions | None = None
+    """What the containment is told of it."""
+    outcome: CallOutcome[CollectedAnswer] | None = None
+    """What the containment said of the newest attempt."""
+    error: ModelCallError | None = None
+    """What the attempt before failed with."""
+
+    def add(self, said: ModelEvent) -> None:
+        self.collector.add(said)
+        self.has_begun = self.has_begun or not isinstance(said, UsageReported | Stopped)
+
+    def start_over(self, error: ModelCallError) -> None:
+        self.collector, self.error = Collector(), error
 
 
 class _Halted(Exception):

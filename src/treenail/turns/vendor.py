@@ -20,7 +20,6 @@ from treenail.containment.threads import threadsafe
 from treenail.conversation.events import HistoryCompacted, ProviderUsage
 from treenail.errors import DeadlineExceededError, PromptEvaluationError, ToolValidationError
 from treenail.providers.base import Provider
-from treenail.providers.retrying import Retrying
 from treenail.providers.vendor_loop import VendorLoop, VendorRun, VendorSeat, VendorSession, brings_loop
 from treenail.state.budget import Deadline
 from treenail.state.execution import ExecutionState
@@ -96,16 +95,14 @@ def seated(
     cancellation: CancellationToken | None = None,
 ) -> AbstractAsyncContextManager[Seat]:
     """Seat a provider for the length of a turn. When the block ends, nothing of a vendor's loop is left."""
-    within = provider.within if isinstance(provider, Retrying) else provider
-    if not brings_loop(within):
+    if not brings_loop(provider):
         return nullcontext(Seat(provider))
-    return _vendor_seated(within, provider, state, deadline, cancellation)
+    return _vendor_seated(provider, state, deadline, cancellation)
 
 
 @asynccontextmanager
 async def _vendor_seated(
-    within: VendorLoop,
-    provider: Provider,
+    provider: VendorLoop,
     state: ExecutionState,
     deadline: Deadline | None,
     cancellation: CancellationToken | None,
@@ -113,12 +110,11 @@ async def _vendor_seated(
     session, filesystem = state.session, filesystem_of(state)
     place = VendorSeat(
         root=None if filesystem is None else filesystem.host_root,
-        vendor_session_id=vendor_session_of(session, within.name),
-        began=lambda vendor_session_id: session.dispatch(VendorSession(within.name, vendor_session_id)),
+        vendor_session_id=vendor_session_of(session, provider.name),
+        began=lambda vendor_session_id: session.dispatch(VendorSession(provider.name, vendor_session_id)),
     )
-    async with within.open(place) as run:
-        asked = provider.on(run) if isinstance(provider, Retrying) else run
-        yield Seat(asked, run, deadline, cancellation or CancellationToken())
+    async with provider.open(place) as run:
+        yield Seat(run, run, deadline, cancellation or CancellationToken())
 
 
 def vendor_session_of(session: Session, provider: str) -> str | None:
