@@ -255,7 +255,8 @@ def outcome_of(provider: Provider, request: ModelRequest | None = None) -> _Outc
 
 def turn_of(provider: Provider, retry: RetryPolicy, clock: Clock | None = None) -> TurnResult:
     """Make one turn, which asks the provider again as the policy says."""
-    state = ExecutionState(Session(clock=clock or SystemClock()))
+    clock = clock or SystemClock()
+    state = ExecutionState(Session(clock=clock), clock=clock)
     return anyio.run(InnerLoop(state, provider, CALCULATOR.prompt, retry=retry).run, "Hello")
 
 
