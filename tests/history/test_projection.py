@@ -19,6 +19,7 @@ from treenail.conversation.messages import InnerMessage, ToolCallRecord
 from treenail.errors import ModelCallError
 from treenail.history.projection import Projection, project
 from treenail.history.text import render_text
+from treenail.history.tree import read_tree
 from treenail.history.view import Item, RunView
 from treenail.judges.events import CompletionChecked, Feedback, JudgeEvent, NestedEvaluated
 from treenail.log.memory import MemoryLog
@@ -380,10 +381,11 @@ def test_child_sessions_are_shown_below_their_parent() -> None:
     child = Session(log=log, parent=parent)
     child.dispatch(started("below"))
     parent.dispatch(started("above"))
-    view = project(parent, children=True)
-    assert [each.session_id for each in view.children] == [str(child.session_id)]
-    assert f"child session {child.session_id}: unfinished" in render_text(view)
-    assert project(parent).children == ()
+    tree = read_tree(log, parent.session_id)
+    assert [each.view.session_id for each in tree.children] == [str(child.session_id)]
+    assert [each.summary.state for each in (tree, *tree.children)] == ["running", "running"]
+    assert read_tree(log, parent.session_id, depth=0).children == ()
+    assert json.loads(json.dumps(tree.to_data()))["children"][0]["task"] == "the task"
 
 
 def test_a_view_is_plain_data_and_a_prefix_of_a_log_is_shown_as_it_was() -> None:

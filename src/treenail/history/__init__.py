@@ -7,9 +7,10 @@ the operations on stored runs.
 
 from treenail.history.checks import CHECKS, CheckRule, Finding, LogFacts, Verdict
 from treenail.history.diagnostics import CheckResult, DiagnosticsReport, diagnose
-from treenail.history.projection import Projection, project, with_children
+from treenail.history.projection import Projection, project
 from treenail.history.summary import RunSummary, summarize
 from treenail.history.text import TextLine, lines, render_text
+from treenail.history.tree import RunTree, read_tree
 from treenail.history.view import Item, LiveView, RunningCall, RunView, SubagentView, TurnView, Usage
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "LogFacts",
     "Projection",
     "RunSummary",
+    "RunTree",
     "RunView",
     "RunningCall",
     "SubagentView",
@@ -33,7 +35,7 @@ __all__ = [
     "diagnose",
     "lines",
     "project",
+    "read_tree",
     "render_text",
     "summarize",
-    "with_children",
 ]

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 from treenail.containment import SafetyEvent
 from treenail.conversation.events import BranchSummary, HistoryCompacted, ProviderUsage, SubagentEvent
@@ -32,7 +31,6 @@ from treenail.errors import LogError
 from treenail.history.live import with_event, without_call
 from treenail.history.view import Item, ItemKind, LiveView, RunView, SubagentView, TurnView, Usage
 from treenail.judges.events import CompletionChecked, Feedback, JudgeEvent, NestedEvaluated
-from treenail.log.base import Log
 from treenail.log.event import Envelope
 from treenail.providers.base import ReasoningDelta, TextDelta
 from treenail.state.budget import TokenUsage
@@ -52,9 +50,6 @@ from treenail.turns.states import (
     pasteable,
 )
 from treenail.workflows.events import WorkflowEvent
-
-MAX_DEPTH = 8
-"""How deep a tree of child sessions is shown."""
 
 _UNRUN = {ORPHAN_TEXT: "cut_off", WITHDRAWN_TEXT: "withdrawn"}
 _OPEN = frozenset({"pending", "running", "answered"})
@@ -475,18 +470,6 @@ _FOLDS: dict[type, Callable[[Projection, Envelope, Any], None]] = {
 }
 
 
-def project(session: Session, *, children: bool = False) -> RunView:
-    """Rebuild the view of a run from its log; with `children`, the views of its child sessions as well."""
-    view = Projection().catch_up(session, upto=session.head).view()
-    return with_children(view, session.log) if children else view
-
-
-def with_children(view: RunView, log: Log, *, depth: int = MAX_DEPTH) -> RunView:
-    """Add the views of a run's child sessions, and of theirs, down to a depth."""
-    if depth <= 0:
-        return view
-    found = []
-    for info in log.sessions(parent_id=UUID(view.session_id)):
-        child = Session.open(log, info.session_id, read_only=True)
-        found.append(with_children(Projection().catch_up(child).view(), log, depth=depth - 1))
-    return replace(view, children=tuple(found))
+def project(session: Session) -> RunView:
+    """Rebuild the view of a run from its log."""
+    return Projection().catch_up(session, upto=session.head).view()

@@ -126,16 +126,12 @@ def _joined(head: str, text: str) -> str:
     return f"{head}: {text}" if head and text else head or text
 
 
-def render_text(view: RunView, *, indent: str = "") -> str:
-    """Write a view and its children as plain text; whatever is not good is marked with `!!`."""
-    written = []
-    for each in lines(view):
-        place = "" if each.seq is None else each.seq
-        written.append(f"{indent}{place:>5} {'  ' if each.is_good else '!!'} {each.label:<9} {each.text}")
-    for child in view.children:
-        written.append(f"{indent}child session {child.session_id}: {child.state.value}")
-        written.append(render_text(child, indent=indent + "    "))
-    return "\n".join(written)
+def render_text(view: RunView) -> str:
+    """Write a view as plain text; whatever is not good is marked with `!!`."""
+    return "\n".join(
+        f"{each.seq or '':>5} {'  ' if each.is_good else '!!'} {each.label:<9} {each.text}"
+        for each in lines(view)
+    )
 
 
 def live_text(seen: object) -> str | None:

@@ -166,7 +166,6 @@ class RunView:
     live: LiveView | None = None
     damage: str | None = None
     """Why the log could not be read further, if it could not."""
-    children: tuple[RunView, ...] = ()
 
     @property
     def state(self) -> TurnState:

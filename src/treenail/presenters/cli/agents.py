@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]  # it ships no types
+
 from treenail.agent import Agent
 from treenail.errors import UsageError
 from treenail.judges import (
@@ -118,7 +120,6 @@ def _toml(file: Path) -> Mapping[str, Any]:
 
 
 def _yaml(file: Path) -> Mapping[str, Any]:
-    yaml = _yaml_module(file)
     try:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -126,15 +127,6 @@ def _yaml(file: Path) -> Mapping[str, Any]:
     if not isinstance(data, dict):
         raise UsageError(f"{file} must contain keys and values: name, instructions, tools ...")
     return data
-
-
-def _yaml_module(file: Path) -> Any:
-    try:
-        return importlib.import_module("yaml")
-    except ImportError as error:
-        raise UsageError(
-            f"{file} is YAML, for which PyYAML is needed: `pip install pyyaml`, or write TOML"
-        ) from error
 
 
 LIMITS = ("max_cost", "max_steps", "max_retries", "timeout")

@@ -23,8 +23,8 @@ from rich.console import Console
 from treenail.agent import Agent, Run
 from treenail.containment import Limits
 from treenail.history.projection import project
+from treenail.history.stores import LAST, find_run, opened_log
 from treenail.judges import CommandChecker
-from treenail.log.sqlite import SqliteLog
 from treenail.presenters.cli.timeline import print_lines
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.tools.context import ToolContext
@@ -170,10 +170,11 @@ def demo(fast: bool, keep: Path | None, work_in: Path | None) -> int:
     console.print("The model reads from a script. Files, commands, processes and the log are real.")
     seen = [
         _crash(stage, place),
-        _resumed(stage, store, _newest(store)),
+        _resumed(stage, store, find_run(store, LAST)),
         _runaway(stage, project, store),
     ]
-    run_id = _first(store)
+    with opened_log(store) as log:
+        run_id = log.sessions()[0].session_id
     stage.scene("Look at it yourself")
     command, short = _command(), str(run_id)[:8]
     for line in (
@@ -240,22 +241,6 @@ def _command() -> str:
         return f"{sys.executable} -m treenail"
     here = Path.cwd()
     return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
-
-
-def _newest(store: Path) -> UUID:
-    return _sessions(store)[-1]
-
-
-def _first(store: Path) -> UUID:
-    return _sessions(store)[0]
-
-
-def _sessions(store: Path) -> list[UUID]:
-    log = SqliteLog(store)
-    try:
-        return [each.session_id for each in log.sessions()]
-    finally:
-        log.close()
 
 
 def _indent(text: str) -> str:

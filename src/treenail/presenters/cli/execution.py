@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -255,19 +256,11 @@ class RunSetup:
         ]
 
 
-_FLAGS = (
-    (
-        "give cost_estimate_hint or prices=, or set on_unknown_price",
-        "use --unknown-price warn to continue without counting its cost",
-    ),
-)
-
-
 def _in_flags(details: str) -> str:
-    """Translate the advice of a library's error from arguments to flags."""
-    for said, meant in _FLAGS:
-        details = details.replace(said, meant)
-    return details
+    """Replace the library's advice about unknown prices, which names arguments, by a flag."""
+    return re.sub(
+        r"give cost_estimate_hint.*", "use --unknown-price warn to leave its cost uncounted", details
+    )
 
 
 def _agent_for(chosen: Settings, directory: Path) -> Agent:

@@ -67,18 +67,11 @@ def _text(name: str, given: object) -> str:
 def _flag(name: str, given: object) -> bool:
     if isinstance(given, bool):
         return given
-    known = {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }
-    if isinstance(given, str) and given.strip().lower() in known:
-        return known[given.strip().lower()]
+    word = given.strip().lower() if isinstance(given, str) else ""
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
     raise UsageError(f"{name} must be true or false, not {given!r}")
 
 
