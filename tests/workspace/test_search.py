@@ -17,8 +17,6 @@ from treenail.workspace.matching import (
     MAX_PATTERN_CHARS,
     LineMatcher,
     compile_pattern,
-    may_run_away,
-    open_matcher,
 )
 from treenail.workspace.search import MAX_ALTERNATIVES, compile_glob, glob_tree, grep_tree
 
@@ -250,7 +248,7 @@ class TestGrep:
 
         def open_file(path):
             opened.append(path)
-            return io.BytesIO(b"hit\n" * 100_000)
+            return io.BytesIO(b"hit\n" * 600_000)
 
         assert len(grep_tree(lambda path: entries, open_file, "hit", max_matches=5)) == 5
         assert opened == ["000"]
@@ -275,38 +273,11 @@ class TestGrep:
 
 class TestRunaways:
     @pytest.mark.parametrize(
-        "pattern",
-        [
-            r"(a+)+b", r"(a*)*b", r"(a|a)*b", r"(a|aa)+b", r"(?:a?){30}a{30}", r"a*a*a*a*b", r"(.*)\1x",
-            r"(?P<n>a+)(?P=n)b", r"(\w+\s?)+$", r"([^\]]+)+x", r"(x+x+)+y",
-        ],
-    )  # fmt: skip
-    def test_suspicious_patterns_are_known(self, pattern):
-        """Nothing that may take more than quadratic time is matched in this process."""
-        assert may_run_away(pattern)
-
-    @pytest.mark.parametrize(
-        "pattern",
-        [
-            "needle", r"def \w+", r"^import .*", r"[*+?{|]", r"a\*\*b", r"foo|bar", r"(?i)todo",
-            r"[]*+?]x", r"[^]+]", r"colou?r", r"(?:abc)",
-        ],
-    )  # fmt: skip
-    def test_plain_patterns_are_not_suspected(self, pattern):
-        """What people mostly search for is matched here, at once."""
-        assert not may_run_away(pattern)
-
-    @given(pattern=st.text(alphabet="ab*+?|(){}[]\\1", max_size=12))
-    def test_any_nested_repetition_is_suspected(self, pattern):
-        """A pattern judged harmless has at most one repetition, counted in another way."""
-        try:
-            compile_pattern(pattern)
-        except ValueError:
-            return
-        if not may_run_away(pattern):
-            unescaped = re.sub(r"\\.", "", pattern)
-            outside = re.sub(r"\[\^?\]?[^\]]*\]", "", unescaped)
-            assert len(re.findall(r"(?<!\()[*+?{]", outside)) <= 1
+        ("pattern", "line"), [("needle", "a needle"), (r"\bimport\s", "import x"), (r"(?i:todo)", "ToDo")]
+    )
+    def test_patterns_of_both_kinds_match(self, pattern, line):
+        """Whether a pattern is matched here or in a child process is not to be seen."""
+        assert len(LineMatcher(pattern).find(["nothing", line])) == 1
 
     def test_an_expression_that_python_warns_about_is_refused_where_warnings_are_errors(self):
         """It is the caller's mistake, reported like the others."""
@@ -317,34 +288,24 @@ class TestRunaways:
     def test_a_runaway_is_stopped(self, pattern):
         """The search ends in TimeoutError that names the pattern; this process is not held up."""
         started = time.thread_time()
-        with (
-            pytest.raises(TimeoutError, match=re.escape(pattern)),
-            open_matcher(pattern, timeout_s=0.2) as matcher,
-        ):
-            matcher.find(["a" * 200 + "!"])
+        with pytest.raises(TimeoutError, match=re.escape(pattern)):
+            LineMatcher(pattern, timeout_s=0.2).find(["a" * 200 + "!"])
         assert time.thread_time() - started < 1
 
     def test_time_is_counted_over_the_whole_search(self):
         """Many slow lines together use up the time, even if each alone would not."""
         lines = ["a" * 18 + "!"] * 10
-        with open_matcher(r"(a+)+b", timeout_s=0.3) as matcher, pytest.raises(TimeoutError):
-            find_forever(matcher, lines)
+        with pytest.raises(TimeoutError):
+            find_forever(LineMatcher(r"(a+)+b", timeout_s=0.3), lines)
 
-    def test_the_other_process_does_not_stay(self):
-        """It has ended when the search is over, also after a timeout."""
-        with open_matcher(r"(a+)+b") as matcher:
-            assert [tuple(match) for match in matcher.find(["xaab"])] == [(0, 1, 4)]
-        assert matcher._process.returncode is not None
-
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=10, deadline=None)
     @given(
         lines=st.lists(st.text(alphabet=st.characters(exclude_characters="\n"), max_size=20), max_size=5),
     )
     def test_both_ways_of_matching_agree(self, lines):
         """A pattern gives the same matches in the other process as here."""
         pattern = r"(\w)(\w+)?"
-        with open_matcher(pattern) as matcher:
-            found = [tuple(match) for match in matcher.find(lines)]
+        found = [tuple(match) for match in LineMatcher(pattern).find(lines)]
         expected = [
             (index, *match.span()) for index, line in enumerate(lines) if (match := re.search(pattern, line))
         ]

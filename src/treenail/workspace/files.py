@@ -34,7 +34,7 @@ from treenail.workspace.manifest import (
 from treenail.workspace.objects import hash_descriptor
 from treenail.workspace.operations import CommonOperations
 from treenail.workspace.packs import CHUNK_BYTES, hash_object
-from treenail.workspace.paths import MAX_DEPTH, ROOT, join, normalize, split
+from treenail.workspace.paths import MAX_DEPTH, ROOT, fail, join, normalize, split
 from treenail.workspace.rooted import (
     Place,
     RootedDirectory,
@@ -42,7 +42,6 @@ from treenail.workspace.rooted import (
     create_temporary,
     discard,
     dress,
-    fail,
     naming,
     open_directory,
     open_file,

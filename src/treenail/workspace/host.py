@@ -46,8 +46,9 @@ from treenail.workspace.files import Files
 from treenail.workspace.history import History, check_line_name, erase_line, lines, sweep
 from treenail.workspace.line import LineEntry
 from treenail.workspace.manifest import TEMPORARY_PREFIX, TEMPORARY_SUFFIX, State
+from treenail.workspace.paths import fail
 from treenail.workspace.restorer import ReportBuilder, Restorer
-from treenail.workspace.rooted import RootedDirectory, copy_tree, fail
+from treenail.workspace.rooted import RootedDirectory, copy_tree
 from treenail.workspace.scan import Exclusions, SnapshotLimits
 from treenail.workspace.undo import Undo
 from treenail.workspace.views import ReadOnlyFilesystem

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 
-from treenail.workspace.base import MAX_CONVENIENCE_BYTES, ReadBytesResult, ReadResult
+from treenail.workspace.base import MAX_CONVENIENCE_BYTES, ReadResult
 
 
 def split_lines(text: str) -> list[str]:
@@ -60,19 +60,4 @@ def read_lines(path: str, content: bytes, *, offset: int, limit: int) -> ReadRes
         offset=offset,
         limit=limit,
         truncated=end < len(lines),
-    )
-
-
-def read_range(path: str, content: bytes, *, offset: int, limit: int) -> ReadBytesResult:
-    """Choose bytes of a whole file's content."""
-    check_range(offset, limit)
-    end = len(content) if limit == -1 else min(len(content), offset + limit)
-    check_loadable(path, end - min(offset, end))
-    return ReadBytesResult(
-        content=content[offset:end],
-        path=path,
-        size_bytes=len(content),
-        offset=offset,
-        limit=limit,
-        truncated=end < len(content),
     )

@@ -29,53 +29,39 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
-import threading
-import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, NoReturn, TextIO
+from typing import BinaryIO, ClassVar
 from uuid import UUID
 
 from treenail.clock import Clock, SystemClock, new_id
-from treenail.errors import PathEscapeError, SnapshotMismatchError, UsageError, WorkspaceError
+from treenail.errors import SnapshotMismatchError, UsageError, WorkspaceError
 from treenail.workspace.base import (
     MAX_GREP_MATCHES,
-    MAX_READ_LINES,
     FileEntry,
     FileStat,
     Filesystem,
     FilesystemSnapshot,
     GlobMatch,
     GrepMatch,
-    ReadBytesResult,
-    ReadResult,
     RestoreReport,
     WorkspaceCall,
     WorkspaceDiff,
-    WriteMode,
-    WriteResult,
 )
 from treenail.workspace.diffs import Version, describe
-from treenail.workspace.lines import check_loadable, check_range, read_lines, read_range
-from treenail.workspace.paths import MAX_DEPTH, ROOT, encode_content, join, normalize, split
-from treenail.workspace.search import glob_tree, grep_tree
+from treenail.workspace.paths import ROOT, encode, fail, join, normalize, split
 from treenail.workspace.views import ReadOnlyFilesystem
-
-MAX_TOTAL_BYTES = 1024 * 1024 * 1024
-"""What all files together may hold, unless the constructor says otherwise."""
+from treenail.workspace.virtual import MAX_TOTAL_BYTES, VirtualTree
 
 MAX_ENTRIES = 1_000_000
 """How many files, directories and links there may be, unless the constructor says otherwise."""
 
 MAX_SNAPSHOTS = 10_000
 """How many snapshots are held, unless the constructor says otherwise; the oldest are forgotten first."""
-
-_MAX_LINKS = 40
-"""How many links one path may lead through: what Linux allows."""
 
 _DIGEST_BYTES = 20
 _DIGEST_MODULUS = 1 << (8 * _DIGEST_BYTES)
@@ -113,6 +99,10 @@ class _File:
         digest = _digest(b"file", permissions.to_bytes(2, "big"), content)
         return cls(content, permissions, modified_at, digest)
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self.content)
+
     def with_permissions(self, permissions: int) -> _File:
         return self.make(self.content, permissions, self.modified_at)
 
@@ -125,9 +115,13 @@ class _Link:
     modified_at: datetime
     digest: int
 
+    @property
+    def size_bytes(self) -> int:
+        return len(encode(self.target))
+
     @classmethod
     def make(cls, target: str, modified_at: datetime) -> _Link:
-        return cls(target, modified_at, _digest(b"link", target.encode("utf-8", "surrogateescape")))
+        return cls(target, modified_at, _digest(b"link", encode(target)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +134,7 @@ class _Directory:
     entries_digest: int = 0
     total_bytes: int = 0
     total_entries: int = 0
+    size_bytes: ClassVar[int] = 0
 
     @classmethod
     def make(cls, entries: Mapping[str, _Node], permissions: int, modified_at: datetime) -> _Directory:
@@ -188,7 +183,7 @@ _Node = _File | _Link | _Directory
 
 
 def _entry_digest(name: str, node: _Node) -> int:
-    return _digest(name.encode("utf-8", "surrogateescape"), _digest_bytes(node.digest))
+    return _digest(encode(name), _digest_bytes(node.digest))
 
 
 def _total_bytes(node: _Node) -> int:
@@ -216,7 +211,7 @@ def _put(
 ) -> _Directory:
     """Return the tree where the path is `node`; directories that are missing on the way are made.
 
-    Every directory on the way that exists must be one: `_locate` has resolved the links.
+    Every directory on the way that exists must be one: the links are resolved.
     """
     name, *rest = segments
     if rest:
@@ -228,76 +223,10 @@ def _put(
     return directory.with_entry(name, node, modified_at)
 
 
-# --- paths -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a path leads: segments free of links, what is there, and how many of them are missing."""
-
-    segments: tuple[str, ...]
-    node: _Node | None
-    missing: int = 0
-
-
-def _locate(root: _Directory, path: str, *, follow: bool) -> _Place:
-    """Walk a normalised path. Links on the way are followed, one at its end if `follow`.
-
-    What is missing is returned as such; a file in the way, a loop and an escape are errors.
-    """
-    # The last segment of `pending` comes next. `trail` holds the directories that lead to `node`.
-    pending = list(reversed(split(path)))
-    done: list[str] = []
-    trail: list[_Directory] = [root]
-    node: _Node = root
-    links = 0
-    while pending:
-        if not isinstance(node, _Directory):
-            _fail(errno.ENOTDIR, f"{'/'.join(done)!r} is not a directory", path)
-        name = pending.pop()
-        if name == "..":  # from a link's target: paths themselves hold none
-            if not done:
-                raise PathEscapeError(
-                    f"the path {path!r} leads out of the workspace through a link; "
-                    f"use paths that stay below the workspace root"
-                )
-            done.pop()
-            trail.pop()
-            node = trail[-1]
-            continue
-        child = node.entries.get(name)
-        if child is None:
-            rest = (name, *reversed(pending))
-            if ".." in rest:
-                _fail(errno.ENOENT, "no such file or directory", path)
-            return _Place((*done, *rest), None, missing=len(rest))
-        if isinstance(child, _Link) and (pending or follow):
-            links += 1
-            if links > _MAX_LINKS:
-                _fail(errno.ELOOP, "the links on this path lead in a circle", path)
-            if child.target.startswith("/"):
-                raise PathEscapeError(
-                    f"the path {path!r} leads through a link to {child.target!r}, out of the workspace; "
-                    f"use paths that stay below the workspace root"
-                )
-            pending.extend(s for s in reversed(child.target.split("/")) if s not in ("", "."))
-            continue
-        done.append(name)
-        node = child
-        if isinstance(node, _Directory):
-            trail.append(node)
-    return _Place(tuple(done), node)
-
-
-def _fail(number: int, reason: str, path: str) -> NoReturn:
-    # OSError picks the subclass that belongs to the number, such as FileNotFoundError.
-    raise OSError(number, reason, path)
-
-
 # --- the filesystem --------------------------------------------------------------------------------
 
 
-class InMemoryFilesystem:
+class InMemoryFilesystem(VirtualTree):
     """A workspace that lives in this process, with O(1) snapshots.
 
     `files` are the first files, by path; text is stored as UTF-8. All operations may be used from
@@ -317,6 +246,7 @@ class InMemoryFilesystem:
         max_snapshots: int = MAX_SNAPSHOTS,
         forked_from: tuple[InMemoryFilesystem, FilesystemSnapshot] | None = None,
     ) -> None:
+        super().__init__()
         if forked_from is not None:
             base, snapshot = forked_from
             clock, max_snapshots = base._clock, base._max_snapshots
@@ -330,16 +260,16 @@ class InMemoryFilesystem:
                 raise UsageError(f"{name} is {limit}; it must be at least 1")
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._max_total_bytes: int = max_total_bytes
+        self.max_stream_bytes = max_total_bytes
         self._max_entries: int = max_entries
         self._max_snapshots: int = max_snapshots
-        self._lock = threading.RLock()
         self._held: OrderedDict[UUID, _Directory] = OrderedDict()
         self._call: _MemoryCall | None = None
         self._root = _Directory({}, _DIRECTORY_PERMISSIONS, self._clock.now())
         if files:
             self._set_root(_load(files, self._clock.now()), ROOT)
         if forked_from is not None:
-            with base._lock:
+            with base.lock:
                 self._root = self._held[snapshot.snapshot_id] = base._held_root(snapshot)
 
     def __repr__(self) -> str:
@@ -366,64 +296,93 @@ class InMemoryFilesystem:
         """The call that holds the workspace."""
         return self._call
 
-    # --- reading ---
+    # --- the steps of `VirtualTree` ---
 
-    def read(self, path: str, *, offset: int = 0, limit: int = MAX_READ_LINES) -> ReadResult:
-        """Read text lines from `offset`; `limit=-1` reads all. Line endings are kept as they are."""
-        path = normalize(path)
-        check_range(offset, limit)
-        file = self._file(path)
-        check_loadable(path, len(file.content))
-        return read_lines(path, file.content, offset=offset, limit=limit)
+    def _node(self, path: str) -> _Node | None:
+        """Return what is at a path without links."""
+        node: _Node | None = self._root
+        for name in split(path):
+            node = node.entries.get(name) if isinstance(node, _Directory) else None
+        return node
 
-    def read_bytes(self, path: str, *, offset: int = 0, limit: int = -1) -> ReadBytesResult:
-        """Read bytes from `offset`; `limit=-1` reads all."""
-        path = normalize(path)
-        return read_range(path, self._file(path).content, offset=offset, limit=limit)
-
-    def exists(self, path: str) -> bool:
-        """Say whether something is at the path. A dangling link exists."""
-        try:
-            return _locate(self._root, normalize(path), follow=False).node is not None
-        except PathEscapeError:
-            raise
-        except OSError:  # a file in the way, or links in a circle: nothing can be there
-            return False
-
-    def stat(self, path: str) -> FileStat:
-        """Describe what is at the path, without following a link at its end."""
-        path = normalize(path)
-        node = self._existing(self._root, path, follow=False).node
-        if isinstance(node, _Link):
-            return FileStat(
-                path=path,
-                is_file=False,
-                is_directory=False,
-                size_bytes=len(node.target.encode("utf-8", "surrogateescape")),
-                is_link=True,
-                link_target=node.target,
-                permissions=_LINK_PERMISSIONS,
-                modified_at=node.modified_at,
-            )
-        assert node is not None
+    def status(self, path: str) -> FileStat | None:
+        """Describe what is at a path without links; None if nothing is."""
+        node = self._node(path)
+        if node is None:
+            return None
         return FileStat(
             path=path,
             is_file=isinstance(node, _File),
             is_directory=isinstance(node, _Directory),
-            size_bytes=len(node.content) if isinstance(node, _File) else 0,
-            permissions=node.permissions,
+            size_bytes=node.size_bytes,
+            is_link=isinstance(node, _Link),
+            link_target=node.target if isinstance(node, _Link) else None,
+            permissions=_LINK_PERMISSIONS if isinstance(node, _Link) else node.permissions,
             modified_at=node.modified_at,
         )
 
-    def list(self, path: str = ROOT) -> Sequence[FileEntry]:
-        """List a directory, sorted by name."""
-        return _list(self._root, normalize(path))
+    def entries(self, path: str) -> Mapping[str, FileEntry]:
+        """Return what is in a directory, by name."""
+        directory = self._node(path)
+        assert isinstance(directory, _Directory)
+        return {
+            name: FileEntry(
+                name=name,
+                path=join(path, name),
+                is_file=isinstance(node, _File),
+                is_directory=isinstance(node, _Directory),
+                is_link=isinstance(node, _Link),
+            )
+            for name, node in directory.entries.items()
+        }
+
+    def open(self, path: str) -> BinaryIO:
+        """Open a file for reading."""
+        file = self._node(path)
+        assert isinstance(file, _File)
+        # A reader around the buffer, because the buffer alone would accept writes that go nowhere.
+        return io.BufferedReader(io.BytesIO(file.content))
+
+    def put_file(self, path: str, content: bytes, permissions: int | None) -> None:
+        """Write a file, with the directories that lead to it."""
+        bits = _FILE_PERMISSIONS if permissions is None else permissions
+        self._put_node(path, _File.make(content, bits, self._clock.now()))
+
+    def put_directory(self, path: str) -> None:
+        """Make a directory, with those that lead to it."""
+        self._put_node(path, _Directory({}, _DIRECTORY_PERMISSIONS, self._clock.now()))
+
+    def put_link(self, path: str, target: str) -> None:
+        """Make a link, with the directories that lead to it."""
+        self._put_node(path, _Link.make(target, self._clock.now()))
+
+    def remove(self, path: str) -> None:
+        """Remove what is at a path, with everything below it."""
+        self._root = _put(self._root, split(path), None, self._clock.now())
+
+    def rename(self, path: str, to: str) -> None:
+        """Move what is at a path, with everything below it."""
+        now = self._clock.now()
+        without = _put(self._root, split(path), None, now)
+        self._set_root(_put(without, split(to), self._node(path), now), to)
+
+    def set_permissions(self, path: str, permissions: int) -> None:
+        """Change the permission bits of a file or directory."""
+        node = self._node(path)
+        assert isinstance(node, _File | _Directory)
+        changed = node.with_permissions(permissions)
+        if path != ROOT:
+            self._root = _put(self._root, split(path), changed, self._clock.now())
+        else:
+            assert isinstance(changed, _Directory)
+            self._root = changed
+
+    def _put_node(self, path: str, node: _Node) -> None:
+        self._set_root(_put(self._root, split(path), node, self._clock.now()), path)
 
     def glob(self, pattern: str, *, path: str = ROOT) -> Sequence[GlobMatch]:
-        """Match paths below `path`, sorted. See `treenail.workspace.search` for patterns."""
-        # The root is read once: the whole search sees one tree.
-        root, path = self._root, normalize(path)
-        return glob_tree(lambda directory: _list(root, directory), pattern, path=path)
+        """Match paths below `path`, sorted; the whole search sees the tree of this moment."""
+        return super(InMemoryFilesystem, copy(self)).glob(pattern, path=path)
 
     def grep(
         self,
@@ -433,182 +392,20 @@ class InMemoryFilesystem:
         glob: str | None = None,
         max_matches: int = MAX_GREP_MATCHES,
     ) -> Sequence[GrepMatch]:
-        """Search text files for a regular expression, one match per line, in path order."""
-        root, path = self._root, normalize(path)
-        start = self._existing(root, path, follow=True)
-
-        def open_file(candidate: str) -> BinaryIO:
-            node = _locate(root, candidate, follow=True).node
-            assert isinstance(node, _File)
-            return io.BytesIO(node.content)
-
-        return grep_tree(
-            lambda directory: _list(root, directory),
-            open_file,
-            pattern,
-            path=path,
-            is_file=isinstance(start.node, _File),
-            glob=glob,
-            max_matches=max_matches,
+        """Search text files for a regular expression; the whole search sees the tree of this moment."""
+        return super(InMemoryFilesystem, copy(self)).grep(
+            pattern, path=path, glob=glob, max_matches=max_matches
         )
-
-    def open_read(self, path: str) -> BinaryIO:
-        """Open a file for streaming reads; it shows the content of this moment, whatever is written later."""
-        # A reader around the buffer, because the buffer alone would accept writes that go nowhere.
-        return io.BufferedReader(io.BytesIO(self._file(normalize(path)).content))
-
-    def open_text(self, path: str) -> TextIO:
-        """Open a text file for streaming reads; line endings are kept as they are."""
-        return io.TextIOWrapper(self.open_read(path), encoding="utf-8", newline="\n")
 
     def read_only_view(self) -> Filesystem:
         """Return a view of the same tree that cannot change it."""
         return ReadOnlyFilesystem(self)
 
-    # --- changing ---
-
-    def write(
-        self, path: str, content: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
-    ) -> WriteResult:
-        """Write text as UTF-8."""
-        data = encode_content(path, content)
-        return self.write_bytes(path, data, mode=mode, create_parents=create_parents)
-
-    def write_bytes(
-        self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
-    ) -> WriteResult:
-        """Write bytes. Readers see the old content or the new, never a part."""
-        path = normalize(path)
-        data = bytes(content)
-        with self._lock:
-            place = self._writable(path, mode, create_parents)
-            now = self._clock.now()
-            before = place.node if isinstance(place.node, _File) else None
-            whole = before.content + data if before is not None and mode == "append" else data
-            permissions = _FILE_PERMISSIONS if before is None else before.permissions
-            node = _File.make(whole, permissions, now)
-            self._set_root(_put(self._root, place.segments, node, now), path)
-        return WriteResult(path=path, bytes_written=len(data), mode=mode)
-
-    def open_write(
-        self, path: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
-    ) -> BinaryIO:
-        """Open a file for streaming writes; its content appears when the stream is closed.
-
-        A stream that is left by an exception, or never closed, changes nothing. One that was opened
-        in a tool call cannot be closed after it: the call has ended, and would be changed afterwards.
-        """
-        path = normalize(path)
-        with self._lock:
-            self._writable(path, mode, create_parents)
-            call = self._call
-
-        def publish(content: bytes) -> None:
-            with self._lock:
-                if self._call is not call:
-                    raise WorkspaceError(
-                        f"the stream for {path!r} was closed after the tool call that opened it had ended; "
-                        f"its content was discarded: close streams before the call returns"
-                    )
-                self.write_bytes(path, content, mode=mode, create_parents=create_parents)
-
-        return WriteStream(path, publish, self._max_total_bytes)
-
-    def delete(self, path: str, *, recursive: bool = False) -> None:
-        """Delete a file or a link, or a directory (with its content if `recursive`)."""
-        path = normalize(path)
-        with self._lock:
-            place = self._existing(self._root, path, follow=False)
-            self._refuse_root(place, path, "deleted")
-            if isinstance(place.node, _Directory) and place.node.entries and not recursive:
-                _fail(errno.ENOTEMPTY, "the directory is not empty; delete it with recursive=True", path)
-            self._root = _put(self._root, place.segments, None, self._clock.now())
-
-    def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """Rename a file, a link or a directory, with the rules of POSIX `rename` about what may replace what.
-
-        The target's directory must exist. What is at the target is replaced only if `overwrite`.
-        """
-        source, target = normalize(source), normalize(target)
-        with self._lock:
-            origin = self._existing(self._root, source, follow=False)
-            goal = _locate(self._root, target, follow=False)
-            self._refuse_root(origin, source, "moved")
-            self._refuse_root(goal, target, "replaced")
-            node, there = origin.node, goal.node
-            assert node is not None
-            if goal.missing > 1:
-                _fail(errno.ENOENT, "the directory to move to does not exist; make it first", target)
-            if there is not None and not overwrite:
-                _fail(errno.EEXIST, "something is there already; pass overwrite=True to replace it", target)
-            if goal.segments == origin.segments:
-                return
-            if goal.segments[: len(origin.segments)] == origin.segments:
-                _fail(errno.EINVAL, f"cannot move the directory {source!r} into itself", target)
-            if isinstance(there, _Directory) and not isinstance(node, _Directory):
-                _fail(errno.EISDIR, "a directory is there; delete it first", target)
-            if isinstance(node, _Directory) and there is not None and not isinstance(there, _Directory):
-                _fail(errno.ENOTDIR, "a directory cannot replace what is there; delete it first", target)
-            if isinstance(there, _Directory) and there.entries:
-                _fail(errno.ENOTEMPTY, "the directory to replace is not empty; delete it first", target)
-            self._check_depth(len(goal.segments) + _height(node), target)
-            now = self._clock.now()
-            without = _put(self._root, origin.segments, None, now)
-            self._set_root(_put(without, goal.segments, node, now), target)
-
-    def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
-        """Make a directory."""
-        path = normalize(path)
-        with self._lock:
-            place = _locate(self._root, path, follow=False)
-            if isinstance(place.node, _Link):
-                # A link to a directory will do as one; a link to anything else is in the way.
-                place = replace(place, node=_locate(self._root, path, follow=True).node or place.node)
-            if place.node is not None:
-                if exist_ok and isinstance(place.node, _Directory):
-                    return
-                _fail(errno.EEXIST, "something is there already", path)
-            if place.missing > 1 and not parents:
-                _fail(errno.ENOENT, "the parent directory does not exist; pass parents=True to make it", path)
-            self._check_depth(len(place.segments), path)
-            now = self._clock.now()
-            made = _Directory({}, _DIRECTORY_PERMISSIONS, now)
-            self._set_root(_put(self._root, place.segments, made, now), path)
-
-    def chmod(self, path: str, permissions: int) -> None:
-        """Set the permission bits of a file or directory; a link is followed."""
-        path = normalize(path)
-        if not 0 <= permissions <= 0o777:
-            raise ValueError(f"the permissions {permissions:#o} are not between 0 and 0o777")
-        with self._lock:
-            place = self._existing(self._root, path, follow=True)
-            node = place.node
-            assert isinstance(node, _File | _Directory)
-            changed = node.with_permissions(permissions)
-            if place.segments:
-                self._root = _put(self._root, place.segments, changed, self._clock.now())
-            else:
-                assert isinstance(changed, _Directory)
-                self._root = changed
-
-    def symlink(self, path: str, target: str) -> None:
-        """Make a symbolic link, as a process on disk could. The target is checked when it is followed."""
-        path = normalize(path)
-        if not target or "\0" in target:
-            raise ValueError(f"the link target {target!r} is empty or holds a NUL character")
-        with self._lock:
-            place = _locate(self._root, path, follow=False)
-            if place.node is not None:
-                _fail(errno.EEXIST, "something is there already", path)
-            self._check_depth(len(place.segments), path)
-            now = self._clock.now()
-            self._set_root(_put(self._root, place.segments, _Link.make(target, now), now), path)
-
     # --- boundaries ---
 
     def snapshot(self, *, tag: str | None = None, scan: bool = False) -> FilesystemSnapshot:
         """Take a boundary, in O(1). It always covers the whole tree, with `scan` or without."""
-        with self._lock:
+        with self.lock:
             return self._hold(self._root, tag)
 
     def restore(self, snapshot: FilesystemSnapshot) -> RestoreReport:
@@ -616,14 +413,14 @@ class InMemoryFilesystem:
 
         Raises `SnapshotMismatchError` if this filesystem does not hold the snapshot.
         """
-        with self._lock:
+        with self.lock:
             root = self._held_root(snapshot)
             before, self._root = self._root, root
         return RestoreReport(restored=tuple(sorted(path for path, _, _ in _differences(before, root))))
 
     def diff(self, before: FilesystemSnapshot, after: FilesystemSnapshot | None = None) -> WorkspaceDiff:
         """Say what differs between two boundaries, or between one and now."""
-        with self._lock:
+        with self.lock:
             old = self._held_root(before)
             new = self._root if after is None else self._held_root(after)
         return describe(_differences(old, new))
@@ -644,7 +441,7 @@ class InMemoryFilesystem:
         """
         if not call_id:
             raise UsageError("a call needs an id; pass the tool call's own")
-        with self._lock:
+        with self.lock:
             if self._call is not None:
                 raise WorkspaceError(
                     f"the call {self._call.call_id!r} holds the workspace, so {call_id!r} cannot begin; "
@@ -660,7 +457,7 @@ class InMemoryFilesystem:
 
     def recover(self, call_id: str, *, committed: bool) -> RestoreReport:
         """End an open call, the way the log says it ended."""
-        with self._lock:
+        with self.lock:
             call = self._call
             if call is None or call.call_id != call_id:
                 raise WorkspaceError(
@@ -673,52 +470,15 @@ class InMemoryFilesystem:
 
     # --- inside ---
 
-    def _file(self, path: str) -> _File:
-        node = self._existing(self._root, path, follow=True).node
-        if isinstance(node, _Directory):
-            _fail(errno.EISDIR, "this is a directory, not a file", path)
-        assert isinstance(node, _File)
-        return node
-
-    def _existing(self, root: _Directory, path: str, *, follow: bool) -> _Place:
-        place = _locate(root, path, follow=follow)
-        if place.node is None:
-            _fail(errno.ENOENT, "no such file or directory", path)
-        return place
-
-    def _writable(self, path: str, mode: WriteMode, create_parents: bool) -> _Place:
-        """Find where a write goes, or refuse it."""
-        if mode not in ("create", "overwrite", "append"):
-            raise ValueError(f"the mode is {mode!r}; it must be 'create', 'overwrite' or 'append'")
-        # A new file must not appear at the end of a link: `create` looks at the link itself.
-        place = _locate(self._root, path, follow=mode != "create")
-        if isinstance(place.node, _Directory):
-            _fail(errno.EISDIR, "this is a directory; choose a file name below it", path)
-        if place.node is not None and mode == "create":
-            _fail(errno.EEXIST, "the file exists; write with mode='overwrite' to replace it", path)
-        if place.missing > 1 and not create_parents:
-            _fail(errno.ENOENT, "the parent directory does not exist; pass create_parents=True", path)
-        self._check_depth(len(place.segments), path)
-        return place
-
-    def _refuse_root(self, place: _Place, path: str, verb: str) -> None:
-        if not place.segments:
-            raise ValueError(f"the workspace root {path!r} cannot be {verb}; name something below it")
-
-    def _check_depth(self, depth: int, path: str) -> None:
-        # Paths are limited where they are spelled; links and moves can still lead deeper.
-        if depth > MAX_DEPTH:
-            _fail(errno.ENAMETOOLONG, f"the tree would be {depth} levels deep; at most {MAX_DEPTH} fit", path)
-
     def _set_root(self, root: _Directory, path: str) -> None:
         if root.total_bytes > max(self._max_total_bytes, self._root.total_bytes):
-            _fail(
+            fail(
                 errno.ENOSPC,
                 f"the workspace would hold {root.total_bytes} bytes; at most {self._max_total_bytes} fit",
                 path,
             )
         if root.total_entries > max(self._max_entries, self._root.total_entries):
-            _fail(
+            fail(
                 errno.ENOSPC,
                 f"the workspace would have {root.total_entries} entries; at most {self._max_entries} fit",
                 path,
@@ -782,7 +542,7 @@ class _MemoryCall:
 
     def prepare(self) -> FilesystemSnapshot:
         """Take the boundary after the call; the call can still be rolled back."""
-        with self._filesystem._lock:
+        with self._filesystem.lock:
             self._require_open("prepared")
             if self._filesystem._root is self._root:
                 # Nothing was touched: the boundary after the call is the one before it.
@@ -792,7 +552,7 @@ class _MemoryCall:
 
     def finish(self) -> None:
         """Forget how to undo the call. Only after the log has committed it."""
-        with self._filesystem._lock:
+        with self._filesystem.lock:
             if self._finished:
                 return
             self._require_open("finished")
@@ -801,7 +561,7 @@ class _MemoryCall:
 
     def rollback(self) -> RestoreReport:
         """Put back exactly what the call changed. Calling it again does nothing."""
-        with self._filesystem._lock:
+        with self._filesystem.lock:
             if self._filesystem._call is not self:
                 if self._finished:
                     raise WorkspaceError(
@@ -819,74 +579,6 @@ class _MemoryCall:
             raise WorkspaceError(f"the call {self._call_id!r} has ended and cannot be {verb}")
 
 
-class WriteStream(io.BytesIO):
-    """Collects what is written and publishes it when closed, unless an exception came first."""
-
-    def __init__(self, path: str, publish: Callable[[bytes], None], max_bytes: int) -> None:
-        super().__init__()
-        self.name = path
-        self._publish: Callable[[bytes], None] | None = publish
-        self._max_bytes = max_bytes
-
-    def write(self, data: object, /) -> int:
-        """Add bytes to the content that will appear."""
-        written = super().write(data)  # type: ignore[arg-type]  # any buffer
-        if self.tell() > self._max_bytes:
-            self._publish = None
-            _fail(
-                errno.ENOSPC, f"more than {self._max_bytes} bytes do not fit; the stream is lost", self.name
-            )
-        return written
-
-    def close(self) -> None:
-        """Let the content appear. Closing again does nothing."""
-        publish, self._publish = self._publish, None
-        content = b"" if self.closed else self.getvalue()
-        super().close()
-        if publish is not None:
-            publish(content)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self._publish = None
-        self.close()
-
-    def __del__(self) -> None:
-        if self._publish is not None:
-            # Whoever lost the stream may have been in the middle of writing: a part must not appear.
-            self._publish = None
-            warnings.warn(
-                f"the stream for {self.name!r} was never closed; its content was discarded",
-                ResourceWarning,
-                stacklevel=1,
-                source=self,
-            )
-        super().close()
-
-
-def _list(root: _Directory, path: str) -> list[FileEntry]:
-    place = _locate(root, path, follow=True)
-    if place.node is None:
-        _fail(errno.ENOENT, "no such directory", path)
-    if not isinstance(place.node, _Directory):
-        _fail(errno.ENOTDIR, "this is not a directory", path)
-    return [
-        FileEntry(
-            name=name,
-            path=join(path, name),
-            is_file=isinstance(node, _File),
-            is_directory=isinstance(node, _Directory),
-            is_link=isinstance(node, _Link),
-        )
-        for name, node in sorted(place.node.entries.items())
-    ]
-
-
 def _load(files: Mapping[str, str | bytes], now: datetime) -> _Directory:
     """Build a tree in one pass, without copying a directory for each file in it."""
     tree: dict[str, object] = {}
@@ -899,10 +591,10 @@ def _load(files: Mapping[str, str | bytes], now: datetime) -> _Directory:
         for segment in segments[:-1]:
             child = directory.setdefault(segment, {})
             if not isinstance(child, dict):
-                _fail(errno.ENOTDIR, f"{segment!r} is a file in the same set of files", path)
+                fail(errno.ENOTDIR, f"{segment!r} is a file in the same set of files", path)
             directory = child
         if segments[-1] in directory:
-            _fail(errno.EEXIST, "the set of files names this path twice", path)
+            fail(errno.EEXIST, "the set of files names this path twice", path)
         data = content.encode("utf-8") if isinstance(content, str) else bytes(content)
         directory[segments[-1]] = _File.make(data, _FILE_PERMISSIONS, now)
     return _freeze(tree, now)
@@ -946,6 +638,6 @@ def _version(node: _Node | None) -> Version | None:
     if isinstance(node, _Directory):
         return Version(kind="directory", permissions=node.permissions)
     if isinstance(node, _Link):
-        target = node.target.encode("utf-8", "surrogateescape")
+        target = encode(node.target)
         return Version("link", _LINK_PERMISSIONS, len(target), target)
     return Version("file", node.permissions, len(node.content), node.content)

@@ -11,6 +11,8 @@ for the filesystem that walks it to decide.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from treenail.errors import PathEscapeError
 
 ROOT = "."
@@ -21,6 +23,9 @@ MAX_SEGMENT_BYTES = 255
 
 MAX_DEPTH = 64
 """How many segments a path may have."""
+
+MAX_LINKS = 40
+"""How many links one path may lead through: what Linux allows."""
 
 MAX_PATTERN_CHARS = 4_096
 """The longest glob pattern."""
@@ -114,3 +119,8 @@ def is_below(path: str, directory: str) -> bool:
     if directory == ROOT:
         return path != ROOT
     return path.startswith(directory + "/")
+
+
+def fail(number: int, reason: str, path: str) -> NoReturn:
+    """Raise the `OSError` that belongs to an error number, such as `FileNotFoundError`."""
+    raise OSError(number, reason, path)

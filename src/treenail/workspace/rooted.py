@@ -27,21 +27,13 @@ from treenail.workspace.disk import write_all
 from treenail.workspace.manifest import ABSENT, OTHER, State, is_temporary
 from treenail.workspace.objects import ObjectStore, hash_descriptor
 from treenail.workspace.packs import CHUNK_BYTES, hash_object
-from treenail.workspace.paths import ROOT, split
-
-MAX_LINKS = 40
-"""How many links one path may lead through: what Linux allows."""
+from treenail.workspace.paths import MAX_LINKS, ROOT, fail, split
 
 _READ_ATTEMPTS = 5
 _WALK_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def fail(number: int, reason: str, path: str) -> NoReturn:
-    """Raise the `OSError` that belongs to an error number, such as `FileNotFoundError`."""
-    raise OSError(number, reason, path)
 
 
 @contextmanager
@@ -285,7 +277,7 @@ def look(place: Place, store: ObjectStore | None) -> State:
                 status.st_uid,
                 status.st_gid,
             )
-    fail(
+    raise OSError(
         errno.EBUSY, "the file keeps changing while it is read; try again when its writer is done", place.path
     )
 

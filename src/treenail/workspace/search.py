@@ -21,14 +21,14 @@ from typing import BinaryIO
 
 from treenail.errors import PathEscapeError
 from treenail.workspace.base import MAX_GREP_MATCHES, FileEntry, GlobMatch, GrepMatch
-from treenail.workspace.matching import MAX_LINE_CHARS, LineMatcher, open_matcher
+from treenail.workspace.matching import MAX_LINE_CHARS, LineMatcher
 from treenail.workspace.paths import MAX_PATTERN_CHARS, ROOT, join, split
 
 MAX_ALTERNATIVES = 64
 """How many patterns the braces of one pattern may stand for."""
 
 _CHUNK_BYTES = 1024 * 1024
-_BATCH_CHARS = 256 * 1024
+_BATCH_CHARS = 2 * 1024 * 1024
 _BINARY_PROBE_BYTES = 8_192
 _WILD = frozenset("*?[")
 
@@ -216,14 +216,13 @@ def grep_tree(
     if max_matches < 1:
         raise ValueError(f"max_matches is {max_matches}; at least one match must be asked for")
     # The expression is checked before the tree is walked: the caller's mistake is reported first.
-    with open_matcher(pattern) as matcher:
-        if is_file:
-            paths = [path]
-        else:
-            wanted = "**" if glob is None else glob if "/" in glob else f"**/{glob}"
-            paths = [match.path for match in glob_tree(list_directory, wanted, path=path) if match.is_file]
-        matches = _grep_files(paths, open_file, matcher, strict=is_file)
-        return list(islice(matches, max_matches))
+    matcher = LineMatcher(pattern)
+    if is_file:
+        paths = [path]
+    else:
+        wanted = "**" if glob is None else glob if "/" in glob else f"**/{glob}"
+        paths = [match.path for match in glob_tree(list_directory, wanted, path=path) if match.is_file]
+    return list(islice(_grep_files(paths, open_file, matcher, strict=is_file), max_matches))
 
 
 def _grep_files(

@@ -47,9 +47,9 @@ from treenail.workspace.manifest import (
     is_within,
     same,
 )
-from treenail.workspace.paths import ROOT
+from treenail.workspace.paths import ROOT, fail
 from treenail.workspace.restorer import ReportBuilder, Restorer
-from treenail.workspace.rooted import Place, RootedDirectory, fail, look
+from treenail.workspace.rooted import Place, RootedDirectory, look
 from treenail.workspace.scan import Exclusions, SnapshotLimits
 from treenail.workspace.survey import Survey
 
