@@ -236,7 +236,7 @@ def test_a_timed_out_call_counts_as_a_failure(config: Config, clock: FakeClock) 
 
     def hang() -> None:
         clock.advance(1)
-        current_call().token.wait(10)  # type: ignore[union-attr]  # inside a call there is one
+        current_call().token.wait(60)  # type: ignore[union-attr]  # inside a call there is one
 
     ctx.wrap_llm_call(hang, WrapOptions(timeout_ms=1000))
     assert breaker.state is CircuitState.OPEN
@@ -248,12 +248,12 @@ def test_a_probe_in_one_thread_halts_the_others(config: Config, clock: FakeClock
     clock.advance(60)
     ctx = ExecutionContext(config(), circuit_breaker=breaker, clock=clock)
     inside, leave = threading.Event(), threading.Event()
-    thread = threading.Thread(target=lambda: ctx.wrap_llm_call(lambda: (inside.set(), leave.wait(10))))
+    thread = threading.Thread(target=lambda: ctx.wrap_llm_call(lambda: (inside.set(), leave.wait(60))))
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     assert ctx.wrap_llm_call(lambda: None) is Decision.HALT
     leave.set()
-    thread.join(10)
+    thread.join(60)
     assert ctx.wrap_llm_call(lambda: None) is Decision.ALLOW
 
 

@@ -145,7 +145,7 @@ def test_aborting_the_parent_stops_the_child_at_work(config: Config) -> None:
     def work() -> str | None:
         root.abort("stop everything")
         token = current_call().token  # type: ignore[union-attr]  # inside a call there is one
-        return token.reason if token.wait(10) else None
+        return token.reason if token.wait(60) else None
 
     outcome = leaf.call_tool(work, WrapOptions(stoppable=True))
     assert outcome.node.status == "aborted"
@@ -217,7 +217,7 @@ def test_a_childs_nodes_hang_below_the_call_that_spawned_it(config: Config) -> N
         leaf = root.spawn_child()
         thread = threading.Thread(target=lambda: ids.setdefault("node", leaf.call_tool(leaf_call).node))
         thread.start()
-        thread.join(10)
+        thread.join(60)
 
     middle = root.spawn_child()
     outer = root.call_llm(lambda: ids.setdefault("inner", middle.call_tool(middle_call).node))

@@ -186,7 +186,7 @@ def test_checking_and_booking_are_one_step(
     def overtake() -> None:
         second = threading.Thread(target=call)
         second.start()
-        second.join(10)
+        second.join(60)
 
     ctx._ledger.lock = Overtaken(overtake)  # type: ignore[assignment]  # a lock that is overtaken
     call()

@@ -83,7 +83,7 @@ def test_a_charge_hooks_delay_is_waited(config: Config, clock: FakeClock) -> Non
     thread.start()
     clock.wait_for_timers(1)
     clock.advance(2.0)
-    thread.join(10)
+    thread.join(60)
     assert started == [2.0]
 
 

@@ -163,9 +163,9 @@ def test_a_snapshot_costs_the_same_at_a_hundred_thousand_nodes() -> None:
             ctx.wrap_tool_call(int)
         best = float("inf")
         for _ in range(20):
-            started = time.perf_counter()
+            started = time.thread_time()  # Work, not waiting for others to do theirs.
             snapshot = ctx.get_snapshot()
-            best = min(best, time.perf_counter() - started)
+            best = min(best, time.thread_time() - started)
         assert len(snapshot.nodes) == nodes
         assert snapshot.nodes[nodes - 1].status == "ok"
         return best
@@ -228,7 +228,7 @@ def test_a_signal_handler_may_abort_at_any_moment(config: Config) -> None:
 
     thread = threading.Thread(target=handler, daemon=True)
     thread.start()
-    assert done.wait(10)
+    assert done.wait(60)
     assert ctx.stop_reason == "aborted"
 
 
@@ -251,6 +251,6 @@ def test_snapshots_are_consistent_while_threads_work(config: Config, at_once: An
     options = WrapOptions(cost_estimate_hint=0.01)
     at_once(8, lambda _: [ctx.wrap_llm_call(lambda: None, options) for _ in range(200)])
     stop.set()
-    watcher.join(10)
+    watcher.join(60)
     assert wrong == []
     assert {node.decision for node in ctx.get_snapshot().nodes} == {Decision.ALLOW}

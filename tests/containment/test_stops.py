@@ -289,12 +289,12 @@ def test_a_partial_result_survives_and_is_found_by_node_id(config: Config, clock
         call.partial.append("once upon ")
         call.partial.append("a time")
         inside.set()
-        call.token.wait(10)
+        call.token.wait(60)
 
-    waiting = threading.Thread(target=lambda: (inside.wait(10), ctx.abort("enough")))
+    waiting = threading.Thread(target=lambda: (inside.wait(60), ctx.abort("enough")))
     waiting.start()
     outcome = ctx.call_llm(stream, WrapOptions(stoppable=True))
-    waiting.join(10)
+    waiting.join(60)
     assert (outcome.partial, outcome.node.status) == ("once upon a time", "aborted")
     assert ctx.get_partial(outcome.node.node_id) == "once upon a time"
     assert ctx.get_partial("no-such-node") is None
@@ -351,7 +351,7 @@ async def test_a_plain_function_does_not_block_the_loop(config: Config) -> None:
     ctx = ExecutionContext(config())
     release = threading.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ctx.acall_tool, lambda: release.wait(10))
+        tasks.start_soon(ctx.acall_tool, lambda: release.wait(60))
         await anyio.wait_all_tasks_blocked()
         release.set()
     assert [node.status for node in ctx.get_snapshot().nodes] == ["ok"]

@@ -20,7 +20,7 @@ def test_an_event_loop_waits_for_a_function_that_has_ended_already_or_will(is_ea
     let_go = threading.Event()
 
     async def main() -> object:
-        future = workers.start(lambda: let_go.wait(10) and "done")
+        future = workers.start(lambda: let_go.wait(60) and "done")
         if is_early:
             let_go.set()
             future.result(10)
@@ -37,7 +37,7 @@ def test_a_wait_that_was_given_up_can_be_begun_again() -> None:
     let_go = threading.Event()
 
     async def main() -> object:
-        future = workers.start(lambda: let_go.wait(10) and "done")
+        future = workers.start(lambda: let_go.wait(60) and "done")
         with anyio.move_on_after(0.001) as first:
             await wait_finished(future)
         let_go.set()

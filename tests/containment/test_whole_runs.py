@@ -245,7 +245,7 @@ def test_whatever_stops_a_run_closes_the_connection_to_the_model(
         stopping = threading.Thread(target=stop)
         stopping.start()
         result = anyio.run(loop.run, "go")
-        stopping.join(10)
+        stopping.join(60)
         assert server.requests[0].wait_closed()
     expected = TurnState.TIMED_OUT if cause in ("timeout", "deadline") else TurnState.INTERRUPTED
     assert result.state is expected

@@ -241,7 +241,7 @@ async def test_an_adapter_that_ignores_its_cancellation_is_left_when_it_lets_go(
         prompt=judge_prompt(),
         context=NestedExecutionContext(parent_session=Session(clock=clock), config=SOON),
     )
-    with anyio.fail_after(20), pytest.raises(DeadlineExceededError):
+    with anyio.fail_after(60), pytest.raises(DeadlineExceededError):
         await nested.aevaluate()
     assert swallowed == 3
 

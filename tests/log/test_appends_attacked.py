@@ -55,7 +55,7 @@ def foreign(path: Path, *statements: str) -> list[str]:
     """Run statements in another process that knows nothing of Treenail; returns what each said."""
     code = """
 import sqlite3, sys
-connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=5)
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=60)
 for statement in sys.argv[2:]:
     try:
         print(connection.execute(statement).fetchall())
@@ -127,7 +127,7 @@ while True:
 
 FOREIGNER = """
 import sqlite3, sys
-connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=5)
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=60)
 modes = ["TRUNCATE", "PASSIVE", "RESTART"]
 print("0", flush=True)
 while True:

@@ -34,6 +34,8 @@ class TestLiteLLM(ProviderConformance):
 
 
 class TestLiteLLMOnAnthropic(ProviderConformance):
+    many_calls = 100  # LiteLLM takes its time, and the class above makes a thousand of them.
+
     def make_provider(self, server: WireServer) -> Provider:
         return LiteLLM("anthropic/a-model", base_url=server.anthropic_url, api_key="a-key")
 

@@ -102,6 +102,6 @@ def evidence(state: ExecutionState, subagent_id: str | None = None) -> list[Suba
 
 async def until(holds: Callable[[], bool]) -> None:
     """Let the others run until something holds; a test that waits in vain fails."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not holds():
             await anyio.lowlevel.checkpoint()

@@ -159,7 +159,7 @@ def test_a_handler_that_swallows_its_cancellation_is_rolled_back_when_the_token_
         return "done"
 
     def call(request: ModelRequest) -> Answer:
-        token.on_cancel(lambda: is_over.wait(20))  # Told after the turn, and before the call.
+        token.on_cancel(lambda: is_over.wait(60))  # Told after the turn, and before the call.
         return Answer("", [("stubborn", {})])
 
     session, filesystem = Session(log=MemoryLog(heartbeat=False)), InMemoryFilesystem()
@@ -190,7 +190,7 @@ def test_a_judge_that_swallows_its_cancellation_cannot_complete_a_stopped_turn(b
             return TaskCompletionResult.ok()
 
     def answer(request: ModelRequest) -> str:
-        token.on_cancel(lambda: is_over.wait(20))  # Told after the turn, and before the judge.
+        token.on_cancel(lambda: is_over.wait(60))  # Told after the turn, and before the judge.
         return "done"
 
     loop = InnerLoop(

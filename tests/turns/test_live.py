@@ -48,7 +48,7 @@ from treenail.turns.live import (
 from treenail.turns.retries import RetryPolicy
 from treenail.turns.states import TurnEnded, TurnState
 
-WAIT_S = 20
+WAIT_S = 60
 THINKING = StatusChanged("thinking", "t", 1)
 
 
