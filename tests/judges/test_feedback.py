@@ -526,7 +526,7 @@ def test_feedback_that_fails_closed_stops_the_run() -> None:
     session = Session()
     called(session)
     config = NestedExecutionConfig(on_feedback_failure="closed")
-    with pytest.raises(NestedEvaluationError, match="must not go on"):
+    with pytest.raises(NestedEvaluationError, match="must not continue"):
         round_of(judges(session, Provider(throw(RuntimeError("boom"))), config=config))
     (event,) = session[JudgeEvent].all()
     assert event.failed_closed

@@ -313,7 +313,7 @@ def test_a_mutable_resource_that_is_passed_by_mistake_is_refused(tmp_path: Path)
     for what, (kind, value) in mutable(tmp_path).items():
         with pytest.raises(UsageError, match="a judge cannot be given") as refused:
             NestedExecutionContext(Session(), resource_overrides={kind: value})
-        assert ("written to" if "filesystem" in what else "pass") in str(refused.value).lower(), what
+        assert ("writable" if "filesystem" in what else "pass") in str(refused.value).lower(), what
 
 
 def test_read_only_views_fresh_ones_and_stateless_ones_may_be_passed() -> None:

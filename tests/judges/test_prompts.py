@@ -139,7 +139,7 @@ def test_what_there_is_none_of_is_said_so() -> None:
     assert shown_plan(session) == "The agent has made no plan."
     assert shown_files(None) == "There is no workspace."
     assert shown_files(InMemoryFilesystem()) == "The workspace is empty."
-    assert shown_output(None) == shown_output("  ") == "It ended without words."
+    assert shown_output(None) == shown_output("  ") == "There is no result."
 
 
 def test_evidence_is_limited() -> None:

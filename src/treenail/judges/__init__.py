@@ -1,6 +1,7 @@
 """Judges: feedback while a run goes on and verification before it may stop, by rules and by a model."""
 
 from treenail.errors import NestedEvaluationError
+from treenail.judges.budgets import SharedBudgetTracker
 from treenail.judges.completion import (
     CommandChecker,
     CompositeChecker,
@@ -17,7 +18,7 @@ from treenail.judges.context import (
     derive_child_run_context,
     derive_nested_deadline,
 )
-from treenail.judges.evaluator import NestedEvaluator, SharedBudgetTracker
+from treenail.judges.evaluator import NestedEvaluator
 from treenail.judges.events import (
     CompletionChecked,
     Feedback,
@@ -36,6 +37,7 @@ from treenail.judges.feedback import (
     StaticFeedback,
     StaticFeedbackProvider,
 )
+from treenail.judges.judges import Judges, nested_usage
 from treenail.judges.llm import LLMCompletionVerifier, LLMTrajectoryFeedback
 from treenail.judges.prompts import (
     AssessedPoint,
@@ -45,7 +47,6 @@ from treenail.judges.prompts import (
     quoted,
     trajectory_prompt,
 )
-from treenail.judges.rounds import Judges, nested_usage
 
 __all__ = [
     "AssessedPoint",

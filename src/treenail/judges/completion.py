@@ -1,16 +1,15 @@
-"""Verification before a run may stop: who is asked, and three who need no model.
+"""Verification before a run may stop: checkers, and three that need no model.
 
-A checker says `TaskCompletionResult.ok()` or `.incomplete(why)`, or raises if it could not find out. Whether
-a run may stop when nobody could find out is not the checker's to decide: `NestedExecutionConfig` does.
+A checker returns `TaskCompletionResult.ok()` or `.incomplete(why)`, or raises if it could not find out. What
+that means for the run is configured in `NestedExecutionConfig`.
 
-A check never changes the workspace. Checkers see it through a read-only view; the one that runs commands
-(`CommandChecker`) holds the workspace as a tool call does and puts back whatever the command changed, also if
-it is stopped half-way or the process dies.
+A check never changes the workspace. Checkers see it through a read-only view. `CommandChecker` holds the
+workspace as a tool call does and restores whatever the command changed, even if it is stopped or the process
+dies.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,19 +20,10 @@ import anyio
 import anyio.to_thread
 
 from treenail.clock import Clock, SystemClock, new_id
-from treenail.containment import CancellationToken, ExecutionContext
-from treenail.containment.dispatch import is_async
 from treenail.errors import CancelledByToken, UsageError
-from treenail.judges.asking import on_worker
-from treenail.judges.context import MAX_NESTED_DURATION, JudgeContext, NestedExecutionConfig, as_view
-from treenail.judges.feedback import recent_calls
-from treenail.prompt.template import Prompt
-from treenail.providers.adapter import ProviderAdapter
-from treenail.state.budget import BudgetTracker, Deadline
-from treenail.state.run_context import RunContext
-from treenail.state.views import SessionProtocol
+from treenail.judges.calls import ask
+from treenail.judges.context import MAX_NESTED_DURATION, JudgeContext
 from treenail.tools.boundaries import workspace_call_id
-from treenail.tools.events import ToolInvoked
 from treenail.tools.process import CommandResult, command_environment, run_command_async
 from treenail.workspace.base import Filesystem
 
@@ -41,7 +31,7 @@ MAX_CHECK_OUTPUT_BYTES = 8_000
 """How much of each output stream of a failed check the model is shown."""
 
 _ROLLBACK_GRACE = timedelta(seconds=30)
-"""What a check may take beyond its command, to put the workspace back."""
+"""What a check may take beyond its command, to restore the workspace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,56 +43,32 @@ class TaskCompletionResult:
 
     @classmethod
     def ok(cls, feedback: str | None = None) -> TaskCompletionResult:
-        """Say that the work is done."""
+        """Return that the work is done."""
         return cls(True, feedback)
 
     @classmethod
     def incomplete(cls, feedback: str) -> TaskCompletionResult:
-        """Say that the work is not done, and what is missing. The model reads it."""
+        """Return that the work is not done, and what is missing. The model reads this."""
         return cls(False, feedback)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCompletionContext(JudgeContext):
-    """What a completion checker may look at, and what it needs to ask a model or run a command."""
+    """What a completion checker may read, and what it needs to ask a model or run a command."""
 
-    session: SessionProtocol
-    """The run, read-only."""
     tentative_output: object = None
     """What the agent would end with: its typed output, or its text."""
-    filesystem: Filesystem | None = None
-    """The workspace, read-only."""
-    adapter: ProviderAdapter | None = None
-    """Who can evaluate a prompt for a judge."""
     stop_reason: str | None = None
     """Why the model stopped."""
-    prompt: Prompt[Any] | None = None
-    deadline: Deadline | None = None
-    run_context: RunContext | None = None
-    budget_tracker: BudgetTracker | None = None
-    containment: ExecutionContext | None = None
-    cancellation: CancellationToken | None = None
-    config: NestedExecutionConfig = field(default_factory=NestedExecutionConfig)
-    task: str = ""
-    """What the agent was asked to do."""
     text: str = ""
-    """What the agent said last."""
+    """The agent's last text."""
     _workspace: Callable[[], Filesystem | None] = field(init=False, repr=False, compare=False)
-    """The workspace itself, for `run_command` alone; behind a function, so that no attribute leads to it."""
+    """Returns the writable workspace, for `run_command`. A function, so that no attribute leads to it."""
 
     def __post_init__(self) -> None:
-        put = object.__setattr__
-        put(self, "session", as_view(self.session))
         workspace = self.filesystem
-        put(self, "_workspace", lambda: workspace)
-        if self.filesystem is not None:
-            put(self, "filesystem", self.filesystem.read_only_view())
-
-    def recent_tool_calls(self, n: int) -> tuple[ToolInvoked, ...]:
-        """Return the last `n` tool calls of the prompt, oldest first."""
-        if self.prompt is None:
-            return self.session[ToolInvoked].all()[-n:] if n > 0 else ()
-        return recent_calls(self.session, self.prompt.name, n)
+        object.__setattr__(self, "_workspace", lambda: workspace)
+        JudgeContext.__post_init__(self)
 
     async def run_command(
         self,
@@ -113,9 +79,9 @@ class TaskCompletionContext(JudgeContext):
         max_output_bytes: int = MAX_CHECK_OUTPUT_BYTES,
         env: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Run a command in the workspace, and put back whatever it changed there.
+        """Run a command in the workspace, and restore whatever it changed there.
 
-        It runs in a process group of its own and nothing that it starts survives it. Raises
+        It runs in a process group of its own, and no process that it starts survives it. Raises
         `UsageError` if there is no workspace on disk to run it in.
         """
         workspace = self._workspace()
@@ -133,7 +99,7 @@ class TaskCompletionContext(JudgeContext):
         session_id = cast("UUID | None", getattr(self.session, "session_id", None)) or new_id()
         clock = cast("Clock | None", getattr(self.session, "clock", None)) or SystemClock()
         call_id = workspace_call_id(session_id, f"check-{new_id().hex}")
-        # The workspace is scanned before and after, which may take a while: not on the event loop.
+        # The workspace is scanned before and after, which takes too long for the event loop.
         held = await _finished(lambda: workspace.begin(call_id, tool_name="completion check", foreign=True))
         try:
             return await run_command_async(
@@ -150,42 +116,34 @@ class TaskCompletionContext(JudgeContext):
 
 
 async def _finished(work: Any) -> Any:
-    """Do something on a worker thread, to its end, whatever happens to the task."""
+    """Run a function on a worker thread to its end, even if the task is cancelled."""
     with anyio.CancelScope(shield=True):
         return await anyio.to_thread.run_sync(work)
 
 
 @runtime_checkable
 class TaskCompletionChecker(Protocol):
-    """Says whether the work is done.
+    """Decides whether the work is done.
 
-    `check` may also be `async`, or there may be an `acheck` beside it, which is then used. Raise if it
-    cannot be found out. An attribute `time_limit` (a timedelta) says how long it may take, if that is
-    longer than the configuration's `max_nested_duration`.
+    `check` may be `async`; if there is an `acheck` as well, that is used. Raise if it cannot be decided. An
+    attribute `time_limit` (a timedelta) says how long it may take, if that is longer than the
+    configuration's `max_nested_duration`.
     """
 
     def check(self, context: TaskCompletionContext) -> TaskCompletionResult | Awaitable[TaskCompletionResult]:
-        """Look, and say whether the work is done."""
+        """Return whether the work is done."""
         ...
 
 
 def name_of_checker(checker: object) -> str:
-    """Return who a checker is: its `name`, or its class."""
+    """Return a checker's `name`, or the name of its class."""
     name = getattr(checker, "name", None)
     return name if isinstance(name, str) and name else type(checker).__qualname__
 
 
-async def ask(checker: TaskCompletionChecker, context: TaskCompletionContext) -> TaskCompletionResult:
-    """Ask a checker in whichever way it answers."""
-    acheck = getattr(checker, "acheck", None)
-    if acheck is not None:
-        answer = await acheck(context)
-    elif is_async(cast("Callable[[], object]", checker.check)):
-        answer = await cast("Awaitable[TaskCompletionResult]", checker.check(context))
-    else:
-        answer = await on_worker(lambda: checker.check(context))
-        if inspect.isawaitable(answer):
-            answer = await answer
+async def check_with(checker: TaskCompletionChecker, context: TaskCompletionContext) -> TaskCompletionResult:
+    """Call a checker, in whichever way it answers, and check the type of its answer."""
+    answer = await ask(checker, "check", context)
     if not isinstance(answer, TaskCompletionResult):
         raise UsageError(
             f"{name_of_checker(checker)}.check returned {answer!r:.200}; return TaskCompletionResult.ok() or "
@@ -194,16 +152,16 @@ async def ask(checker: TaskCompletionChecker, context: TaskCompletionContext) ->
     return answer
 
 
-# --- by rules ------------------------------------------------------------------------------------------
+# --- checkers without a model --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class FileOutputChecker:
-    """The work is done when these files are in the workspace. Without a workspace it is not."""
+    """The work is done when these files are in the workspace; never without a workspace."""
 
     files: Sequence[str]
     allow_empty: bool = True
-    """Whether a file without content counts."""
+    """Whether an empty file counts."""
 
     def __post_init__(self) -> None:
         if isinstance(self.files, str):
@@ -211,12 +169,12 @@ class FileOutputChecker:
         object.__setattr__(self, "files", tuple(self.files))
 
     def check(self, context: TaskCompletionContext) -> TaskCompletionResult:
-        """Look for the files."""
+        """Check that the files exist."""
         if not self.files:
             return TaskCompletionResult.ok("No files are required.")
         if context.filesystem is None:
             return TaskCompletionResult.incomplete(
-                f"There is no workspace, so these files cannot be there: {', '.join(self.files)}."
+                f"There is no workspace, so these files are missing: {', '.join(self.files)}."
             )
         missing = [each for each in self.files if not self._is_there(context.filesystem, each)]
         if missing:
@@ -224,7 +182,7 @@ class FileOutputChecker:
                 f"These files must be in the workspace and are not{'' if self.allow_empty else ' (or empty)'}"
                 f": {', '.join(missing)}. Create them before you stop."
             )
-        return TaskCompletionResult.ok(f"All {len(self.files)} required files are there.")
+        return TaskCompletionResult.ok(f"All {len(self.files)} required files exist.")
 
     def _is_there(self, filesystem: Filesystem, path: str) -> bool:
         try:
@@ -239,8 +197,8 @@ class CommandChecker:
     """The work is done when a command exits with 0: a test run, a build, a linter.
 
     The command runs in the workspace, in a process group of its own, with a time limit and an output
-    limit, and without secrets in its environment. Whatever it changes in the workspace is put back:
-    a check must not change what it checks. A command that runs out of time has not exited with 0.
+    limit, and without secrets in its environment. Whatever it changes in the workspace is restored: a check
+    must not change what it checks. A command that times out has not exited with 0.
     """
 
     command: str | Sequence[str]
@@ -250,23 +208,23 @@ class CommandChecker:
     directory: str = "."
     name: str = ""
     allow_env: Collection[str] = ()
-    """Variables of this process that the command may see although their names look secret."""
+    """Environment variables that the command may see although their names look secret."""
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout_s < float("inf"):
             raise UsageError(f"CommandChecker.timeout_s must be more than 0 and finite, not {self.timeout_s}")
         if not self.command:
-            raise UsageError("CommandChecker.command is empty; say what must exit with 0")
+            raise UsageError("CommandChecker.command is empty; give the command that must exit with 0")
         if not self.name:
             object.__setattr__(self, "name", f"CommandChecker({self._shown()})")
 
     @property
     def time_limit(self) -> timedelta:
-        """How long a check may take: the command, and putting the workspace back."""
+        """How long a check may take: the command, and restoring the workspace."""
         return timedelta(seconds=self.timeout_s) + _ROLLBACK_GRACE
 
     def check(self, context: TaskCompletionContext) -> TaskCompletionResult:
-        """Run the command. Not for use inside an event loop: `acheck` is."""
+        """Run the command. Inside an event loop, use `acheck`."""
         return anyio.run(self.acheck, context)
 
     async def acheck(self, context: TaskCompletionContext) -> TaskCompletionResult:
@@ -306,8 +264,8 @@ class CommandChecker:
 class CompositeChecker:
     """Several checkers: all of them must agree (AND), or one is enough (`mode="any"`, OR).
 
-    They are asked in order, and no more than needed. One that cannot find out stops nothing if the
-    others decide the matter; else its error is raised.
+    They are asked in order, until the result is decided. The error of one that could not decide is raised
+    only if the others do not decide the result.
     """
 
     checkers: Sequence[TaskCompletionChecker]
@@ -316,36 +274,36 @@ class CompositeChecker:
     def __post_init__(self) -> None:
         object.__setattr__(self, "checkers", tuple(self.checkers))
         if not self.checkers:
-            raise UsageError("a CompositeChecker of no checkers has nothing to say; give it at least one")
+            raise UsageError("a CompositeChecker needs at least one checker")
         if self.mode not in ("all", "any"):
             raise UsageError(f'CompositeChecker.mode must be "all" or "any", not {self.mode!r}')
 
     @property
     def name(self) -> str:
-        """Who it is: who is asked, and how they are joined."""
+        """The names of its checkers, joined by 'and' or 'or'."""
         joined = " and " if self.mode == "all" else " or "
         return joined.join(name_of_checker(each) for each in self.checkers)
 
     @property
     def time_limit(self) -> timedelta | None:
-        """How long a check may take: as long as its parts together; None if none of them says."""
+        """The sum of its checkers' time limits; None if none has one."""
         said = [getattr(each, "time_limit", None) for each in self.checkers]
         if not any(said):
             return None
         return sum((each or MAX_NESTED_DURATION for each in said), start=timedelta(0))
 
     def check(self, context: TaskCompletionContext) -> TaskCompletionResult:
-        """Ask them. Not for use inside an event loop: `acheck` is."""
+        """Ask the checkers. Inside an event loop, use `acheck`."""
         return anyio.run(self.acheck, context)
 
     async def acheck(self, context: TaskCompletionContext) -> TaskCompletionResult:
-        """Ask them."""
+        """Ask the checkers."""
         decisive = self.mode == "any"
         said: list[str] = []
         unknown: Exception | None = None
         for each in self.checkers:
             try:
-                answer = await ask(each, context)
+                answer = await check_with(each, context)
             except CancelledByToken:
                 raise
             except Exception as error:  # noqa: BLE001 - raised below, unless the others decide

@@ -1,22 +1,21 @@
-"""The frame of a nested evaluation: what it may see, how long it may take, what it may spend, how deep it is.
+"""The limits of a nested evaluation: what it may see, use and spend, and how deep it may nest.
 
-A nested evaluation is a model call that looks at a run from inside it. It reads the run through a view that
-refuses every change, works in a session of its own, and gets of the run's resources what the table says:
+A nested evaluation is a model call that judges a run from inside it. It reads the run through a view that
+refuses every change, works in its own session, and gets these of the run's resources:
 
     clock            inherited
     filesystem       a read-only view
     budget tracker   shared, or one of its own
-    everything else  not inherited (HTTP clients are made fresh); what is wanted is named in
-                     `resource_overrides`, and must not be something that the run itself changes
+    everything else  not inherited (HTTP clients are made fresh), unless it is named in
+                     `resource_overrides`; it must not be something that the run itself changes
 
-Depth travels in the containment: the chain of a nested evaluation carries its depth and the lowest ceiling
-that anybody on the way set, and whoever wants to nest once more, also from a subagent further down, finds
-both there. Where there is no containment, the evaluation makes one, so that depth has somewhere to travel.
-The session of the evaluation carries both as well, as tags that the sessions made under it inherit: a process
-that opens one of them later knows how deep it is.
+Depth travels in the containment: the chain of a nested evaluation carries its depth and the lowest depth
+limit set on the way, and an evaluation nested further, even by a subagent, finds both there. A run without
+containment gets a chain for that purpose. The session of the evaluation carries both as tags, which its child
+sessions inherit, so that a process that opens one of them later knows its depth.
 
-`Judges` tells a judge's own nested evaluations about the run through a scope that follows the call (a
-context variable), so that a judge who builds a `NestedExecutionContext` by hand is contained as well.
+`Judges` passes the run's limits to a judge's nested evaluations in a context variable (`JudgeScope`), so that
+a judge that builds a `NestedExecutionContext` by hand is contained as well.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, cast
@@ -38,6 +37,7 @@ from treenail.containment.limits import UNLIMITED
 from treenail.errors import NestedEvaluationError, UsageError
 from treenail.judges.events import NestedEvaluated
 from treenail.prompt.output import OutputT
+from treenail.prompt.template import Prompt
 from treenail.providers.adapter import ProviderAdapter
 from treenail.state.budget import Budget, BudgetTracker, Deadline, TokenUsage
 from treenail.state.execution import ExecutionState
@@ -46,13 +46,14 @@ from treenail.state.run_context import RunContext
 from treenail.state.session import FAMILY, Session
 from treenail.state.transaction import Transaction
 from treenail.state.views import SessionProtocol, SessionView
+from treenail.tools.events import ToolInvoked
 from treenail.workspace.base import Filesystem
 
 FailureMode = Literal["open", "closed"]
-"""What a judge's failure means: the run goes on as if it had nothing to say, or the run is held back."""
+"""What a judge's failure means: the run continues as if the judge were silent, or it is held back."""
 
 MAX_NESTED_DURATION: Final = timedelta(seconds=30)
-"""How long a nested evaluation takes at most, unless it is told otherwise."""
+"""How long a nested evaluation may take by default."""
 
 _DEPTH_TAG: Final = f"{FAMILY}nesting_depth"
 _CEILING_TAG: Final = f"{FAMILY}max_nesting_depth"
@@ -60,30 +61,29 @@ _CEILING_TAG: Final = f"{FAMILY}max_nesting_depth"
 
 @dataclass(frozen=True, slots=True)
 class NestedExecutionConfig:
-    """What judges may use up, and what their failures mean."""
+    """What judges may use, and what their failures mean."""
 
     max_nested_duration: timedelta = MAX_NESTED_DURATION
-    """How long any nested evaluation may take, and any judge that does not say how long it needs."""
+    """How long a nested evaluation may take, and a judge that has no `time_limit`."""
     default_nested_budget: Budget | None = field(default_factory=lambda: Budget(max_total_tokens=1000))
-    """The budget of an evaluation that neither brings one nor shares the run's; None for no ceiling."""
+    """The budget of an evaluation that has none and does not share the run's; None for no ceiling."""
     allow_nested_tools: bool = False
     """Whether a judge's prompt may have tools."""
     max_nesting_depth: int = 1
-    """How many evaluations may be inside each other; subagents between them do not begin the count anew."""
+    """How deep evaluations may nest; subagents in between do not reset the count."""
     share_budget: bool | None = None
-    """Whether judges draw on the run's tokens; None: completion does, feedback does not."""
+    """Whether judges draw on the run's tokens. None: completion checkers do, feedback providers do not."""
     on_feedback_failure: FailureMode = "open"
     on_completion_failure: FailureMode = "open"
     max_completion_checks: int = 3
-    """How often one evaluation may be told that it is not done; at the last one the turn ends."""
+    """How often one evaluation may be refused; the last refusal ends the turn."""
     adapter: ProviderAdapter | None = None
-    """Who evaluates for judges, if not the run's own adapter: a cheaper model, another provider."""
+    """The adapter for judges, instead of the run's own: a cheaper model, another provider."""
 
     def __post_init__(self) -> None:
         if self.max_nested_duration <= timedelta(0):
             raise UsageError(
-                f"NestedExecutionConfig.max_nested_duration must be more than no time, "
-                f"not {self.max_nested_duration}"
+                f"NestedExecutionConfig.max_nested_duration must be positive, not {self.max_nested_duration}"
             )
         for name, least in (("max_nesting_depth", 0), ("max_completion_checks", 1)):
             value: object = getattr(self, name)
@@ -100,23 +100,22 @@ class NestedExecutionConfig:
 
 @dataclass(frozen=True, slots=True)
 class NestedExecutionContext:
-    """What a nested evaluation may see and use of the run that it looks at.
+    """What a nested evaluation may see and use of the run that it judges.
 
-    `parent_session` becomes a read-only view, whatever is passed. A mutable resource among
-    `resource_overrides` (a filesystem that can be written to, a session, whatever can be rolled
-    back) is refused with `UsageError`.
+    `parent_session` always becomes a read-only view. A mutable resource among `resource_overrides` (a
+    writable filesystem, a session, anything that can be rolled back) is refused with `UsageError`.
     """
 
     parent_session: SessionProtocol
-    """What is looked at, read-only."""
+    """The run that is judged, read-only."""
     parent_run_context: RunContext | None = None
     """The run's ids, for the trace."""
     deadline: Deadline | None = None
-    """When it must be over; see `derive_nested_deadline`. The configuration may make it shorter."""
+    """When it must end; see `derive_nested_deadline`. The configuration may make it earlier."""
     budget: Budget | None = None
     """A budget of its own. None: the run's tracker, if there is one; else the configuration's default."""
     resource_overrides: Mapping[type, Any] = field(default_factory=dict)
-    """What the judge's prompt works with beside what is inherited: instances or bindings by type."""
+    """Resources for the judge's prompt besides the inherited ones: instances or bindings by type."""
     filesystem: Filesystem | None = None
     """The run's workspace; it becomes a read-only view."""
     containment: ExecutionContext | None = None
@@ -138,37 +137,63 @@ class NestedExecutionContext:
 # No slots: Python 3.11 cannot construct a frozen generic with slots through `...Result[Out](...)`.
 @dataclass(frozen=True)
 class NestedEvaluationResult(Generic[OutputT]):
-    """What came of a nested evaluation."""
+    """The result of a nested evaluation."""
 
     success: bool
     output: OutputT | None = None
     """The answer, if there is one."""
     error: NestedEvaluationError | None = None
-    """Why there is none."""
+    """Why there is no answer."""
     usage: TokenUsage | None = None
-    """What it used, also if it failed; None if nobody said."""
+    """The tokens that it used, also if it failed; None if they are unknown."""
     child_run_context: RunContext | None = None
     """Its ids; `session_id` is the session to look into."""
     cost_usd: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class JudgeContext:
     """What the contexts of all judges have: the run to look at, and a way to ask a model about it."""
 
-    __slots__ = ()
-
     session: SessionProtocol
-    run_context: RunContext | None
-    deadline: Deadline | None
-    filesystem: Filesystem | None
-    containment: ExecutionContext | None
-    cancellation: CancellationToken | None
-    config: NestedExecutionConfig
+    """The run, read-only."""
+    prompt: Prompt[Any] | None = None
+    deadline: Deadline | None = None
+    """The run's deadline."""
+    adapter: ProviderAdapter | None = None
+    """Evaluates a prompt for the judge."""
+    run_context: RunContext | None = None
+    _: KW_ONLY
+    filesystem: Filesystem | None = None
+    """The workspace, read-only."""
+    budget_tracker: BudgetTracker | None = None
+    containment: ExecutionContext | None = None
+    cancellation: CancellationToken | None = None
+    """Cancelled when the judge's time is over or the run is stopped."""
+    config: NestedExecutionConfig = field(default_factory=NestedExecutionConfig)
+    task: str = ""
+    """What the agent was asked to do."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "session", as_view(self.session))
+        if self.filesystem is not None:
+            object.__setattr__(self, "filesystem", self.filesystem.read_only_view())
+
+    def recent_tool_calls(self, n: int) -> tuple[ToolInvoked, ...]:
+        """Return the last `n` tool calls of the prompt, oldest first."""
+        return self.tool_calls()[-n:] if n > 0 else ()
+
+    def tool_calls(self) -> tuple[ToolInvoked, ...]:
+        """Return the finished tool calls of the prompt, or of the session if there is no prompt."""
+        if self.prompt is None:
+            return self.session[ToolInvoked].all()
+        name = self.prompt.name
+        return self.session[ToolInvoked].where(lambda each: each.prompt_name == name)
 
     def create_nested_context(
         self, *, budget: Budget | None = None, max_duration: timedelta = MAX_NESTED_DURATION
     ) -> NestedExecutionContext:
-        """Make the frame for asking a model: this run, a derived deadline, and this budget."""
+        """Return the context for asking a model: this run, a derived deadline, and this budget."""
         return NestedExecutionContext(
             parent_session=self.session,
             parent_run_context=self.run_context,
@@ -190,9 +215,9 @@ def derive_nested_deadline(
     *,
     clock: Clock | None = None,
 ) -> Deadline:
-    """Return when a nested evaluation must be over: after that long, but never after its parent.
+    """Return the deadline of a nested evaluation: after that long, but never after its parent's.
 
-    It never raises. A parent that has less than a second left, or none, gives what it has.
+    It never raises, even if the parent has no time left.
     """
     clock = clock or (SystemClock() if parent_deadline is None else parent_deadline.clock)
     now = clock.now()
@@ -211,11 +236,11 @@ def derive_child_run_context(parent: RunContext | None, child_session_id: UUID) 
 
 
 def earliest(*deadlines: Deadline | None) -> Deadline | None:
-    """Return the deadline that comes first; None if there is none."""
+    """Return the earliest deadline; None if there is none."""
     return min((each for each in deadlines if each is not None), key=lambda each: each.at, default=None)
 
 
-# --- what may be passed along --------------------------------------------------------------------------
+# --- what a judge may be given --------------------------------------------------------------------------
 
 _NEVER = (Session, Transaction, ExecutionState, ExecutionContext, ResourceContext)
 
@@ -230,7 +255,7 @@ def refuse_mutable(resource_type: type, value: object) -> None:
     """Raise `UsageError` if a judge could change the run through this resource."""
     name = getattr(resource_type, "__qualname__", repr(resource_type))
     if isinstance(value, Binding):
-        # A provider makes a fresh object, which is the judge's own; a bound instance is somebody's.
+        # A binding with a provider makes a fresh object for the judge; a bound instance is shared.
         value = value.provided
     if value is None or isinstance(value, BudgetTracker):
         return
@@ -243,8 +268,7 @@ def refuse_mutable(resource_type: type, value: object) -> None:
         )
     if isinstance(value, Filesystem) and not value.read_only:
         raise UsageError(
-            f"a judge cannot be given a filesystem that can be written to (as {name}); "
-            f"pass filesystem.read_only_view()"
+            f"a judge cannot be given a writable filesystem (as {name}); pass filesystem.read_only_view()"
         )
     if is_snapshotable(value) and getattr(value, "read_only", False) is not True:
         raise UsageError(
@@ -260,7 +284,7 @@ def refuse_mutable(resource_type: type, value: object) -> None:
 def nesting_of(
     containment: ExecutionContext | None, session: SessionProtocol | None = None
 ) -> tuple[int, int | None]:
-    """Return how deep a chain or a session is inside evaluations, and the lowest ceiling on the way."""
+    """Return the nesting depth of a chain or a session, and the lowest depth limit on the way."""
     carried: list[Mapping[str, str]] = [getattr(session, "tags", {})]
     context = containment
     while context is not None:
@@ -272,14 +296,14 @@ def nesting_of(
 
 
 def nesting_tags(depth: int, ceiling: int) -> dict[str, str]:
-    """Write down how deep an evaluation is, for its chain and for its session."""
+    """Return the tags that carry an evaluation's depth, for its chain and for its session."""
     return {_DEPTH_TAG: str(depth), _CEILING_TAG: str(ceiling)}
 
 
 def nested_chain(
     parent: ExecutionContext | None, limits: Limits, *, depth: int, ceiling: int, clock: Clock
 ) -> ExecutionContext:
-    """Open the chain of a nested evaluation: below the run's, or alone if the run has none."""
+    """Open the chain of a nested evaluation: below the run's, or a root if the run has none."""
     root = parent if parent is not None else ExecutionContext(UNLIMITED, clock=clock)
     mine = root.metadata
     metadata = ChainMetadata(
@@ -291,7 +315,7 @@ def nested_chain(
         user_id=mine.user_id,
         tags={**mine.tags, **nesting_tags(depth, ceiling)},
     )
-    # A judge that fails must not use up what the work may try again, nor stop its calls.
+    # A failing judge must not use up the run's retries, nor stop the run's calls.
     return root.spawn_child(limits, metadata=metadata, onlooker=True)
 
 
@@ -299,8 +323,8 @@ def nested_chain(
 
 
 @dataclass(slots=True)
-class Scope:
-    """What a run has told the judge that is at work here."""
+class JudgeScope:
+    """What a run has passed to the judge that is being called."""
 
     judge: str = ""
     deadline: Deadline | None = None
@@ -308,29 +332,29 @@ class Scope:
     run_context: RunContext | None = None
     filesystem: Filesystem | None = None
     workspace: Filesystem | None = None
-    """The run's workspace itself, so that it can be recognised where it must not be."""
+    """The run's workspace itself, so that a judge's resources can be checked for it."""
     containment: ExecutionContext | None = None
     cancellation: CancellationToken | None = None
     config: NestedExecutionConfig | None = None
     loop: anyio.lowlevel.EventLoopToken | None = None
-    """The run's event loop: a judge on a worker thread evaluates there, where connections are open."""
+    """The run's event loop, in which a judge on a worker thread evaluates: connections belong to it."""
     depth: int = 0
     evaluations: list[NestedEvaluated] = field(default_factory=list)
-    """What was evaluated, for the run's log. The run writes it down; a judge cannot."""
+    """The evaluations so far. The run writes them to its log; a judge cannot."""
 
 
-_NO_SCOPE: Final = Scope()
-_scope: ContextVar[Scope] = ContextVar("treenail_judge_scope", default=_NO_SCOPE)
+_NO_SCOPE: Final = JudgeScope()
+_scope: ContextVar[JudgeScope] = ContextVar("treenail_judge_scope", default=_NO_SCOPE)
 
 
-def current_scope() -> Scope:
-    """Return what the run has told the judge at work here; an empty scope outside of a run."""
+def current_scope() -> JudgeScope:
+    """Return the scope of the judge that is being called; an empty scope outside of a run."""
     return _scope.get()
 
 
 @contextmanager
-def scoped(scope: Scope) -> Iterator[Scope]:
-    """Let nested evaluations in the block, and on the threads that it starts, know the run."""
+def scoped(scope: JudgeScope) -> Iterator[JudgeScope]:
+    """Set the scope for nested evaluations in the block, and on the threads that it starts."""
     before = _scope.set(scope)
     try:
         yield scope
@@ -338,6 +362,6 @@ def scoped(scope: Scope) -> Iterator[Scope]:
         _scope.reset(before)
 
 
-def inner_scope(scope: Scope, **changed: Any) -> Scope:
+def inner_scope(scope: JudgeScope, **changed: Any) -> JudgeScope:
     """Return the scope of what happens inside a nested evaluation."""
     return replace(scope, evaluations=[], loop=None, **changed)

@@ -2,17 +2,15 @@
 
 Theory of operation
 -------------------
-`NestedEvaluator` makes a frame (see `context`), opens in it a session under the run's, a resource context, a
-chain below the run's limits and a cancellation token below the run's, and lets the adapter evaluate the
-prompt there. Whatever happens, all four are closed again, in the opposite order.
+`NestedEvaluator` works out what the evaluation may use (`_Frame`, see `context`). Then it opens a child
+session of the run's, a chain and a cancellation token below the run's, and a resource context, and lets the
+adapter evaluate the prompt with them. All four are always closed again, in the opposite order.
 
-What goes wrong has two ways to go. A passed deadline and a spent budget are raised:
-they are facts about the run, too. Everything else is captured in the result, down to an adapter that exits:
-a judge never takes the run with it. Two things are not the judge's and pass through: the run's own
-cancellation, and a person's interrupt.
+A passed deadline and a spent budget are raised: they concern the run, too. Every other failure is captured in
+the result, even an adapter that exits: a judge never ends the run. Two things are not the judge's and pass
+through: the run's own cancellation, and a person's interrupt.
 
-The time limit does not depend on the adapter: a scope around the whole evaluation is cancelled when the time
-is over, by the run's clock.
+The time limit does not depend on the adapter: the whole evaluation is cancelled by the run's clock.
 """
 
 from __future__ import annotations
@@ -20,21 +18,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
-from typing import Any, Generic, Literal, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
 
 from treenail import telemetry
+from treenail.children import stopped_by
 from treenail.clock import Clock, SystemClock, new_id
 from treenail.containment import CancellationToken, ExecutionContext, Limits
-from treenail.containment.threads import call_later, describe, threadsafe
+from treenail.containment.threads import describe
 from treenail.conversation.events import ProviderUsage
 from treenail.errors import (
     BudgetExceededError,
@@ -47,11 +45,12 @@ from treenail.errors import (
     ThrottleError,
     UsageError,
 )
+from treenail.judges.budgets import SharedBudgetTracker, refuse_exhausted
 from treenail.judges.context import (
+    JudgeScope,
     NestedEvaluationResult,
     NestedExecutionConfig,
     NestedExecutionContext,
-    Scope,
     current_scope,
     derive_child_run_context,
     derive_nested_deadline,
@@ -68,7 +67,7 @@ from treenail.prompt.events import PromptExecuted, PromptResponse
 from treenail.prompt.output import OutputT
 from treenail.prompt.template import Prompt
 from treenail.providers.adapter import ProviderAdapter
-from treenail.state.budget import Budget, BudgetRemaining, BudgetTracker, Deadline, TokenUsage
+from treenail.state.budget import BudgetTracker, Deadline, TokenUsage
 from treenail.state.execution import ExecutionState
 from treenail.state.resources import ResourceRegistry
 from treenail.state.run_context import RunContext
@@ -78,6 +77,8 @@ from treenail.state.views import SessionView
 from treenail.workspace.base import Filesystem
 
 _logger = logging.getLogger("treenail.judges")
+
+T = TypeVar("T")
 
 _DEFAULTS = NestedExecutionConfig()
 
@@ -97,19 +98,12 @@ class NestedEvaluator(Generic[OutputT]):
         self._context = context
 
     def evaluate(self, *, budget_tracker: BudgetTracker | None = None) -> NestedEvaluationResult[OutputT]:
-        """Evaluate, and block until it is over. Not for use inside an event loop: `aevaluate` is.
+        """Evaluate the prompt, blocking. Inside an event loop, use `aevaluate`.
 
-        Raises `DeadlineExceededError` and `BudgetExceededError`; captures every other failure in the
-        result. What is wrong in itself (a prompt with tools where none are allowed) is a `UsageError`.
+        Raises `DeadlineExceededError` and `BudgetExceededError`, and `UsageError` for a mistake of the caller
+        (a prompt with tools where none are allowed). Every other failure is captured in the result.
         """
-        if _loop_is_running():
-            raise UsageError(
-                "evaluate() would block the event loop that runs here; use `await evaluator.aevaluate()`"
-            )
-        go = partial(self.aevaluate, budget_tracker=budget_tracker)
-        loop = current_scope().loop
-        # A judge on a worker thread goes back to the run's loop, where the provider's connections are.
-        return anyio.run(go) if loop is None else anyio.from_thread.run(go, token=loop)
+        return run_blocking(partial(self.aevaluate, budget_tracker=budget_tracker))
 
     async def aevaluate(
         self, *, budget_tracker: BudgetTracker | None = None
@@ -142,7 +136,7 @@ class NestedEvaluator(Generic[OutputT]):
         )
 
     def _output(self, response: PromptResponse[OutputT]) -> OutputT | None:
-        """Return the answer; of a prompt without a type that is its text."""
+        """Return the answer; for a prompt without an output type, its text."""
         if response.output is None and self._prompt.output_type is str:
             return cast("OutputT | None", response.text)
         return response.output
@@ -150,14 +144,14 @@ class NestedEvaluator(Generic[OutputT]):
     # .. the frame ..
 
     def _frame(self, budget_tracker: BudgetTracker | None) -> _Frame:
-        """Work out what the evaluation may use. Raises if there is nothing left to use."""
+        """Work out what the evaluation may use. Raises if nothing is left."""
         context, scope = self._context, current_scope()
         config = context.config or scope.config or _DEFAULTS
         if self._prompt.tools and not config.allow_nested_tools:
             names = ", ".join(each.name for each in self._prompt.tools)
             raise UsageError(
-                f"the prompt {self._prompt.name!r} has tools ({names}), but judges have none here; take them "
-                f"out, or set NestedExecutionConfig(allow_nested_tools=True)"
+                f"the prompt {self._prompt.name!r} has tools ({names}), which judges may not use here; "
+                f"remove them, or set NestedExecutionConfig(allow_nested_tools=True)"
             )
         cancellation = context.cancellation or scope.cancellation
         if cancellation is not None:
@@ -191,7 +185,7 @@ class NestedEvaluator(Generic[OutputT]):
         )
 
     def _tracker(
-        self, given: BudgetTracker | None, scope: Scope, config: NestedExecutionConfig
+        self, given: BudgetTracker | None, scope: JudgeScope, config: NestedExecutionConfig
     ) -> tuple[BudgetTracker | None, Literal["shared", "own", "none"]]:
         own = self._context.budget
         shared = given or self._context.resource_overrides.get(BudgetTracker)
@@ -220,7 +214,7 @@ class NestedEvaluator(Generic[OutputT]):
                 if isinstance(parent, SessionView)
                 else Session(session_id=session_id, tags=tags, clock=frame.clock)
             )
-            # The newest is closed first; what was used is read while the session still stands.
+            # Closed in the opposite order; the usage is read before the session is closed.
             stack.callback(session.close)
             stack.callback(frame.read_usage, session)
             limits = frame.limits()
@@ -234,7 +228,7 @@ class NestedEvaluator(Generic[OutputT]):
             yield ExecutionState(session=session, resources=resources, clock=frame.clock)
 
     async def _in_time(self, frame: _Frame, state: ExecutionState) -> PromptResponse[OutputT]:
-        """Let the adapter evaluate, until the time is over or the run is stopped."""
+        """Let the adapter evaluate until the time is over or the run is stopped."""
         assert frame.token is not None
         inside = inner_scope(
             frame.scope,
@@ -246,27 +240,24 @@ class NestedEvaluator(Generic[OutputT]):
             run_context=frame.run_context,
             config=frame.config,
         )
-        response: PromptResponse[OutputT] | None = None
         run, trace = frame.run_context.run_id.hex, frame.run_context.trace_id
-        with anyio.CancelScope() as limit, scoped(inside), stamped(run_id=run, trace_id=trace):
-            stop = threadsafe(limit.cancel)
-            timer = call_later(frame.clock, max(frame.deadline.remaining().total_seconds(), 0.0), stop)
-            forget = frame.token.on_cancel(stop)
-            try:
-                response = await self._adapter.aevaluate(
-                    self._prompt,
-                    state=state,
-                    deadline=frame.deadline,
-                    budget_tracker=frame.tracker,
-                    run_context=frame.run_context,
-                    containment=frame.chain,
-                    cancellation=frame.token,
-                )
-            finally:
-                forget()
-                timer.cancel()
-        if response is None or limit.cancel_called:
-            # Also if the adapter answered after all: what comes too late does not count.
+        left_s = max(frame.deadline.remaining().total_seconds(), 0.0)
+        with (
+            scoped(inside),
+            stamped(run_id=run, trace_id=trace),
+            stopped_by(frame.clock, left_s, frame.token) as limit,
+        ):
+            response = await self._adapter.aevaluate(
+                self._prompt,
+                state=state,
+                deadline=frame.deadline,
+                budget_tracker=frame.tracker,
+                run_context=frame.run_context,
+                containment=frame.chain,
+                cancellation=frame.token,
+            )
+        if limit.cancel_called:
+            # An answer that comes too late does not count.
             frame.token.raise_if_cancelled()
             raise DeadlineExceededError(
                 f"the nested evaluation of {self._prompt.name!r} was stopped: its time was over"
@@ -276,10 +267,10 @@ class NestedEvaluator(Generic[OutputT]):
 
 @dataclass(slots=True)
 class _Frame:
-    """What one nested evaluation may use, and what it turned out to use."""
+    """What one nested evaluation may use, and what it has used."""
 
     context: NestedExecutionContext
-    scope: Scope
+    scope: JudgeScope
     config: NestedExecutionConfig
     clock: Clock
     deadline: Deadline
@@ -296,13 +287,13 @@ class _Frame:
     cost_usd: float | None = None
 
     def is_run_stopped(self) -> bool:
-        """Say whether the run itself was stopped, rather than only what happens in it."""
+        """Say whether the run itself was stopped, and not only this evaluation."""
         if self.cancellation is not None and self.cancellation.is_cancelled:
             return True
         return self.containment is not None and self.containment.cancellation_token.reason == "aborted"
 
     def limits(self) -> Limits:
-        """Return the ceilings of its chain, on top of the run's."""
+        """Return the ceilings of its chain, besides the run's."""
         budget = self.context.budget
         return Limits(
             timeout=max(self.deadline.remaining().total_seconds(), 0.001),
@@ -310,10 +301,10 @@ class _Frame:
         )
 
     def registry(self, of_prompt: ResourceRegistry) -> ResourceRegistry:
-        """Return the resources by the table: clock, read-only files, the prompt's own, and what was named."""
+        """Return the resources: the clock, read-only files, the prompt's own, and the named overrides."""
         workspace = self.scope.workspace
         for each in of_prompt:
-            # A judge's prompt may bring what it likes, but not the run's own workspace.
+            # A judge's prompt may have resources of its own, but not the run's workspace.
             if workspace is not None and of_prompt.get(each, None) is workspace:
                 refuse_mutable(each, workspace)
         filesystem = self.context.filesystem or self.scope.filesystem
@@ -327,7 +318,7 @@ class _Frame:
         return both.merge(ResourceRegistry.build(named), strict=False)
 
     def read_usage(self, session: Session) -> None:
-        """Find out what was used, and make sure that it is counted."""
+        """Read what was used, and record what the tracker has not counted yet."""
         calls = session[ProviderUsage].all()
         executed = session[PromptExecuted].latest()
         if calls:
@@ -342,7 +333,7 @@ class _Frame:
         if self.usage is None:
             self.usage = None if counted.total is None else counted
             return
-        # An adapter may know of no trackers, or not have told the tracker of its last call.
+        # An adapter may not use trackers, or not have recorded its last call.
         uncounted = TokenUsage(
             max((self.usage.input_tokens or 0) - (counted.input_tokens or 0), 0),
             max((self.usage.output_tokens or 0) - (counted.output_tokens or 0), 0),
@@ -352,12 +343,12 @@ class _Frame:
             self.tracker.record_cumulative(self.run_context.run_id.hex, uncounted, cost or None)
 
     def settle(self) -> None:
-        """Refuse an answer that was paid for with more than there was."""
+        """Raise `BudgetExceededError` if the answer used more than the budget."""
         if self.tracker is not None:
             self.tracker.check()
 
     def report(self, adapter: str, prompt_name: str, kind: str, elapsed_s: float) -> None:
-        """Say it to whoever watches: a line for the log, and measurements."""
+        """Write a log line and record measurements."""
         used = self.usage or TokenUsage()
         run = self.run_context
         _logger.log(
@@ -407,7 +398,7 @@ class _Frame:
         failure: NestedEvaluationError | None,
         elapsed_s: float,
     ) -> None:
-        """Leave word for the run's log."""
+        """Report the evaluation, and leave its event for the run's log."""
         kind = "" if error is None else failure.kind if failure is not None else _raised_kind(error)
         self.report(adapter, prompt_name, kind, elapsed_s)
         self.scope.evaluations.append(
@@ -429,78 +420,6 @@ class _Frame:
         )
 
 
-# --- budgets -------------------------------------------------------------------------------------------
-
-
-class SharedBudgetTracker(BudgetTracker):
-    """Counts a nested evaluation against the run's tracker, and against a budget of its own if it has one.
-
-    The run's tracker keeps what is recorded here under ids of its own (`nested:...`), so that it
-    stays apart from what the run itself used.
-    """
-
-    def __init__(self, run: BudgetTracker, own: Budget | None = None) -> None:
-        super().__init__(own or run.budget)
-        self._run = run
-
-    def record_cumulative(self, evaluation_id: str, usage: TokenUsage, cost_usd: float | None = None) -> None:
-        """Record what an evaluation has used so far, here and in the run's tracker."""
-        super().record_cumulative(evaluation_id, usage, cost_usd)
-        self._run.record_cumulative(f"nested:{evaluation_id}", usage, cost_usd)
-
-    def check(self) -> None:
-        """Raise `BudgetExceededError` if a ceiling was passed, its own or the run's."""
-        super().check()
-        self._run.check()
-
-    def remaining(self) -> BudgetRemaining:
-        """Return what is left of each ceiling: the smaller of its own and the run's."""
-        mine, theirs = super().remaining(), self._run.remaining()
-
-        def less(name: str) -> Any:
-            both = (getattr(mine, name), getattr(theirs, name))
-            return min((each for each in both if each is not None), default=None)
-
-        names = ("time", "total_tokens", "input_tokens", "output_tokens", "cost_usd")
-        return BudgetRemaining(**{name: less(name) for name in names})
-
-
-class LentBudgetTracker(SharedBudgetTracker):
-    """The run's tracker as a judge is handed it: all that the run has used can be read, none of it unsaid."""
-
-    @property
-    def consumed(self) -> TokenUsage:
-        """The tokens that the run has used, its judges included."""
-        return self._run.consumed
-
-    @property
-    def consumed_cost_usd(self) -> float:
-        """The money that the run has spent, its judges included."""
-        return self._run.consumed_cost_usd
-
-
-def refuse_exhausted(tracker: BudgetTracker) -> None:
-    """Raise `BudgetExceededError` if nothing is left of a ceiling. Reaching one is enough: none is left."""
-    tracker.check()
-    left = tracker.remaining()
-    spent = {
-        "deadline": left.time is not None and left.time <= timedelta(0),
-        "input": left.input_tokens is not None and left.input_tokens <= 0,
-        "output": left.output_tokens is not None and left.output_tokens <= 0,
-        "total": left.total_tokens is not None and left.total_tokens <= 0,
-        "cost": left.cost_usd is not None and left.cost_usd <= 0,
-    }
-    for dimension, is_spent in spent.items():
-        if is_spent:
-            raise BudgetExceededError(
-                f"the run's budget has nothing left for a judge ({dimension}); raise the ceiling, or give "
-                f"the judge a budget of its own",
-                budget=tracker.budget,
-                consumed=tracker.consumed,
-                exceeded_dimension=dimension,
-            )
-
-
 # --- failures ------------------------------------------------------------------------------------------
 
 _REFUSALS: dict[str, type[DeadlineExceededError | BudgetExceededError]] = {
@@ -510,7 +429,7 @@ _REFUSALS: dict[str, type[DeadlineExceededError | BudgetExceededError]] = {
 
 
 def _passes(error: BaseException, frame: _Frame) -> bool:
-    """Say whether a failure is raised: a limit, a person's interrupt, or the run's own cancellation."""
+    """Say whether an error is raised: a limit, a person's interrupt, or the run's own cancellation."""
     if isinstance(error, DeadlineExceededError | BudgetExceededError | KeyboardInterrupt):
         return True
     if isinstance(error, CallRefused) and error.stop_reason in _REFUSALS:
@@ -521,7 +440,7 @@ def _passes(error: BaseException, frame: _Frame) -> bool:
 
 
 def _named(error: BaseException, frame: _Frame) -> BaseException:
-    """Return what to raise: a limit of the containment is raised as what it is."""
+    """Return what to raise: a refusal by the containment becomes the error of the limit that was reached."""
     if isinstance(error, CallRefused):
         made = _REFUSALS[error.stop_reason or ""](str(error))
         made.__cause__ = error
@@ -566,15 +485,15 @@ def _captured(error: BaseException, prompt_name: str) -> NestedEvaluationError:
 
 def _too_deep(frame: _Frame, prompt_name: str) -> NestedEvaluationError:
     return NestedEvaluationError(
-        f"the nested evaluation of {prompt_name!r} would be number {frame.depth} inside each other, and "
-        f"{frame.ceiling} are allowed; take the judges out of the judge's prompt, or raise max_nesting_depth",
+        f"the nested evaluation of {prompt_name!r} would be at depth {frame.depth}, and the limit is "
+        f"{frame.ceiling}; remove the judges from the judge's prompt, or raise max_nesting_depth",
         prompt_name=prompt_name,
         kind="depth",
     )
 
 
 def is_being_cancelled() -> bool:
-    """Say whether somebody around this task has cancelled it, rather than that something in it raised so."""
+    """Say whether this task is really being cancelled, and did not just raise a cancellation itself."""
     if anyio.current_effective_deadline() == -math.inf:
         return True
     try:
@@ -585,9 +504,17 @@ def is_being_cancelled() -> bool:
     return task is None or task.cancelling() > 0
 
 
-def _loop_is_running() -> bool:
+def run_blocking(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run async code to its end from synchronous code: in the run's event loop, or in a new one.
+
+    Raises `UsageError` inside an event loop, which it would block.
+    """
     try:
         anyio.lowlevel.current_token()
     except RuntimeError:
-        return False
-    return True
+        loop = current_scope().loop
+        # A judge on a worker thread goes back to the run's loop: the provider's connections belong to it.
+        return anyio.run(work) if loop is None else anyio.from_thread.run(work, token=loop)
+    raise UsageError(
+        "this would block the event loop that runs here; use the async method: aevaluate, aprovide or acheck"
+    )

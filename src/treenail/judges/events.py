@@ -1,4 +1,4 @@
-"""What a run's log keeps of its judges. All of it is history: a rollback makes no judgement unsaid."""
+"""The events of judges in a run's log. They are history: a rollback does not remove them."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from treenail.state.events import event
 from treenail.state.run_context import RunContext
 
 Severity = Literal["info", "caution", "warning"]
-"""How much a feedback matters."""
+"""How serious a feedback is."""
 
 JudgeKind = Literal["feedback", "completion"]
-"""What a judge is asked: how the work goes, or whether it is done."""
+"""What a judge is asked: whether the work is on track, or whether it is done."""
 
 JudgeOutcome = Literal["silent", "skipped", "failed"]
-"""Why a judge said nothing: it had nothing to say, it was not asked, or it could not answer."""
+"""Why a judge gave no answer: it had nothing to say, it was not asked, or it failed."""
 
 MAX_TEXT_CHARS = 4_000
 """How much of one text of a judge reaches the model."""
 
 MAX_ITEMS = 20
-"""How many observations, suggestions or missing pieces of one judgement reach the model."""
+"""How many observations or suggestions of one judgement reach the model."""
 
 _LEFT_OUT_CHARS = 48
-"""Room for the words that say how much of a text is missing."""
+"""Room for the note that says how much of a text was left out."""
 
 _CLOSING = re.compile(r"<(?=\s*/?\s*(?:feedback|completion_check)\b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One thing that a judge noticed."""
+    """One observation of a judge."""
 
     category: str
     description: str
@@ -47,10 +47,10 @@ class Observation:
 @event(name="treenail.Feedback", policy=SlicePolicy.LOG)
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What a judge has to say while the work goes on.
+    """The feedback of a provider during a run.
 
-    A provider fills in the upper half; who said it, when and after how many calls is stamped by
-    `Judges`. The model is told `render()`, as part of its next input.
+    A provider fills in summary, observations, suggestions and severity; `Judges` sets the other fields. The
+    model is told `render()`, as part of its next input.
     """
 
     provider_name: str = ""
@@ -60,7 +60,7 @@ class Feedback:
     severity: Severity = "info"
     timestamp: datetime | None = None
     call_index: int = 0
-    """How many tool calls of the prompt there had been."""
+    """How many tool calls of the prompt came before it."""
     prompt_name: str = ""
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Feedback:
         object.__setattr__(self, "suggestions", tuple(self.suggestions))
 
     def shortened(self) -> Feedback:
-        """Return it as the model is told it: of what is longer than that, nothing more is kept."""
+        """Return it cut to the lengths that the model is told."""
         return replace(
             self,
             summary=shortened(self.summary),
@@ -84,7 +84,7 @@ class Feedback:
         )
 
     def render(self) -> str:
-        """Write it as a tagged block. Whatever the texts hold, they cannot end the block or begin another."""
+        """Write it as a tagged block, which no text in it can end."""
         lines = [shortened(self.summary)]
         if self.observations:
             lines.append("Observations:")
@@ -100,16 +100,16 @@ class Feedback:
 @event(name="treenail.CompletionChecked", policy=SlicePolicy.LOG)
 @dataclass(frozen=True, slots=True)
 class CompletionChecked:
-    """The agent wanted to stop, and a judge said whether it may."""
+    """The agent wanted to stop, and its completion checker decided whether it may."""
 
     checker: str
     complete: bool
     feedback: str = ""
-    """Why; if it is not complete, the model was told so."""
+    """The reason; the model was told it if the work is not complete."""
     attempt: int = 1
-    """Which refusal of the evaluation this is, or which it would have been."""
+    """The number of this refusal in the evaluation, or of the refusal that it would have been."""
     verified: bool = True
-    """False if nobody looked: the judge was skipped or failed, and the configuration decided."""
+    """False if the checker was skipped or failed, and the configuration decided."""
     evaluation_id: str = ""
     prompt_name: str = ""
     stop_reason: str = ""
@@ -120,16 +120,16 @@ class CompletionChecked:
 @event(name="treenail.JudgeEvent", policy=SlicePolicy.LOG)
 @dataclass(frozen=True, slots=True)
 class JudgeEvent:
-    """A judge that was due said nothing."""
+    """A judge that was due gave no answer."""
 
     judge: str
     kind: JudgeKind
     outcome: JudgeOutcome
     reason: str
-    """In one word: `deadline`, `budget`, `timeout`, `crashed`, `throttled`, `output`, `depth` ..."""
+    """One word: `deadline`, `budget`, `timeout`, `crashed`, `throttled`, `output`, `depth` ..."""
     detail: str = ""
     failed_closed: bool = False
-    """Whether the run was held back because of it; else it went on as if nothing were wrong."""
+    """Whether the run was held back because of it; otherwise it continued."""
     prompt_name: str = ""
     evaluation_id: str = ""
     call_index: int = 0
@@ -140,20 +140,20 @@ class JudgeEvent:
 @event(name="treenail.NestedEvaluated", policy=SlicePolicy.LOG, outlives_prune=True)
 @dataclass(frozen=True, slots=True)
 class NestedEvaluated:
-    """A judge asked a model, in a session of its own. What that used is kept apart from the run's own use."""
+    """A judge asked a model, in its own session. Its usage is kept apart from the run's own."""
 
     judge: str
     prompt_name: str
     adapter: str
     child_session_id: UUID | None
-    """The session to look into."""
+    """The session of the evaluation."""
     success: bool
     error_kind: str = ""
     detail: str = ""
     usage: TokenUsage | None = None
     cost_usd: float | None = None
     budget: Literal["shared", "own", "none"] = "none"
-    """Whether it drew on the run's tokens, had its own, or nobody counted them."""
+    """Whether it drew on the run's budget, had its own, or none."""
     depth: int = 1
     run_context: RunContext | None = None
     elapsed_ms: float = 0.0
@@ -162,7 +162,7 @@ class NestedEvaluated:
 @event(name="treenail.FileTriggerFired", policy=SlicePolicy.LOG, outlives_prune=True)
 @dataclass(frozen=True, slots=True)
 class FileTriggerFired:
-    """A feedback provider was woken by a file. It is not woken by that file again."""
+    """A file triggered a feedback provider. The same file does not trigger it again."""
 
     provider_name: str
     prompt_name: str
@@ -173,7 +173,7 @@ class FileTriggerFired:
 
 
 def shortened(text: str, limit: int = MAX_TEXT_CHARS) -> str:
-    """Keep the beginning and the end of a text, so much that it fits, and say how much is missing."""
+    """Cut a long text to its beginning and its end, and say how much was left out."""
     if len(text) <= limit:
         return text
     half = max((limit - _LEFT_OUT_CHARS) // 2, 1)
@@ -181,7 +181,7 @@ def shortened(text: str, limit: int = MAX_TEXT_CHARS) -> str:
 
 
 def block(tag: str, body: str, **attributes: str) -> str:
-    """Write a tagged block whose body cannot leave it."""
+    """Write a tagged block that its body cannot end."""
     said = "".join(
         f' {name}="{html.escape(" ".join(value.split()))}"' for name, value in attributes.items() if value
     )
@@ -190,7 +190,7 @@ def block(tag: str, body: str, **attributes: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NestedUsage:
-    """What a run's judges have used: `shared` is part of what the run's tracker counts, `own` is not."""
+    """What a run's judges have used: the run's tracker counts `shared`, but not `own`."""
 
     shared: TokenUsage = field(default_factory=TokenUsage)
     own: TokenUsage = field(default_factory=TokenUsage)
@@ -198,5 +198,5 @@ class NestedUsage:
     evaluations: tuple[NestedEvaluated, ...] = ()
 
     def consolidated(self, run: TokenUsage) -> TokenUsage:
-        """Add what judges used on budgets of their own to what the run's tracker has consumed."""
+        """Add what judges used from budgets of their own to what the run's tracker counts."""
         return run + self.own

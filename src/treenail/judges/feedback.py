@@ -1,43 +1,37 @@
-"""Feedback while the work goes on: who gives it, when it is due, and two who need no model.
+"""Feedback during a run: providers, their triggers, and two providers that need no model.
 
-A provider is due when its trigger says so. What a trigger counts, it counts per provider and per prompt, from
-the last time that the provider was asked: also if it failed then, or else a judge that is down would be asked
-after every call.
+A provider is due when its trigger fires. A trigger counts per provider and per prompt, from the last time
+that the provider was asked, even if it failed then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from treenail.containment import CancellationToken, ExecutionContext
 from treenail.errors import UsageError
-from treenail.judges.context import JudgeContext, NestedExecutionConfig, as_view
+from treenail.judges.context import JudgeContext
 from treenail.judges.events import Feedback, Severity
 from treenail.prompt.template import Prompt
-from treenail.providers.adapter import ProviderAdapter
-from treenail.state.budget import BudgetTracker, Deadline
-from treenail.state.run_context import RunContext
-from treenail.state.slices import entries_of, opened
+from treenail.state.slices import entries_of, entry_at, opened
 from treenail.state.views import SessionProtocol
 from treenail.tools.events import ToolInvoked
-from treenail.workspace.base import Filesystem
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackTrigger:
-    """When a provider is due: as soon as one of these holds. With none of them, never."""
+    """When a provider is due: as soon as one of these conditions holds. With none of them, never."""
 
     every_n_calls: int | None = None
-    """After so many tool calls since it was asked last."""
+    """After this many tool calls since it was last asked."""
     every_n_seconds: float | None = None
-    """After so much time since it was asked last; at the first opportunity, if it never was."""
+    """After this many seconds since it was last asked; at once if it never was."""
     on_file_created: str | None = None
-    """When this file is in the workspace: once in the life of the session."""
+    """When this file is in the workspace; once in the life of the session."""
 
     def __post_init__(self) -> None:
         calls: object = self.every_n_calls
@@ -50,7 +44,7 @@ class FeedbackTrigger:
             raise UsageError(f"FeedbackTrigger.every_n_seconds must be more than 0, not {seconds!r}")
 
     def is_due(self, *, calls: int, last: datetime | None, now: datetime) -> bool:
-        """Say whether calls or time make it due: `calls` and `last` count from when it was asked last."""
+        """Say whether it is due, by the calls since it was last asked and the time of that."""
         if self.every_n_calls is not None and calls >= self.every_n_calls:
             return True
         if self.every_n_seconds is None:
@@ -60,57 +54,32 @@ class FeedbackTrigger:
 
 @dataclass(frozen=True, slots=True)
 class FeedbackContext(JudgeContext):
-    """What a feedback provider may look at, and what it needs to ask a model."""
+    """What a feedback provider may read, and what it needs to ask a model."""
 
-    session: SessionProtocol
-    """The run, read-only."""
     prompt: Prompt[Any]
-    deadline: Deadline | None = None
-    """The run's."""
-    adapter: ProviderAdapter | None = None
-    """Who can evaluate a prompt for a judge."""
-    run_context: RunContext | None = None
-    filesystem: Filesystem | None = None
-    """The workspace, read-only."""
-    budget_tracker: BudgetTracker | None = None
-    containment: ExecutionContext | None = None
-    cancellation: CancellationToken | None = None
-    """Set when the judge's time is over or the run is stopped."""
-    config: NestedExecutionConfig = field(default_factory=NestedExecutionConfig)
-    task: str = ""
-    """What the agent was asked to do."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "session", as_view(self.session))
-        if self.filesystem is not None:
-            object.__setattr__(self, "filesystem", self.filesystem.read_only_view())
 
     @property
     def tool_call_count(self) -> int:
-        """How many tool calls of the prompt have ended."""
-        return len(calls_of(self.session, self.prompt.name))
+        """How many tool calls of the prompt have finished."""
+        return len(self.tool_calls())
 
     @property
     def last_feedback(self) -> Feedback | None:
-        """The newest feedback that the prompt was given by anybody."""
+        """The newest feedback on the prompt, by any provider."""
         return self._newest(None)
 
     def last_feedback_for_provider(self, name: str) -> Feedback | None:
-        """Return the newest feedback that the prompt was given by that provider."""
+        """Return the newest feedback on the prompt by this provider."""
         return self._newest(name)
 
     @property
     def tool_calls_since_last_feedback(self) -> int:
-        """How many tool calls there were since anybody's feedback; all of them, if there was none."""
+        """How many tool calls there were since the last feedback of any provider, or at all."""
         return self._calls_since(None)
 
     def tool_calls_since_last_feedback_for_provider(self, name: str) -> int:
-        """Return how many tool calls there were since that provider's feedback."""
+        """Return how many tool calls there were since this provider's last feedback, or at all."""
         return self._calls_since(name)
-
-    def recent_tool_calls(self, n: int) -> tuple[ToolInvoked, ...]:
-        """Return the last `n` tool calls of the prompt, oldest first."""
-        return recent_calls(self.session, self.prompt.name, n)
 
     def _newest(self, provider: str | None) -> Feedback | None:
         given = self.session[Feedback].where(lambda each: self._is_from(each, provider))
@@ -128,55 +97,55 @@ class FeedbackContext(JudgeContext):
 
 @runtime_checkable
 class FeedbackProvider(Protocol):
-    """Looks at a run while it goes on.
+    """Gives feedback on a run while it is running.
 
-    `provide` may also be `async`, or there may be an `aprovide` beside it, which is then used. It may
-    return None: nothing to say. An attribute `time_limit` (a timedelta) says how long it may take, if
-    that is longer than the configuration's `max_nested_duration`.
+    `provide` may be `async`; if there is an `aprovide` as well, that is used. Either may return None for no
+    feedback. An attribute `time_limit` (a timedelta) says how long it may take, if that is longer than the
+    configuration's `max_nested_duration`.
     """
 
     @property
     def name(self) -> str:
-        """Who it is; what its trigger counts is counted under this name."""
+        """Its name; its trigger counts under this name."""
         ...
 
     def should_run(self, *, context: FeedbackContext) -> bool:
-        """Say whether there is anything to look at yet. Asked when the trigger fires; cheap."""
+        """Say whether there is anything to judge yet. Called when the trigger fires; must be cheap."""
         ...
 
     def provide(self, *, context: FeedbackContext) -> Feedback | Awaitable[Feedback | None] | None:
-        """Look, and say what there is to say."""
+        """Return the feedback."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackProviderConfig:
-    """A provider, and when it is due."""
+    """A provider and its trigger."""
 
     provider: FeedbackProvider
     trigger: FeedbackTrigger
 
 
-# --- two who need no model -----------------------------------------------------------------------------
+# --- providers without a model -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlineFeedback:
-    """Tells the model how much time is left; a warning when it becomes little."""
+    """Tells the model how much time is left, and warns when it is little."""
 
     warn_threshold_seconds: float = 120.0
 
     @property
     def name(self) -> str:
-        """Who it is."""
+        """Its name."""
         return "DeadlineFeedback"
 
     def should_run(self, *, context: FeedbackContext) -> bool:
-        """Say whether there is a deadline at all."""
+        """Say whether the run has a deadline."""
         return context.deadline is not None
 
     def provide(self, *, context: FeedbackContext) -> Feedback | None:
-        """Say how much time is left."""
+        """Return how much time is left."""
         if context.deadline is None:
             return None
         left = context.deadline.remaining().total_seconds()
@@ -191,7 +160,7 @@ class DeadlineFeedback:
         return Feedback(
             summary=f"Only {_duration(left)} left before the deadline.",
             suggestions=(
-                "Bring what you are doing to a good end now.",
+                "Finish what you are doing now.",
                 "Leave out what is not essential, and say what you left out.",
             ),
             severity="warning",
@@ -200,18 +169,18 @@ class DeadlineFeedback:
 
 @dataclass(frozen=True, slots=True)
 class StaticFeedback:
-    """Says the same each time: a reminder."""
+    """Gives the same feedback each time: a reminder."""
 
     feedback: str
     name: str = "StaticFeedback"
     severity: Severity = "info"
 
     def should_run(self, *, context: FeedbackContext) -> bool:
-        """Say yes: the trigger decides."""
+        """Return True: the trigger decides."""
         return True
 
     def provide(self, *, context: FeedbackContext) -> Feedback:
-        """Say it."""
+        """Return the reminder."""
         return Feedback(summary=self.feedback, severity=self.severity)
 
 
@@ -219,19 +188,17 @@ StaticFeedbackProvider = StaticFeedback
 """The longer name of `StaticFeedback`."""
 
 
-def calls_of(session: SessionProtocol, prompt_name: str) -> tuple[ToolInvoked, ...]:
-    """Return the ended tool calls of a prompt, oldest first."""
-    return session[ToolInvoked].where(lambda each: each.prompt_name == prompt_name)
-
-
-def recent_calls(session: SessionProtocol, prompt_name: str, n: int) -> tuple[ToolInvoked, ...]:
-    """Return the last `n` tool calls of a prompt, oldest first."""
-    return calls_of(session, prompt_name)[-n:] if n > 0 else ()
-
-
 def placed(session: SessionProtocol, kind: type[T]) -> Iterator[tuple[T, int]]:
-    """Yield the events of a kind with their places in the log: what came after what, also after a prune."""
+    """Yield the events of a kind, oldest first, with their places in the log."""
     for kept, place in entries_of(session[kind].view()):
+        yield opened(kept), abs(place)
+
+
+def newest_first(session: SessionProtocol, kind: type[T]) -> Iterator[tuple[T, int]]:
+    """Yield the same as `placed`, newest first, so that a reader can stop early."""
+    entries = session[kind].view()
+    for index in range(len(entries) - 1, -1, -1):
+        kept, place = entry_at(entries, index)
         yield opened(kept), abs(place)
 
 

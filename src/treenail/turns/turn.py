@@ -51,7 +51,7 @@ from treenail.errors import (
 )
 from treenail.judges.events import CompletionChecked, Feedback
 from treenail.judges.feedback import placed
-from treenail.judges.rounds import Judges
+from treenail.judges.judges import Judges
 from treenail.prompt.events import PromptExecuted, PromptRendered, PromptResponse
 from treenail.prompt.render import RenderedPrompt, parse_output
 from treenail.prompt.template import Prompt
