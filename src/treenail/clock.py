@@ -7,15 +7,13 @@ tests advance by hand is `treenail.testing.FakeClock`.
 
 from __future__ import annotations
 
-import itertools
-import os
 import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, runtime_checkable
-from uuid import UUID, SafeUUID
+from uuid import UUID, uuid4
 
 import anyio
 
@@ -96,32 +94,14 @@ class FixedClock:
         await anyio.lowlevel.checkpoint()
 
 
-# The slots of a UUID, which cannot be assigned to.
-_set_int = UUID.__dict__["int"].__set__
-_set_safety = UUID.__dict__["is_safe"].__set__
-_UNKNOWN = SafeUUID.unknown  # Looking a member up in its enum calls a function of Python's.
-
-_FIXED_BITS = UUID(int=0, version=4).int
-"""What a random UUID has in the bits that are not random: its version and variant."""
-_RANDOM_BITS = UUID(int=(1 << 128) - 1, version=4).int ^ _FIXED_BITS
-
-
 def new_id() -> UUID:
     """Make a random id (a UUID of version 4) for a session, a run or a snapshot."""
-    return _as_id(int.from_bytes(os.urandom(16)) & _RANDOM_BITS | _FIXED_BITS)
+    return uuid4()
 
 
 def new_ids() -> Iterator[UUID]:
-    """Yield ids without end: the first is random but for its last 32 bits, which count the others."""
-    return map(_as_id, itertools.count(new_id().int & ~0xFFFFFFFF))
-
-
-def _as_id(number: int) -> UUID:
-    # Past the constructor, which takes longer than all the rest.
-    made = object.__new__(UUID)
-    _set_int(made, number)
-    _set_safety(made, _UNKNOWN)
-    return made
+    """Yield random ids without end."""
+    return iter(new_id, None)
 
 
 def new_span_id() -> str:
