@@ -706,6 +706,24 @@ def test_events_can_be_read_with_their_values_and_stamps(log: Log) -> None:
     assert [value for _, value in session.events(after=1, upto=2)] == [Note("b")]
 
 
+def test_what_was_just_written_is_at_hand(log: Log) -> None:
+    """A follower of the log gets the newest events without reading them, or is told to read."""
+    session = Session(log=log)
+    session.dispatch_all([Note("a"), Box([1])])
+    written = session.just_written(after=0)
+    assert written is not None
+    assert [(seq, draft.type, value) for seq, draft, value in written] == [
+        (1, "state_kit:Note", Note("a")),
+        (2, "state_kit:Box", None),  # It could change in place: whoever wants it decodes it.
+    ]
+    assert [seq for seq, _, _ in session.just_written(after=1) or ()] == [2]
+    assert session.just_written(after=2) == session.just_written(after=9) == []
+    session.dispatch_all([Note("b")] * 100)
+    assert session.just_written(after=0) is None
+    session.close()
+    assert session.just_written(after=100) is None
+
+
 def test_a_closed_session_can_be_read_and_not_changed(log: Log) -> None:
     with Session(log=log) as session:
         session.dispatch(Note("a"))

@@ -141,9 +141,15 @@ class Session:
             codec=codec,
             dispatcher=dispatcher,
         )
-        self._core.lease = log.acquire(session_id, owner=this_process_owner(), ttl_s=lease_ttl_s)
+        self._begin(parent, lease_ttl_s)
+
+    def _begin(self, parent: Session | SessionView | None, lease_ttl_s: float) -> None:
+        """Take the writer's lease, unless the session is only read, and join the parent."""
+        core = self._core
+        if not core.read_only:
+            core.lease = core.log.acquire(core.session_id, owner=this_process_owner(), ttl_s=lease_ttl_s)
         if parent is not None:
-            self._core.parent = parent
+            core.parent = parent
             parent.adopt(self)
 
     def adopt(self, child: Session) -> None:
@@ -191,11 +197,7 @@ class Session:
         core.read_only = read_only
         core.upto = upto
         core.loaded = False
-        if not read_only:
-            core.lease = log.acquire(session_id, owner=this_process_owner(), ttl_s=lease_ttl_s)
-        if parent is not None:
-            core.parent = parent
-            parent.adopt(session)
+        session._begin(parent, lease_ttl_s)
         return session
 
     # .. identity ..
@@ -319,15 +321,16 @@ class Session:
         """
         core, transaction = self._core, self._current()
 
-        def handle() -> Session:
-            return _handle(core, transaction if transaction is not None and transaction.is_open else None)
-
         def read(slice_type: type) -> Slice[Any]:
-            return handle()._slice(slice_type)
+            with core.lock:
+                present = core.present(slice_type)
+                staged = transaction.slices() if transaction is not None and transaction.is_open else {}
+                return staged.get(slice_type, present)
 
         def snapshot(*, include_all: bool) -> Snapshot:
+            handle = self if transaction is None or transaction.is_open else _handle(core)
             # Without a way back to the session that it was taken from.
-            return replace(handle().snapshot(include_all=include_all), taken_by=None)
+            return replace(handle.snapshot(include_all=include_all), taken_by=None)
 
         def spawn(view: SessionView, **given: Any) -> Session:
             return Session(parent=view, log=core.log, codec=core.codec, **given)
@@ -365,7 +368,7 @@ class Session:
         with core.lock:
             if core.lease is None or core.closed or not core.loaded:
                 return None
-            count = core.head - after
+            count = max(core.head - max(after, 0), 0)
             if count > len(core.recent):
                 return None
             return list(islice(reversed(core.recent), count))[::-1]
