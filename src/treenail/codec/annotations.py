@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from enum import Enum
 from typing import Any, Literal, TypeVar
 
-from treenail.codec.base import TAG, Coder, Json, is_tagged, name_of, show
+from treenail.codec.base import TAG, Coder, Decode, Encode, Json, expect, is_tagged, name_of, show
 from treenail.codec.immutability import FrozenDict
 from treenail.codec.registry import TypeRegistry, is_model, is_record
-from treenail.codec.scalars import NATIVE, SCALARS, Scalar, decode_member, encode_member
+from treenail.codec.scalars import NATIVE, SCALARS, decode_member, encode_member
 from treenail.codec.values import (
     ValueCoder,
     as_set,
@@ -78,7 +78,8 @@ class AnnotationCoder:
         if annotation in _NATIVE_WORDS:
             return self._native(annotation)
         if annotation in SCALARS:
-            return self._scalar(SCALARS[annotation])
+            scalar = SCALARS[annotation]
+            return self._exactly(scalar.kind, scalar.encode, scalar.decode)
         plain = origin or annotation
         if plain is tuple and arguments and Ellipsis not in arguments:
             return self._fixed_tuple(arguments)
@@ -123,29 +124,17 @@ class AnnotationCoder:
             lambda data: data if type(data) is kind else otherwise(data),
         )
 
-    def _scalar(self, scalar: Scalar) -> Coder:
-        kind, encode_scalar, decode_scalar = scalar.kind, scalar.encode, scalar.decode
+    def _exactly(self, kind: type, encode: Encode, decode: Decode) -> Coder:
+        """Return a coder for the values of exactly one type; any other value names its type."""
         values = self._values
-
-        def encode(value: Any) -> Json:
-            return encode_scalar(value) if type(value) is kind else values.encode_tagged(value)
-
-        def decode(data: Json) -> Any:
-            return values.decode_tagged(data) if is_tagged(data) else decode_scalar(data)
-
-        return Coder(encode, decode)
+        return Coder(
+            lambda value: encode(value) if type(value) is kind else values.encode_tagged(value),
+            lambda data: values.decode_tagged(data) if is_tagged(data) else decode(data),
+        )
 
     def _enum(self, cls: type[Enum]) -> Coder:
         self._registry.name_of(cls)
-        values = self._values
-
-        def encode(value: Any) -> Json:
-            return encode_member(value) if type(value) is cls else values.encode_tagged(value)
-
-        def decode(data: Json) -> Any:
-            return values.decode_tagged(data) if is_tagged(data) else decode_member(cls, data)
-
-        return Coder(encode, decode)
+        return self._exactly(cls, encode_member, lambda data: decode_member(cls, data))
 
     def _literal(self, allowed: tuple[Any, ...]) -> Coder:
         plain = [each for each in allowed if type(each) in (str, int, bool, type(None))]
@@ -190,74 +179,53 @@ class AnnotationCoder:
 
     def _collection(self, target: Any, arguments: tuple[Any, ...]) -> Coder:
         encode_item, decode_item = self.coder(arguments[0] if arguments else Any)
-        is_set = target in (set, frozenset)
-        otherwise = self._otherwise("an array")
 
-        def encode(value: Any) -> Json:
-            if type(value) is not target:
-                return self._values.encode_tagged(value)
-            out = code_items(value, encode_item)
-            return in_order(out) if is_set else out
+        def decode(data: Json) -> list[Any]:
+            return code_items(expect(data, list, "an array"), decode_item)
 
-        def decode(data: Json) -> Any:
-            if type(data) is not list:
-                return otherwise(data)
-            out = code_items(data, decode_item)
-            return as_set(target, out) if is_set else target(out)
-
-        return Coder(encode, decode)
+        if target in (set, frozenset):
+            return self._exactly(
+                target,
+                lambda value: in_order(code_items(value, encode_item)),
+                lambda data: as_set(target, decode(data)),
+            )
+        return self._exactly(
+            target, lambda value: code_items(value, encode_item), lambda data: target(decode(data))
+        )
 
     def _fixed_tuple(self, arguments: tuple[Any, ...]) -> Coder:
         coders = [] if arguments == ((),) else [self.coder(each) for each in arguments]
-        otherwise = self._otherwise(f"an array of {len(coders)}")
 
-        def encode(value: Any) -> Json:
-            if type(value) is not tuple or len(value) != len(coders):
+        def encode(value: tuple[Any, ...]) -> Json:
+            if len(value) != len(coders):
                 return self._values.encode_tagged(value)
-            pairs = zip(coders, value, strict=True)
-            return code_items(pairs, lambda pair: pair[0].encode(pair[1]))
+            return code_items(zip(coders, value, strict=True), lambda pair: pair[0].encode(pair[1]))
 
-        def decode(data: Json) -> Any:
+        def decode(data: Json) -> tuple[Any, ...]:
             if type(data) is not list or len(data) != len(coders):
-                return otherwise(data)
-            pairs: Any = zip(coders, data, strict=True)
-            return tuple(code_items(pairs, lambda pair: pair[0].decode(pair[1])))
+                raise CodecError(f"expected an array of {len(coders)}, found {show(data)}")
+            return tuple(code_items(zip(coders, data, strict=True), lambda pair: pair[0].decode(pair[1])))
 
-        return Coder(encode, decode)
+        return self._exactly(tuple, encode, decode)
 
     def _mapping(self, key_type: Any, item_type: Any, target: Any) -> Coder:
         item = self.coder(item_type)
         if _bare(key_type) is not str:
-            return self._pairs(self.coder(key_type), item, target)
-        otherwise = self._otherwise("an object")
+            key = self.coder(key_type)
+            return self._exactly(
+                target,
+                lambda value: encode_pairs(value, key.encode, item.encode),
+                lambda data: target(decode_pairs(data, key.decode, item.decode)),
+            )
 
-        def encode(value: Any) -> Json:
-            if type(value) is not target or TAG in value or any(type(key) is not str for key in value):
+        def encode(value: dict[Any, Any]) -> Json:
+            if TAG in value or any(type(key) is not str for key in value):
                 return self._values.encode_tagged(value)
             return code_values(value, item.encode)
 
-        def decode(data: Json) -> Any:
-            if type(data) is not dict or TAG in data:
-                return otherwise(data)
-            out = code_values(data, item.decode)
-            return out if target is dict else target(out)
-
-        return Coder(encode, decode)
-
-    def _pairs(self, key: Coder, item: Coder, target: Any) -> Coder:
-        otherwise = self._otherwise("an array of pairs")
-
-        def encode(value: Any) -> Json:
-            if type(value) is not target:
-                return self._values.encode_tagged(value)
-            return encode_pairs(value, key.encode, item.encode)
-
-        def decode(data: Json) -> Any:
-            if type(data) is not list:
-                return otherwise(data)
-            return target(decode_pairs(data, key.decode, item.decode))
-
-        return Coder(encode, decode)
+        return self._exactly(
+            target, encode, lambda data: target(code_values(expect(data, dict, "an object"), item.decode))
+        )
 
 
 # --- reading annotations ---------------------------------------------------------------------------

@@ -3,11 +3,9 @@
 from treenail.log.event import Channel, SlicePolicy
 from treenail.state.budget import Budget, BudgetSnapshot, BudgetTracker, Deadline, TokenUsage
 from treenail.state.checkpoints import CheckpointStore, ToolCheckpoint
-from treenail.state.core import OpenReport
 from treenail.state.dispatch import (
     Dispatcher,
     DispatchResult,
-    HandlerFailure,
     InProcessDispatcher,
     InProcessEventBus,
 )
@@ -15,14 +13,12 @@ from treenail.state.events import (
     AttentionNeeded,
     AttentionResolved,
     ClearSlice,
-    EventSpec,
     InitializeSlice,
     StateRestored,
     event,
     spec_of,
 )
 from treenail.state.execution import ExecutionState, rollback_to_tool
-from treenail.state.fold import Problem
 from treenail.state.resources import (
     Binding,
     Closeable,
@@ -74,16 +70,12 @@ __all__ = [
     "Deadline",
     "DispatchResult",
     "Dispatcher",
-    "EventSpec",
     "ExecutionState",
     "Extend",
-    "HandlerFailure",
     "InProcessDispatcher",
     "InProcessEventBus",
     "InitializeSlice",
-    "OpenReport",
     "PostConstruct",
-    "Problem",
     "ReducerContext",
     "Replace",
     "ResourceContext",
