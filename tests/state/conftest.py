@@ -1,4 +1,8 @@
-"""Each test of a session that asks for `log` runs on every store."""
+"""The log that tests of sessions run on: in memory, unless a module says otherwise.
+
+What differs between stores is the matter of the conformance suite of logs and of the session's laws, which
+run on both.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.log.memory import MemoryLog
-from treenail.log.sqlite import SqliteLog
+from treenail.log.base import Log
 
 # Tests are imported one by one, without their folder; what they share lies beside them.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -17,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from state_kit import opened_log
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MemoryLog | SqliteLog]:
-    with opened_log(request.param, tmp_path) as opened:
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    with opened_log("memory", tmp_path) as opened:
         yield opened

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from state_kit import Add, Box, CountingLog, Note, Page, Peeked, Said, Seen, Tally, Total, equip
+from state_kit import Add, Box, CountingLog, Note, Page, Peeked, Said, Seen, Tally, Total, equip, opened_log
 
 from treenail.codec import Codec, TypeRegistry, codec
 from treenail.errors import (
@@ -28,6 +29,13 @@ from treenail.log.event import Draft
 from treenail.log.memory import MemoryLog
 from treenail.log.sqlite import SqliteLog
 from treenail.state import Append, Session, SlicePolicy, append_all, core, replace_latest
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    """A file: what is found again must come from the disk."""
+    with opened_log("sqlite", tmp_path) as opened:
+        yield opened
 
 
 @pytest.fixture
