@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sqlite3
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+from tests.cli.conftest import Command
 
 from treenail import Agent, tool
 from treenail.log.sqlite import SqliteLog
-from treenail.presenters.cli.main import main
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import AttentionNeeded, Session
 
@@ -77,35 +75,6 @@ def damaged(request: pytest.FixtureRequest, whole: Path, tmp_path: Path) -> Path
     shutil.copytree(f"{whole}.files", f"{store}.files")
     DAMAGES[request.param](store)
     return store
-
-
-class Said:
-    """What a command said, and how it exited."""
-
-    def __init__(self, code: object, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def data(self) -> object:
-        return json.loads(self.out)
-
-
-Command = Callable[..., Said]
-
-
-@pytest.fixture
-def treenail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """Run the command line in this process."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-    def run(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["treenail", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Said(ended.value.code or 0, *capsys.readouterr())
-
-    return run
 
 
 def test_no_command_takes_a_part_for_the_whole(

@@ -271,28 +271,6 @@ def test_no_model_is_a_clear_message_and_the_demo_is_offered(project: Path) -> N
     assert "Traceback" not in ran.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("run", "go", "--max-cost", "-1"), "--max-cost"),
-        (("run", "go", "--ask", "--read-only"), "one of"),
-        (("run", "  "), "the task is empty"),
-        (("run", "go", "--agent", "none.toml"), "no agent file"),
-        (("show", "zzz"), "there are no runs"),
-        (("resume",), "there are no runs"),
-        (("hold", "answer"), "--yes or --no"),
-        (("run", "go", "-C", "nowhere"), "not a directory"),
-    ],
-)
-def test_bad_commands_are_refused_in_one_sentence(
-    project: Path, arguments: tuple[str, ...], told: str
-) -> None:
-    ran = treenail(*arguments, cwd=project, env={"OPENAI_API_KEY": "k"})
-    assert ran.returncode == 2, ran.stderr
-    assert told in ran.stderr
-    assert "Traceback" not in ran.stderr
-
-
 def test_bad_configuration_names_file_and_setting(project: Path) -> None:
     (project / "treenail.toml").write_text("max_costs = 3\n")
     ran = treenail("run", "go", cwd=project)

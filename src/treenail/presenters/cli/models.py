@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def _made(kind: Any, model: str, **options: Any) -> Provider:
         made: Provider = kind(model, **given)
     except UsageError as error:
         # The library's advice names arguments; a person here has variables and flags.
-        said = str(error).replace(" or pass api_key=", "").replace("pass base_url=", "use --base-url URL")
+        said = re.sub(r",? or pass api_key=", "", str(error)).replace("pass base_url=", "use --base-url URL")
         raise UsageError(said) from error
     return made
 
