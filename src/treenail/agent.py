@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ from treenail.conversation.compaction import CompactionSettings
 from treenail.conversation.messages import enable_inner_message_recording, get_inner_messages
 from treenail.errors import SessionNotFoundError, UsageError
 from treenail.log.base import Log
-from treenail.log.lease import this_process_owner
 from treenail.log.memory import MemoryLog
 from treenail.prompt.sections import MarkdownSection
 from treenail.prompt.template import Prompt
@@ -33,7 +31,7 @@ from treenail.state.resources import ResourceRegistry
 from treenail.state.session import Session
 from treenail.state.slices import entry_at
 from treenail.state.slices import opened as opened_item
-from treenail.tools.boundaries import boundaries, diff_calls, fork_at, recover, workspace_call_id
+from treenail.tools.boundaries import boundaries, diff_calls, fork_at, recover
 from treenail.tools.context import filesystem_of
 from treenail.tools.events import SessionForked
 from treenail.tools.gate import is_in_event_loop
@@ -45,7 +43,6 @@ from treenail.turns.retries import RetryPolicy
 from treenail.turns.states import TurnStarted, TurnState, pasteable
 from treenail.turns.turn import InnerLoop, TurnResult, Watch
 from treenail.workspace.base import Filesystem, WorkspaceDiff
-from treenail.workspace.history import left_open, lines, sweep
 from treenail.workspace.host import HostFilesystem
 from treenail.workspace.memory import InMemoryFilesystem
 
@@ -440,52 +437,7 @@ def reopened(
         log.close()
 
 
-def erase_run(store: str | Path, run_id: UUID, *, abandon: bool = False) -> None:
-    """Forget a run: its log, and every file content that was kept for it alone. Both leave no byte behind.
-
-    Its judges, subagents and workflow steps go with it, their copies of the workspace included. The
-    workspace itself is not touched. Raises `LeaseHeldError` while somebody is writing one of them, and
-    `UsageError` if a crash cut off one of their calls: what it has changed can be undone only as long as
-    it is remembered. With `abandon=True` the workspace stays as that call left it.
-    """
-    objects = workspace_store(Path(store))
-    log = open_log(store, must_exist=True)
-    try:
-        family = _family(log, run_id)
-        for each in family:
-            # Whoever writes it is asked first: its call is under way, not cut off.
-            log.release(log.acquire(each, owner=this_process_owner()))
-            left = None if abandon else left_open(objects, _line_of(each))
-            if left is not None:
-                call_id = left.removesuffix(workspace_call_id(each, ""))
-                raise UsageError(
-                    f"the call {call_id!r} of run {each} was cut off by a crash, and its changes are still "
-                    f"in the workspace; resume the run or roll it back to undo them, or abandon them; "
-                    f"nothing was erased"
-                )
-        # The run first: if somebody has begun to write it, nothing is lost.
-        for each in family:
-            log.erase(each)
-    finally:
-        log.close()
-    if not objects.exists():
-        return
-    gone = {_line_of(each) for each in family}
-    sweep(objects, [name for name in lines(objects) if name not in gone])
-    for each in family:
-        shutil.rmtree(objects / "isolated" / str(each), ignore_errors=True)
-
-
-def _family(log: Log, run_id: UUID) -> list[UUID]:
-    """Return a session and everything below it, the oldest generation first."""
-    log.info(run_id)
-    found = [run_id]
-    for each in found:
-        found.extend(child.session_id for child in log.sessions(parent_id=each))
-    return found
-
-
-def _line_of(run_id: UUID) -> str:
+def workspace_line(run_id: UUID) -> str:
     """Name a run's history in the store of its workspace."""
     return f"session-{run_id}"
 
@@ -540,7 +492,7 @@ def open_state(
         filesystem = HostFilesystem(
             place,
             store=None if beside is None else workspace_store(beside),
-            line=_line_of(session.session_id),
+            line=workspace_line(session.session_id),
             exclude=() if beside is None else _own_files(place, beside),
         )
     else:

@@ -274,7 +274,7 @@ FAILED = TurnEnded("t", TurnState.FAILED, "transient", "no", ("treenail resume S
         ("provider_output_truncation", "warning", "truncated", [1], (used(output_truncated=True),)),
         ("provider_output_completeness", "passed", "whole", [], (used(stop_reason="tools"),)),
         ("provider_output_completeness", "warning", "cut_off", [1], (used(stop_reason="cut_off"),)),
-        ("provider_output_completeness", "warning", "mended", [1], (used(notes=("a call was cut",)),)),
+        ("provider_output_completeness", "warning", "repaired", [1], (used(notes=("a call was cut",)),)),
         ("provider_cache", "passed", "extended", [], (used(), used())),
         ("provider_cache", "warning", "prefix_broken", [2], (used(), used(extends_previous=False))),
         (

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from treenail import Agent, Limits, ResourceRegistry, Session, tool
-from treenail.agent import erase_run
 from treenail.containment import fold
 from treenail.conversation import InnerMessage
 from treenail.conversation.events import ProviderUsage
 from treenail.errors import BudgetExceededError, DeadlineExceededError, PromptEvaluationError, ThrottleError
+from treenail.history.operations import erase_run
 from treenail.judges import (
     CommandChecker,
     CompletionChecked,

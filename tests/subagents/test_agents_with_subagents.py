@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from treenail import Agent, TurnState, tool
-from treenail.agent import erase_run
 from treenail.conversation.events import SubagentEvent
+from treenail.history.operations import erase_run
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.base import ModelRequest
 from treenail.providers.scripted import Answer, ScriptedProvider

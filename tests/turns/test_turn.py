@@ -272,7 +272,7 @@ def test_a_second_turn_on_a_session_closes_what_the_first_left_open_and_sees_the
 
 
 def test_erasing_a_run_leaves_no_byte_of_it_in_the_log_or_among_the_kept_files(tmp_path: Path) -> None:
-    from treenail.agent import erase_run
+    from treenail.history.operations import erase_run
 
     secret, other = "the-secret-of-this-run", "the-other-runs-text"
     store, work = tmp_path / "runs.db", tmp_path / "work"

@@ -1,4 +1,4 @@
-"""Replay, looked at offline: what a model would see at some point of a log, what it would not, and why."""
+"""Replay, inspected offline: what a model would be sent at some point of a log, what not, and why."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ReplayInspection:
     synthetic: Sequence[str]
     """The calls that are closed with a synthetic result."""
     waiting: Sequence[str]
-    """The calls that a turn would run or close before it asks the model."""
+    """The calls that a turn would run or close before it calls the model."""
     breaks: Sequence[str]
-    """Where what was sent before stopped being a prefix of what is sent now."""
+    """Where the input stopped being an extension of the one before."""
     compactions: Sequence[HistoryCompacted]
     """Every compaction so far, oldest first. The last one is in effect."""
     prefix_hash: str
@@ -93,7 +93,7 @@ def inspect_replay(
 ) -> ReplayInspection:
     """Show what a provider would be sent after event `at_seq` of a session, or now. Nothing is called.
 
-    `model` and `dialect` say whose blocks of thought would go back; without them nobody's do.
+    `model` and `dialect` select whose reasoning blocks are sent back; without them none are.
     """
     replayer = Replayer(model, dialect)
     replayer.catch_up(session, upto=at_seq)

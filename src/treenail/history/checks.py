@@ -579,7 +579,7 @@ def _provider_output_completeness(log: LogFacts) -> Verdict | None:
     notes = [Finding(f"call {each.call_index}: {note}", e.seq) for e, each in usages for note in each.notes]
     if odd or notes:
         return _warning(
-            "cut_off" if odd else "mended",
+            "cut_off" if odd else "repaired",
             f"{len(odd)} of {len(usages)} answers did not end normally, {len(notes)} notes",
             [*odd, *notes],
             log.command("show"),

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID
 
-from treenail.agent import reopened, workspace_of, workspace_store
+from treenail.agent import open_log, reopened, workspace_line, workspace_of, workspace_store
 from treenail.errors import UsageError
 from treenail.history.stores import opened_run
-from treenail.log.base import LogReport
+from treenail.log.base import Log, LogReport
+from treenail.log.lease import this_process_owner
 from treenail.log.sqlite import SqliteLog
 from treenail.state.events import AttentionNeeded, AttentionResolved
 from treenail.state.execution import ExecutionState
 from treenail.state.resources import ResourceRegistry
 from treenail.state.session import Session
-from treenail.tools.boundaries import Boundary, boundaries, diff_calls, fork_at, rollback_to_call
+from treenail.tools.boundaries import (
+    Boundary,
+    boundaries,
+    diff_calls,
+    fork_at,
+    rollback_to_call,
+    workspace_call_id,
+)
 from treenail.tools.events import ToolHeld
 from treenail.tools.policies import answer_hold, pending_holds
 from treenail.workspace.base import Filesystem, WorkspaceDiff
+from treenail.workspace.history import left_open, lines, sweep
 from treenail.workspace.host import HostFilesystem
 
 
@@ -52,7 +62,7 @@ def diff_run(
         if not calls:
             raise UsageError("this run has no finished tool call, so it changed nothing")
         filesystem = HostFilesystem(
-            place, store=workspace_store(store), line=f"session-{run_id}", read_only=True
+            place, store=workspace_store(store), line=workspace_line(run_id), read_only=True
         )
         try:
             resources = ResourceRegistry.build({Filesystem: filesystem})
@@ -118,7 +128,7 @@ def attend_run(store: Path, run_id: UUID, note: str, *, by: str = "") -> Attenti
 
 
 def resolve_attention(session: Session, note: str, *, by: str = "") -> AttentionResolved | None:
-    """Record that a person fixed what the session needed one for; returns None if there is no such problem.
+    """Record that a person fixed the problems of a session; returns None if it has none.
 
     It covers every problem recorded so far. The session can be resumed, and its history keeps both.
     """
@@ -141,6 +151,51 @@ def prune_run(store: Path, run_id: UUID, *, keep_last: int) -> int:
         raise UsageError(f"--keep-last must be 0 or more, not {keep_last}")
     with reopened(store, run_id) as state:
         return state.session.prune(keep_last=keep_last)
+
+
+def erase_run(store: str | Path, run_id: UUID, *, abandon: bool = False) -> None:
+    """Delete a run: its log, and every file content that was kept for it alone. Both leave no byte behind.
+
+    Its judges, subagents and workflow steps are deleted too, with their copies of the workspace. The
+    workspace itself is not touched. Raises `LeaseHeldError` while a process writes one of them, and
+    `UsageError` if a crash cut off one of their calls, whose changes could not be undone any more. With
+    `abandon=True` the workspace stays as that call left it.
+    """
+    objects = workspace_store(Path(store))
+    log = open_log(store, must_exist=True)
+    try:
+        family = _family(log, run_id)
+        for each in family:
+            # Refused while another process writes it: its call is running, not cut off.
+            log.release(log.acquire(each, owner=this_process_owner()))
+            left = None if abandon else left_open(objects, workspace_line(each))
+            if left is not None:
+                call_id = left.removesuffix(workspace_call_id(each, ""))
+                raise UsageError(
+                    f"the call {call_id!r} of run {each} was cut off by a crash, and its changes are still "
+                    f"in the workspace; resume the run or roll it back to undo them, or abandon them; "
+                    f"nothing was erased"
+                )
+        # The run first: if a process has begun to write it, nothing is lost.
+        for each in family:
+            log.erase(each)
+    finally:
+        log.close()
+    if not objects.exists():
+        return
+    gone = {workspace_line(each) for each in family}
+    sweep(objects, [name for name in lines(objects) if name not in gone])
+    for each in family:
+        shutil.rmtree(objects / "isolated" / str(each), ignore_errors=True)
+
+
+def _family(log: Log, run_id: UUID) -> list[UUID]:
+    """Return a session and everything below it, the oldest generation first."""
+    log.info(run_id)
+    found = [run_id]
+    for each in found:
+        found.extend(child.session_id for child in log.sessions(parent_id=each))
+    return found
 
 
 def salvage_store(store: Path, into: Path) -> Sequence[LogReport]:

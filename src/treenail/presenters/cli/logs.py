@@ -11,10 +11,9 @@ from uuid import UUID
 
 import click
 
-from treenail.agent import erase_run
 from treenail.conversation.inspection import inspect_replay
 from treenail.errors import LogDamagedError, UsageError
-from treenail.history.operations import attend_run, prune_run, salvage_store
+from treenail.history.operations import attend_run, erase_run, prune_run, salvage_store
 from treenail.history.store_diagnostics import diagnose_store
 from treenail.history.stores import find_run, opened_log, opened_run
 from treenail.log.base import Log

@@ -253,7 +253,7 @@ def _ceiling(spec: WorkflowSpec, setup: RunSetup) -> Limits:
 
 
 def _permissions(setup: RunSetup) -> Permissions:
-    """Nobody is asked on the terminal: several steps work at once, so that a call waits durably."""
+    """Return permissions that never ask on the terminal: steps run at once, so a call waits durably."""
     return Permissions(PermissionMode(str(setup.settings["permissions"])))
 
 
