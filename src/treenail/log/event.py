@@ -79,6 +79,11 @@ class Envelope(NamedTuple):
         """The UTC time at which the event was recorded."""
         return from_microseconds(self.at_us)
 
+    @property
+    def draft(self) -> Draft:
+        """The draft that the event was made from."""
+        return Draft(self.type, self.payload, self.at_us, *self[6:])
+
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:

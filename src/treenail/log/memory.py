@@ -116,13 +116,8 @@ class MemoryLog:
         """List the sessions, oldest first; with `parent_id`, only its children."""
         with self._lock:
             self._beat()
-            chosen = [
-                stored
-                for stored in self._sessions.values()
-                if parent_id is None or stored.parent_id == parent_id
-            ]
-            chosen.sort(key=lambda stored: stored.created_us)
-            return [self._describe(stored) for stored in chosen]
+            found = sorted(self._sessions.values(), key=lambda each: each.created_us)
+            return [self._describe(each) for each in found if parent_id in (None, each.parent_id)]
 
     def acquire(self, session_id: UUID, *, owner: str, ttl_s: float = DEFAULT_LEASE_SECONDS) -> Lease:
         """Take the writer's lease, or take it over if its holder is gone.
@@ -132,9 +127,8 @@ class MemoryLog:
         with self._lock:
             self._beat()
             stored = self._find(session_id)
-            stored.lease = rules.grant(
-                session_id, stored.lease, owner=owner, ttl_s=ttl_s, now_us=self._now_us()
-            )
+            now_us = self._now_us()
+            stored.lease = rules.grant(session_id, stored.lease, owner=owner, ttl_s=ttl_s, now_us=now_us)
             lease = stored.lease.as_lease(session_id)
         self._keeper.hold(lease)
         return lease
@@ -188,10 +182,8 @@ class MemoryLog:
         """Return the newest stored snapshot, or None."""
         with self._lock:
             snapshots = self._find(session_id).snapshots
-            if not snapshots:
-                return None
-            seq = max(snapshots)
-            return StoredSnapshot(session_id, seq, snapshots[seq])
+            seq = max(snapshots, default=None)
+            return None if seq is None else StoredSnapshot(session_id, seq, snapshots[seq])
 
     def prune(self, lease: Lease, *, upto: int) -> int:
         """Delete the events up to `upto`; a stored snapshot must cover them. Returns how many there were."""

@@ -30,6 +30,7 @@ damage promises."""
 MIN_DEFLATED_BYTES = 512
 """Shorter rows gain less room than deflating them takes time."""
 
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _DEFLATED = b"z"
 _ENTRY_BYTES = 128
 """About how much stands in the first line about an event."""
@@ -68,7 +69,7 @@ def pack(drafts: Sequence[Draft]) -> bytes:
         (kind, at_us, bool(rolled_back), turn_id, run_id, trace_id, len(payload))
         for kind, payload, at_us, turn_id, run_id, trace_id, rolled_back in drafts
     ]
-    front = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    front = _JSON.encode(entries).encode()
     payload = b"".join((front, b"\n", *(each.payload for each in drafts)))
     if MIN_DEFLATED_BYTES <= len(payload) <= MAX_ROW_BYTES:
         # The largest window takes ten times as long to set up as a short row takes to deflate.

@@ -98,16 +98,11 @@ def check_payload(what: str, payload: bytes) -> None:
         raise UsageError(f"{what} has {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES} fit")
 
 
-def check_ttl(ttl_s: float) -> None:
-    """Refuse a lease that would last no time, or for ever."""
-    if not (math.isfinite(ttl_s) and 0 < ttl_s <= 366 * 24 * 3600):
-        raise UsageError(f"a lease lasts for a positive number of seconds and at most a year, not {ttl_s!r}")
-
-
 def grant(session_id: UUID, state: LeaseState, *, owner: str, ttl_s: float, now_us: int) -> LeaseState:
     """Hand the lease to `owner` with the next epoch, or raise `LeaseHeldError` while its holder lives."""
     check_text("a lease's owner", owner)
-    check_ttl(ttl_s)
+    if not (math.isfinite(ttl_s) and 0 < ttl_s <= 366 * 24 * 3600):
+        raise UsageError(f"a lease lasts for a positive number of seconds and at most a year, not {ttl_s!r}")
     refuse_if_held(session_id, state, now_us)
     ttl_us = max(1, round(ttl_s * 1_000_000))
     return LeaseState(state.epoch + 1, owner, ttl_us, now_us + ttl_us)

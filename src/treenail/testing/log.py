@@ -39,7 +39,7 @@ from hypothesis.stateful import (
 from treenail.clock import Clock, new_id
 from treenail.errors import LeaseHeldError, SessionNotFoundError, StaleWriterError, UsageError
 from treenail.log.base import Lease, Log
-from treenail.log.event import GENESIS, Draft, Envelope, chain_checksum
+from treenail.log.event import GENESIS, Draft, chain_checksum
 from treenail.log.lease import this_process_owner
 from treenail.testing.clock import FakeClock
 
@@ -65,19 +65,6 @@ REFUSED_TEXTS = ("nul\0inside", "lone \ud800 surrogate", "\udfff")
 def drafts(*payloads: bytes, at_us: int = 1_000_000) -> list[Draft]:
     """Make a batch of plain events."""
     return [Draft("test.Event", payload, at_us + index) for index, payload in enumerate(payloads)]
-
-
-def as_draft(envelope: Envelope) -> Draft:
-    """Return what an envelope was made from."""
-    return Draft(
-        envelope.type,
-        envelope.payload,
-        envelope.at_us,
-        envelope.turn_id,
-        envelope.run_id,
-        envelope.trace_id,
-        envelope.rolled_back,
-    )
 
 
 class LogConformance:
@@ -208,14 +195,14 @@ class LogConformance:
             Draft("a.B", b"", 1, "", "", "", True),
         ]
         log.append(lease, batch, expected_seq=0)
-        assert [as_draft(event) for event in log.read(session_id)] == batch
+        assert [event.draft for event in log.read(session_id)] == batch
 
     def test_any_text_names_a_type_or_an_id(self, log: Log, session_id: UUID, lease: Lease) -> None:
         """Names are data: nothing in them is interpreted or changed."""
         batch = [Draft(text, b"x", 1, text, text, text) for text in WEIRD_TEXTS]
         batch += [Draft(text, b"x", 1, None, text, None) for text in WEIRD_TEXTS]
         log.append(lease, batch, expected_seq=0)
-        assert [as_draft(event) for event in log.read(session_id)] == batch
+        assert [event.draft for event in log.read(session_id)] == batch
 
     def test_text_that_not_every_store_can_keep_is_refused(self, log: Log, lease: Lease) -> None:
         """A whole batch is refused for one bad name, and nothing is written."""
@@ -252,7 +239,7 @@ class LogConformance:
         log.append(lease, drafts(b"three"), expected_seq=2)
         previous = GENESIS
         for event in log.read(session_id):
-            previous = chain_checksum(previous, session_id, event.seq, as_draft(event))
+            previous = chain_checksum(previous, session_id, event.seq, event.draft)
             assert event.checksum == previous
 
     def test_an_empty_append_changes_nothing(self, log: Log, session_id: UUID, lease: Lease) -> None:
@@ -518,7 +505,7 @@ class LogConformance:
         assert list(log.read(session_id)) == []
         assert (log.info(session_id).first, log.info(session_id).head) == (4, 3)
         new = log.append(lease, drafts(b"4"), expected_seq=3)
-        assert new[0].checksum == chain_checksum(kept[-1].checksum, session_id, 4, as_draft(new[0]))
+        assert new[0].checksum == chain_checksum(kept[-1].checksum, session_id, 4, new[0].draft)
         assert list(log.read(session_id)) == list(new)
         assert log.check(session_id).ok
 
@@ -732,7 +719,7 @@ class _History(RuleBasedStateMachine):
     def append(self, batch: list[Draft]) -> None:
         assert self.lease is not None
         got = self.log.append(self.lease, batch, expected_seq=len(self.events))
-        assert [as_draft(event) for event in got] == batch
+        assert [event.draft for event in got] == batch
         self.events += batch
 
     @rule(batch=st.lists(_drafts, max_size=2), off=st.sampled_from([-1, 1]))
@@ -798,7 +785,7 @@ class _History(RuleBasedStateMachine):
         assert (info.first, info.head) == (self.pruned + 1, len(self.events))
         assert info.owner == (self.lease.owner if self.lease else None)
         stored = list(self.log.read(self.session_id))
-        assert [as_draft(event) for event in stored] == self.events[self.pruned :]
+        assert [event.draft for event in stored] == self.events[self.pruned :]
         assert [event.seq for event in stored] == list(range(self.pruned + 1, len(self.events) + 1))
         found = self.log.latest_snapshot(self.session_id)
         assert (found and (found.seq, found.payload)) == (

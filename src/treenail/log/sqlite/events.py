@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from uuid import UUID
 
 from treenail.errors import LogDamagedError, LogError, SessionNotFoundError
 from treenail.log import rules
@@ -101,7 +100,6 @@ def read_rows(
     database: Database, row: SessionRow, after: int, upto: int | None
 ) -> Iterator[Sequence[Envelope]]:
     """Yield the events of one row after the other, beginning with the row that holds `after + 1`."""
-
     head = _newest(database, row)
     last = head if upto is None else min(upto, head)
     if max(after, row.first_seq - 1) >= last:
@@ -124,17 +122,19 @@ def read_rows(
             # The checksum that we started from may be the damaged part: the chain from the beginning tells.
             yield from (each for each in read_rows(database, row, 0, upto) if each[-1].seq > after)
             return
-        why = "" if trouble is None else f" ({trouble})"
-        raise event_damaged(database, row.id, seq, why)
+        raise LogDamagedError(
+            f"event {seq + 1} of session {row.id} in {database.path} is damaged or missing"
+            f"{'' if trouble is None else f' ({trouble})'}; every event up to {seq} is whole and readable, "
+            f"and nothing was deleted; SqliteLog.salvage(damaged, into) copies what is whole into a new file",
+            last_good_seq=seq,
+        )
 
 
 def _newest(database: Database, row: SessionRow) -> int:
     """Return the newest event's number: by the index, but no less than the lease row remembers."""
     witnessed = row.head_seq if row.is_lease_whole else 0
     try:
-        found = database.read(
-            "find the newest event", lambda connection: sessions.index_head(connection, row)
-        )
+        found = database.read("find the newest event", lambda db: sessions.index_head(db, row))
     except LogDamagedError:
         return _UNKNOWN  # Reading comes to the damage, and does not take what is before it for everything.
     return max(found, witnessed)
@@ -143,9 +143,7 @@ def _newest(database: Database, row: SessionRow) -> int:
 def _start(database: Database, row: SessionRow, after: int) -> tuple[int, bytes]:
     """Return the number and the checksum of the event from which on rows are verified."""
     try:
-        seq, checksum = database.read(
-            "find an event", lambda connection: place_before(connection, row, after)
-        )
+        seq, checksum = database.read("find an event", lambda db: place_before(db, row, after))
     except LogDamagedError:
         return row.first_seq - 1, row.anchor
     return (seq, checksum) if type(seq) is int and is_id(checksum) else (row.first_seq - 1, row.anchor)
@@ -189,13 +187,3 @@ def _refuse_if_changed(database: Database, row: SessionRow, seq: int) -> None:
             f"the events of session {row.id} up to {now.first_seq - 1} were pruned while they were being "
             f"read; begin again from its stored snapshot"
         )
-
-
-def event_damaged(database: Database, session_id: UUID, seq: int, why: str = "") -> LogDamagedError:
-    """Make the error that says which event is damaged, and what is whole."""
-    return LogDamagedError(
-        f"event {seq + 1} of session {session_id} in {database.path} is damaged or missing{why}; "
-        f"every event up to {seq} is whole and readable, and nothing was deleted; "
-        f"SqliteLog.salvage(damaged, into) copies what is whole into a new file",
-        last_good_seq=seq,
-    )

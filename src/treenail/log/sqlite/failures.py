@@ -6,7 +6,9 @@ Code that finds damage by itself raises a plain `sqlite3.DatabaseError`, as SQLi
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from treenail.errors import LogBusyError, LogDamagedError, LogError
 
@@ -42,6 +44,15 @@ def is_damage(error: BaseException) -> bool:
     if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.ProgrammingError):
         return False
     return code_of(error) not in _NOT_DAMAGE or getattr(error, "sqlite_errorcode", 0) in _DAMAGED_IO
+
+
+def readable(connection: sqlite3.Connection, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
+    """Yield what a query finds up to the first damage."""
+    try:
+        yield from connection.execute(query, values)
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        if not is_damage(error):
+            raise
 
 
 def _damaged(path: Path, what: str) -> LogDamagedError:

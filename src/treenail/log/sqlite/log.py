@@ -324,8 +324,9 @@ class SqliteLog:
         def work(connection: sqlite3.Connection) -> Sequence[UUID]:
             found = retention.ages(connection, self._now_us())
             chosen = choose([age for _, age in found])
+            erased = set(chosen)
             for row, _ in found:
-                if row.id in chosen:
+                if row.id in erased:
                     retention.erase(connection, row)
             return chosen
 

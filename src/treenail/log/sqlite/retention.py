@@ -13,7 +13,6 @@ from uuid import UUID
 
 from treenail.errors import LogBusyError, LogError
 from treenail.log import rules
-from treenail.log.event import Draft
 from treenail.log.rows import pack, verified
 from treenail.log.sqlite import events, sessions, snapshots
 from treenail.log.sqlite.database import Database, size_of
@@ -58,12 +57,8 @@ def _cut(connection: sqlite3.Connection, row: SessionRow, upto: int) -> bytes:
     whole = None if stored is None else verified(row.id, previous, start, stored)
     if stored is None or whole is None:
         raise sqlite3.DatabaseError(f"event {start + 1} of session {row.id} is damaged or missing")
-    kept = [
-        Draft(each.type, each.payload, each.at_us, each.turn_id, each.run_id, each.trace_id, each.rolled_back)
-        for each in whole
-        if each.seq > upto
-    ]
-    connection.execute(_REPLACE_PAYLOAD, (pack(kept), row.key, stored.seq))
+    kept = pack([each.draft for each in whole if each.seq > upto])
+    connection.execute(_REPLACE_PAYLOAD, (kept, row.key, stored.seq))
     return whole[upto - start - 1].checksum
 
 

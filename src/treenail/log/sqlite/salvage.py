@@ -9,7 +9,7 @@ events say where they begin.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -19,7 +19,7 @@ from treenail.log.event import GENESIS
 from treenail.log.rows import Row, unpack, verified
 from treenail.log.sqlite import events, sessions, snapshots
 from treenail.log.sqlite.database import Database
-from treenail.log.sqlite.failures import is_damage
+from treenail.log.sqlite.failures import readable
 from treenail.log.sqlite.sessions import Facts, SessionRow, is_id
 
 _IDS = (
@@ -66,19 +66,10 @@ def salvage(source: Path, target: Path) -> Sequence[LogReport]:
         old.close()
 
 
-def _rows(connection: sqlite3.Connection, query: str, *values: object) -> Iterator[tuple[object, ...]]:
-    """Yield what a query finds up to the first damage."""
-    try:
-        yield from connection.execute(query, values)
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        if not is_damage(error):
-            raise
-
-
 def _find_sessions(connection: sqlite3.Connection) -> dict[bytes, int]:
     found: dict[bytes, int] = {}
     for query in _IDS:
-        for session_id, key in _rows(connection, query):
+        for session_id, key in readable(connection, query):
             if isinstance(session_id, bytes) and is_id(session_id) and isinstance(key, int):
                 found.setdefault(session_id, key)
     return found
@@ -102,7 +93,9 @@ def _copy(old: Database, new: Database, name: bytes, key: int) -> LogReport:
             for seq, payload in snapshots.stored(source, row)
             if payload is None
         ]
-        beyond = {each[0] for query in (_NUMBERS, _BY_POSITION) for each in _rows(source, query, key, last)}
+        beyond = {
+            each[0] for query in (_NUMBERS, _BY_POSITION) for each in readable(source, query, key, last)
+        }
         if beyond or old.damage is not None or (row.is_lease_whole and row.head_seq > last):
             damage.append(
                 Damage(
@@ -120,20 +113,16 @@ def _copy(old: Database, new: Database, name: bytes, key: int) -> LogReport:
 def _session(source: sqlite3.Connection, name: bytes, key: int) -> SessionRow:
     """Return the rows of a session and of its lease, with blanks for what cannot be read."""
     blank = (key, name, 0, None, "[]", 1, GENESIS, b"")
-    found = next(_rows(source, _SESSION, key), blank)
-    lease = next(_rows(source, _LEASE, key), (None, None, 0, 0, 0, b""))
-    row = SessionRow(*found, *lease)  # type: ignore[arg-type]  # damaged values do not match the checksums
-    return row if row.session_id == name else SessionRow(*blank, *lease)  # type: ignore[arg-type]
+    found = next(readable(source, _SESSION, key), blank)
+    lease = next(readable(source, _LEASE, key), (None, None, 0, 0, 0, b""))
+    row = SessionRow(*found, *lease)  # Damaged values do not match the checksums.
+    return row if row.session_id == name else SessionRow(*blank, *lease)
 
 
 def _guessed(source: sqlite3.Connection, row: SessionRow) -> Facts:
     """Work out where the events of a session begin whose own row is damaged."""
-    first = 1
-    for seq, _, _, payload in _rows(source, events.READ, row.key, 0):
-        drafts = unpack(payload)
-        if drafts is not None and isinstance(seq, int):
-            first = seq - len(drafts) + 1
-            break
+    seq, _, _, payload = next(readable(source, events.READ, row.key, 0), (0, 0, b"", b""))
+    first = seq + 1 - len(unpack(payload) or ()) if isinstance(seq, int) and seq else 1
     anchor = row.anchor if first > 1 and is_id(row.anchor) else GENESIS
     return Facts(row.session_id, 0, None, "[]", first, anchor)
 
@@ -144,8 +133,8 @@ def _write(
     """Write a session's rows as far as they are whole; return the number of its last event."""
     last, previous = facts.first_seq - 1, facts.anchor
     for query in (events.READ, _BY_POSITION):
-        for found in _rows(source, query, row.key, last):
-            each = Row(*found)  # type: ignore[arg-type]  # verified next
+        for found in readable(source, query, row.key, last):
+            each = Row(*found)
             if verified(row.id, previous, last, each) is None:
                 break
             events.insert(target, key, each)

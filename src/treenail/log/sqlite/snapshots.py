@@ -8,7 +8,7 @@ from hashlib import blake2b
 from uuid import UUID
 
 from treenail.log import rules
-from treenail.log.sqlite.failures import is_damage
+from treenail.log.sqlite.failures import readable
 from treenail.log.sqlite.sessions import SessionRow
 
 _PUT = "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)"
@@ -34,23 +34,11 @@ def put(connection: sqlite3.Connection, key: int, session_id: UUID, seq: int, pa
 
 def stored(connection: sqlite3.Connection, row: SessionRow) -> Iterator[tuple[int, bytes | None]]:
     """Yield the stored snapshots of a session, newest first, with None for one that is damaged."""
-    try:
-        seqs = connection.execute(_SEQS, (row.key,)).fetchall()
-    except sqlite3.DatabaseError as error:
-        if not is_damage(error):
-            raise
-        return
-    for (seq,) in seqs:
+    for (seq,) in list(readable(connection, _SEQS, row.key)):
         if type(seq) is not int or not 0 <= seq < 1 << 63:
             yield 0, None
             continue
-        try:
-            checksum, payload = connection.execute(_AT, (row.key, seq)).fetchone() or (None, None)
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):
-                raise
-            yield seq, None
-            continue
+        checksum, payload = next(readable(connection, _AT, row.key, seq), (None, None))
         is_whole = type(payload) is bytes and _checksum(row.id, seq, payload) == checksum
         yield seq, payload if is_whole else None
 
