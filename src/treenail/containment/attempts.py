@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import ContextVar
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -139,19 +140,19 @@ class Attempt:
         call: Call,
         fn: Callable[[], object],
         options: WrapOptions,
-        plan: DegradePlan | None,
-        *,
-        is_retry: bool,
+        failed: CallOutcome[Any] | Call | None = None,
     ) -> None:
         self.call = call
         self.fn = fn
         self.options = options
-        self.is_retry = is_retry
-        """Whether a unit of the retry budget was taken for it already."""
+        self.is_retry = failed is not None
+        """Whether a unit of the retry budget was taken for it already, when another attempt failed."""
         self.held: dict[object, Any] = {}
         """What each guard remembers about this attempt until it is settled or withdrawn."""
-        if plan is not None:
-            self.degrade(plan)
+        if failed is not None and failed.next_plan is not None:
+            # A caller that retries by itself has waited by itself.
+            is_waited = failed is not call
+            self.degrade(replace(failed.next_plan, delay_ms=0) if is_waited else failed.next_plan)
 
     @property
     def reservation_id(self) -> str:
@@ -175,6 +176,13 @@ class Attempt:
         if plan is not None:
             self.plan = plan if self.plan is None else self.plan.merged(plan)
             self.delay_s = max(self.delay_s, self.plan.delay_ms / 1000)
+
+    def carried_plan(self, plan: DegradePlan | None) -> DegradePlan | None:
+        """Return the plan for the attempt after this one: what was made less stays so, its delay is over."""
+        if self.plan is None:
+            return plan
+        kept = replace(self.plan, delay_ms=0)
+        return kept if plan is None else kept.merged(plan)
 
     @property
     def is_free(self) -> bool:

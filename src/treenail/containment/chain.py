@@ -116,6 +116,7 @@ class Chain:
 
         self._final_stops: dict[str, str] = {}
         self._passing_stops: dict[str, str] = {}
+        self.has_refusals = False
         self.abort_reason: str | None = None
         self.stop_snapshot: ContextSnapshot | None = None
 
@@ -340,14 +341,15 @@ class Chain:
                 return
             if self.stop_snapshot is None:
                 self.stop_snapshot = self.snapshot()
+            self.has_refusals = True
             self._passing_stops[reason] = detail
             self._events.append(self.event(reason, Decision.HALT, detail))
 
     def forget_refusals(self) -> None:
         """Let refusals be recorded again: a call goes through."""
-        if self._passing_stops:
-            with self.ledger.lock:
-                self._passing_stops.clear()
+        with self.ledger.lock:
+            self.has_refusals = False
+            self._passing_stops.clear()
 
     def note(self, *events: SafetyEvent) -> None:
         """Add events to the chain's log of them."""

@@ -28,7 +28,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, cast, overload
 
 from treenail.clock import Clock, SystemClock, new_id
 from treenail.containment.attempts import ActiveCall, Attempt, Call, call_around, current
@@ -37,7 +37,7 @@ from treenail.containment.cancel import CancellationToken
 from treenail.containment.chain import Chain
 from treenail.containment.costs import Costs
 from treenail.containment.dispatch import STOPPED, Awaiting, Blocking, Waiting
-from treenail.containment.guards import Guards, Refusal, carried_plan, unknown_price
+from treenail.containment.guards import Guards, Refusal, unknown_price
 from treenail.containment.ledger import Account, Journal, Ledger, LedgerEvent, fold
 from treenail.containment.limits import UNLIMITED, ExecutionConfig, Limits, StopReason, as_config, to_usd
 from treenail.containment.loops import LoopPolicy
@@ -416,9 +416,10 @@ class ExecutionContext:
 
     def must_be_stoppable(self, options: WrapOptions) -> bool:
         """Say whether a synchronous function runs on a worker, so that its caller can be released."""
-        for wish in (options.stoppable, self._stoppable):
-            if wish is not None:
-                return wish
+        if options.stoppable is not None:
+            return options.stoppable
+        if self._stoppable is not None:
+            return self._stoppable
         return self.chain.deadline is not None or options.timeout_ms is not None
 
     def refuses_retry(self, kind: Kind, options: WrapOptions, delay_s: float) -> Refusal | None:
@@ -426,7 +427,7 @@ class ExecutionContext:
 
         None is not a promise: the retry is booked, or refused, when it is made.
         """
-        attempt = self._first_attempt(Call(self, kind, options.operation_name), _nothing, options)
+        attempt = Attempt(Call(self, kind, options.operation_name), _nothing, options, options.retry_of)
         refusal = self._estimate(attempt) or self._limits(attempt, attempt.estimate)
         if refusal is None:
             refusal = self._guards.circuits.forecast(attempt, delay_s)
@@ -450,7 +451,7 @@ class ExecutionContext:
         if not callable(fn):
             raise UsageError(f"fn must be a function without arguments, not {fn!r} ({type(fn).__name__})")
         call = self._begin(kind, options)
-        attempt = self._first_attempt(call, fn, options)
+        attempt = Attempt(call, fn, options, options.retry_of)
         try:
             while True:
                 try:
@@ -462,14 +463,16 @@ class ExecutionContext:
                     if refusal is not None:
                         self._block(attempt, refusal)
                         return call
-                    value = await waiting.dispatch(attempt)
+                    value = waiting.dispatch(attempt)
+                    if waiting.is_async:
+                        value = await cast("Awaitable[object]", value)
                 except BaseException as error:  # noqa: BLE001 - _failed raises again what must pass
                     is_over = self._failed(attempt, error)
                 else:
                     is_over = self._returned(attempt, value)
                 if is_over:
                     return call
-                attempt = Attempt(call, fn, options, call.next_plan, is_retry=True)
+                attempt = Attempt(call, fn, options, call)
         finally:
             if call.status == "running":
                 # Its own ending failed (a journal that cannot write): nothing stays taken.
@@ -481,16 +484,11 @@ class ExecutionContext:
         outer = current.get()
         if outer is not None and outer.call.context.chain.line[-1] is self.chain.line[-1]:
             call.parent = outer.call
-        else:
+        elif self._spawned_by is not None:
             call.parent = self._spawned_by
         if options.partial_buffer is not None:
             call.buffer = self.chain.partials[call.node_id] = options.partial_buffer
         return call
-
-    def _first_attempt(self, call: Call, fn: Callable[[], object], options: WrapOptions) -> Attempt:
-        failed = options.retry_of
-        plan = None if failed is None else carried_plan(failed.next_plan)
-        return Attempt(call, fn, options, plan, is_retry=failed is not None)
 
     def _admit(self, attempt: Attempt) -> Refusal | None:
         """Estimate the cost, and ask the ceilings and the guards that come before a plan's delay."""
@@ -522,8 +520,10 @@ class ExecutionContext:
         attempt.reserved = estimate
         attempt.is_open = True
         call.attempts = attempt.number = call.attempts + 1
-        self.chain.forget_refusals()
-        self.chain.journal_reserved(attempt)
+        if self.chain.has_refusals:
+            self.chain.forget_refusals()
+        if ledger.journal is not None:
+            self.chain.journal_reserved(attempt)
         attempt.is_dispatched = True
         return None
 
@@ -577,8 +577,9 @@ class ExecutionContext:
     # --- how an attempt ends: each method says whether the call is over ----------------------------
 
     def _returned(self, attempt: Attempt, value: object) -> bool:
-        call, token = attempt.call, attempt.stop_token
-        call.value, call.error = (None if value is STOPPED else value), None
+        call, token = attempt.call, attempt.token or self.cancellation_token
+        call.value = None if value is STOPPED else value
+        call.error = None
         if token.reason is not None:
             # It returned, but only after it was told to stop: its value is kept, the stop stands.
             return self._stopped(attempt, token, None)
@@ -642,8 +643,7 @@ class ExecutionContext:
         if not is_drained:
             call.retries_used += 1
             self.chain.journal_retry(attempt)
-            kept = carried_plan(attempt.plan)
-            call.next_plan = plan if kept is None else kept if plan is None else kept.merged(plan)
+            call.next_plan = attempt.carried_plan(plan)
             if attempt_again:
                 call.value = call.stop_reason = None
                 attempt.close_token()
@@ -678,10 +678,12 @@ class ExecutionContext:
         attempt.call.cost += attempt.settled
         self._ledger.settle(self._books, attempt.reserved, attempt.settled)
         if attempt.is_dispatched:
-            self._guards.settle(attempt, value, status, error)
+            for guard in self._guards.all:
+                guard.settle(attempt, value, status, error)
         else:
             self._guards.withdraw(attempt)
-        self.chain.journal_settled(attempt, status)
+        if self._ledger.journal is not None:
+            self.chain.journal_settled(attempt, status)
         callback = attempt.options.reconciliation_callback
         if callback is not None:
             try:
@@ -708,7 +710,8 @@ class ExecutionContext:
     def _finish(self, attempt: Attempt, status: Status, decision: Decision) -> None:
         """Close the node. Nothing about it changes afterwards, so snapshots may share it."""
         call = attempt.call
-        attempt.close_token()
+        if attempt.token is not None:
+            attempt.close_token()
         call.plan = attempt.plan
         if status == "ok" and call.buffer is not None:
             call.buffer = None

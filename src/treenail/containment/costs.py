@@ -89,6 +89,8 @@ class Costs:
         if attempt.reported is not None:
             return attempt.reported
         options = attempt.options
+        if value is None and attempt.usage is None and options.response_hint is None:
+            return attempt.reserved
         try:
             if options.cost_of is not None and value is not None:
                 return to_pico(number("WrapOptions", "cost_of", options.cost_of(value), zero_ok=True))

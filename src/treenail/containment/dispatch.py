@@ -35,23 +35,27 @@ STOPPED = object()
 class Waiting(Protocol):
     """How a call waits."""
 
+    is_async: bool
+
     async def pause(self, clock: Clock, seconds: float, token: CancellationToken) -> None:
         """Wait for that long on `clock`, or until the token is cancelled."""
         ...
 
-    async def dispatch(self, attempt: Attempt) -> object:
-        """Run the attempt's function and wait until it is over."""
+    def dispatch(self, attempt: Attempt) -> object:
+        """Run the attempt's function; return what came of it, or an awaitable of that if `is_async`."""
         ...
 
 
 class Blocking:
     """Blocks the calling thread; none of its methods suspends."""
 
+    is_async = False
+
     async def pause(self, clock: Clock, seconds: float, token: CancellationToken) -> None:
         """Block for that long on `clock`, or until the token is cancelled."""
         pause(clock, seconds, token)
 
-    async def dispatch(self, attempt: Attempt) -> object:
+    def dispatch(self, attempt: Attempt) -> object:
         """Run the function on this thread, or on a worker if it must be stoppable."""
         call = attempt.call
         fn = attempt.fn
@@ -82,6 +86,8 @@ class Blocking:
 
 class Awaiting:
     """Awaits in the calling task; a plain function runs on a worker, so that the loop is not blocked."""
+
+    is_async = True
 
     async def pause(self, clock: Clock, seconds: float, token: CancellationToken) -> None:
         """Wait for that long on `clock`, or until the token is cancelled."""

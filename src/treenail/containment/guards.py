@@ -8,7 +8,7 @@ what it needs in `attempt.held`. Guards only add up on the way down: a child's c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -116,9 +116,9 @@ class Guards:
             self.before_dispatch.append(PotGuard(chain, pots))
         if self._breakers or self._heeded:
             self.before_dispatch.append(self.circuits)
-        self._all = [*self.before_wait, *self.before_dispatch]
+        self.all: list[Guard] = [*self.before_wait, *self.before_dispatch]
         if self._watches:
-            self._all.append(RateGuard(chain, self._watches))
+            self.all.append(RateGuard(chain, self._watches))
         self.has_any = bool(self.before_wait or self.before_dispatch)
         self.has_shield = bool(self._pipelines)
         self.has_breakers = bool(self._breakers)
@@ -126,13 +126,8 @@ class Guards:
 
     def withdraw(self, attempt: Attempt) -> None:
         """Let each guard take back what it counted for an attempt that is not dispatched."""
-        for guard in self._all:
+        for guard in self.all:
             guard.withdraw(attempt)
-
-    def settle(self, attempt: Attempt, value: object, status: Status, error: BaseException | None) -> None:
-        """Tell each guard how an attempt ended."""
-        for guard in self._all:
-            guard.settle(attempt, value, status, error)
 
 
 class LoopGuard(Guard):
@@ -439,11 +434,6 @@ def unknown_price(chain: Chain, attempt: Attempt) -> Refusal:
     )
     chain.tell("price_unknown", Decision.HALT, detail)
     return Refusal(Decision.HALT, None, detail)
-
-
-def carried_plan(plan: DegradePlan | None) -> DegradePlan | None:
-    """Return a failed attempt's plan for the next one: what was made less stays so, the delay is over."""
-    return None if plan is None else replace(plan, delay_ms=0)
 
 
 def _entity(attempt: Attempt) -> str:

@@ -168,16 +168,6 @@ class Account:
         """Whether the retry ceiling is reached."""
         return self.max_retries is not None and self.retries >= self.max_retries
 
-    def refusal(self, cost: int) -> StopReason | None:
-        """Say whether the money or the steps forbid one more call that reserves `cost`."""
-        if self.max_cost is not None:
-            committed = self.spent + self.reserved
-            if committed >= self.max_cost or committed + cost > self.max_cost:
-                return StopReason.BUDGET_EXCEEDED
-        if self.max_steps is not None and self.steps >= self.max_steps:
-            return StopReason.STEP_LIMIT_EXCEEDED
-        return None
-
     def is_final(self, reason: StopReason) -> bool:
         """Say whether that ceiling is reached for good, rather than too low for one dear call."""
         return reason is not StopReason.BUDGET_EXCEEDED or (
@@ -199,12 +189,15 @@ class Books:
         A retry is not held against the retry ceiling: its unit was taken when the attempt before it failed.
         """
         for account in self.accounts:
-            reason = account.refusal(cost)
-            if reason is not None:
-                return account, reason
+            if account.max_cost is not None:
+                committed = account.spent + account.reserved
+                if committed >= account.max_cost or committed + cost > account.max_cost:
+                    return account, StopReason.BUDGET_EXCEEDED
+            if account.max_steps is not None and account.steps >= account.max_steps:
+                return account, StopReason.STEP_LIMIT_EXCEEDED
         if not is_retry:
             for account in self.retry_accounts:
-                if account.is_out_of_retries:
+                if account.max_retries is not None and account.retries >= account.max_retries:
                     return account, StopReason.RETRY_BUDGET_EXCEEDED
         return None
 
