@@ -1,4 +1,4 @@
-"""An object that has what another one has, which `isinstance` does not see from Python 3.12 on."""
+"""A delegating object, whose attributes a protocol's `isinstance` does not see from Python 3.12 on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class PassesOn:
-    """Has whatever another object has, and finds it when it is asked."""
+    """Delegates every attribute to another object, at the time of access."""
 
     def __init__(self, behind: object) -> None:
         self._behind = behind
