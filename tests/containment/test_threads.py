@@ -23,7 +23,7 @@ def test_an_event_loop_waits_for_a_function_that_has_ended_already_or_will(is_ea
         future = workers.start(lambda: let_go.wait(60) and "done")
         if is_early:
             let_go.set()
-            future.result(10)
+            future.result(60)
         async with anyio.create_task_group() as group:
             group.start_soon(wait_finished, future)
             await anyio.lowlevel.checkpoint()
@@ -55,9 +55,9 @@ def test_an_idle_worker_keeps_no_result_alive() -> None:
 
     pool = Workers()
     future = pool.start(Result)
-    alive = weakref.ref(future.result(10))
+    alive = weakref.ref(future.result(60))
     del future
-    pool.start(int).result(10)  # on the same worker
+    pool.start(int).result(60)  # on the same worker
     assert alive() is None
 
 
