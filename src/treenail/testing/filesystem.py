@@ -973,7 +973,7 @@ class CallConformance(_Harness):
         assert fs.read("a.txt").content == "after"
 
     def test_calls_follow_each_other(self, fs: Filesystem) -> None:
-        """A failed call leaves what earlier calls did, and later calls go on from there."""
+        """A failed call leaves what earlier calls did, and later calls build on that."""
         for number, keep in enumerate([True, False, True, False, False, True]):
             call = fs.begin(f"call-{number}")
             fs.write("log.txt", f"{number}\n", mode="append")

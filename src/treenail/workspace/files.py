@@ -231,7 +231,7 @@ class Files(CommonOperations):
             status = place.lstat()
             if status is not None:
                 if stat.S_ISLNK(status.st_mode):
-                    # A link to a directory will do as one; a link to anything else is in the way.
+                    # A link to a directory counts as one; a link to anything else is in the way.
                     with self._walk(path, follow=True) as behind:
                         status = behind.lstat() or status
                 if exist_ok and stat.S_ISDIR(status.st_mode):
@@ -565,7 +565,7 @@ class _WriteStream(io.BufferedWriter):
     def __del__(self) -> None:
         draft = getattr(self, "_draft", None)
         if draft is not None:
-            # Whoever lost the stream may have been in the middle of writing: a part must not appear.
+            # The writer may have been in the middle of writing: a part must not appear.
             path = draft.path
             self._abandon()
             warnings.warn(

@@ -4,7 +4,7 @@ One store is a bare git repository with a directory of our own in it:
 
 ```
 HEAD config objects/ refs/heads/<line>     what git knows
-treenail/lock                              held by whoever uses objects, exclusively by a sweep
+treenail/lock                              held by users of objects, exclusively by a sweep
 treenail/<line>/line                       the boundaries
 treenail/<line>/spool                      objects that are not in a pack yet
 treenail/<line>/call.journal               how to undo the open call
@@ -285,7 +285,7 @@ def sweep(store: str | os.PathLike[str], keep_lines: Iterable[str] | None = None
             raise WorkspaceError(
                 f"the store {os.fspath(store)} is in use by an open call; sweep it when the call is over"
             ) from None
-        # Whoever uses the store next sees by the lock's length that what it remembers may be gone.
+        # The next user of the store sees by the lock's length that what it remembers may be gone.
         os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_END) + 1)
         keep = None if keep_lines is None else set(keep_lines)
         for line in lines(store):

@@ -84,7 +84,7 @@ class Journal:
         return journal
 
     def _start(self) -> None:
-        """Put the journal's header on disk: from here on the call exists for whoever comes after a crash."""
+        """Put the journal's header on disk: from here on, a process after a crash finds the call."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(self.path, flags, 0o600)
         size = os.fstat(self._descriptor).st_size
@@ -175,7 +175,7 @@ class Journal:
 
     def intend_temporary(self, path: str) -> None:
         """Write down a temporary file that is about to be made and has no intent of its own yet."""
-        # Not synced: a power cut that takes this away leaves at worst a file that nobody reads.
+        # Not synced: a power cut that takes this away leaves at worst an unused file.
         self._append({"type": "temporary", "path": path}, sync=False)
         self.temporaries.append(path)
 

@@ -7,8 +7,7 @@ values. A write builds new directories along the path to what it changes, shares
 the tree before, and then swaps the root in one assignment. So
 
 - a snapshot keeps a reference to the root, and a restore puts it back: both are O(1);
-- a reader that took the root sees one consistent tree, whatever a writer does meanwhile, without a
-  lock; writers take turns;
+- a search that took the root sees one consistent tree, whatever a writer does meanwhile;
 - two trees are compared by walking down only where they are not the same object.
 
 A write costs O(depth + entries of the directories on the path), because a directory is a plain `dict`

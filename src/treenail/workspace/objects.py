@@ -536,7 +536,7 @@ class ObjectStore:
             if len(small) >= MAX_SMALL_PACKS:
                 self._replace_packs(small, None)
         except (ObjectStoreError, FileNotFoundError):
-            # Damage is reported to whoever asks for the object; until then many packs are only slow.
+            # Damage is reported when the object is read; until then many packs are only slow.
             # And a pack that is gone was merged by another process at the same time.
             self._list_packs()
 
@@ -560,8 +560,8 @@ class ObjectStore:
     def sweep(self, roots: Iterable[bytes]) -> int:
         """Remove every object that cannot be reached from the roots; return how many.
 
-        Afterwards their content is no longer in any file of the store. Nobody else may write to the
-        store meanwhile. A crash leaves the store whole; repeating the sweep completes it.
+        Afterwards their content is no longer in any file of the store. No other process may write to
+        the store meanwhile. A crash leaves the store whole; repeating the sweep completes it.
         """
         wanted = self.reachable(roots)
         removed = 0

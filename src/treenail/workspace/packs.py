@@ -1,7 +1,7 @@
 """Git packs: files that hold many objects, each with an index beside it.
 
 A pack is written under a temporary name and renamed, and its index comes last, because a pack without an
-index does not count. Content is checked against its id by whoever reads it.
+index does not count. The reader checks content against its id.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class Restorer:
             return False
         try:
             status = os.fstat(descriptor)
-            # A hard link shares bits and times with its other names, which are none of ours.
+            # A hard link shares bits and times with its other names, which the call did not change.
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 return False
             dress(descriptor, goal)

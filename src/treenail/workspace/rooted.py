@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-Checking a path and then using it is a race: whoever can make a link can swap one in between. So nothing
-here hands a path of several segments to the operating system. A walk starts at a descriptor of the root
-and opens one segment at a time with O_NOFOLLOW. What the walk arrives at is a `Place`: an open directory
+Checking a path and then using it is a race: a process that can make a link can swap one in between. So
+nothing here hands a path of several segments to the operating system. A walk starts at a descriptor of the
+root and opens one segment at a time with O_NOFOLLOW. What the walk arrives at is a `Place`: an open directory
 and one name in it; every operation on it is relative to that descriptor and does not follow the name.
 
 A link on the way is read and walked by the same rules, so a link that stays inside may be used and one
@@ -52,7 +52,7 @@ class Place:
     """A name in an open directory. Use it as a context manager: it owns the descriptor.
 
     `path` is where it is, free of links. `rest` are the segments below `name` that a walk could
-    not go on to because `name` is not there.
+    not reach because `name` does not exist.
     """
 
     __slots__ = ("descriptor", "name", "path", "rest")
@@ -357,7 +357,7 @@ def own(descriptor: int, uid: int, gid: int) -> None:
         try:
             os.fchown(descriptor, uid, gid)
         except PermissionError:
-            # Without privileges a file that is put back belongs to whoever puts it back.
+            # Without privileges a file that is put back belongs to this process.
             pass
 
 

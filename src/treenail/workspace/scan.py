@@ -5,7 +5,7 @@ Theory of operation
 A scan walks the tree and compares what `lstat` says with the manifest. An entry whose whole stat tuple is as
 before is unchanged and is not opened; everything else is read and hashed.
 
-- A forged mtime is no disguise: ctime is in the tuple, and only the kernel sets it.
+- A forged mtime hides nothing: ctime is in the tuple, and only the kernel sets it.
 - Timestamps move in ticks. A file that was written in the same tick in which it was scanned could be
   written again without any trace in its tuple. So an entry as new as the scan itself (`RACY_NS`) is kept
   without its ctime and is read again next time.

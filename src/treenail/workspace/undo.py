@@ -562,8 +562,8 @@ class Undo:
     def _intend_plan(self, journal: Journal, plan: Mapping[str, State], current: Mapping[str, State]) -> None:
         """Write down that paths will be brought to their goals.
 
-        A path on its way there may have the goal's content without its bits and owner, and where a
-        directory and something else take turns there is nothing in between.
+        A path on its way there may have the goal's content without its bits and owner. Where a directory
+        replaces something else, or the other way round, nothing is there in between.
         """
         changes: list[PathChange] = []
         for path, goal in plan.items():

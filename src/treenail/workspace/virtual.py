@@ -289,7 +289,7 @@ class VirtualTree(CommonOperations):
             location = self._locate(path, follow=False)
             there = location.status
             if there is not None and there.is_link:
-                # A link to a directory will do as one; a link to anything else is in the way.
+                # A link to a directory counts as one; a link to anything else is in the way.
                 there = self._locate(path, follow=True).status or there
             if there is not None:
                 if exist_ok and there.is_directory:
@@ -370,7 +370,7 @@ class WriteStream(io.BytesIO):
 
     def __del__(self) -> None:
         if self._publish is not None:
-            # Whoever lost the stream may have been in the middle of writing: a part must not appear.
+            # The writer may have been in the middle of writing: a part must not appear.
             self._publish = None
             warnings.warn(
                 f"the stream for {self.name!r} was never closed; its content was discarded",

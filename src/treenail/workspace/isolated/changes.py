@@ -51,7 +51,7 @@ def conflicts_with(
 ) -> tuple[str, ...]:
     """Name the paths of a workspace that are no longer what the copy began with.
 
-    A path that is already what it should become is no conflict, and neither is one that is as an
+    A path that is already what it should become is not a conflict, and neither is one that is as an
     earlier application has left it (`applied`: the texts of those fingerprints).
     """
     known = applied or {}
@@ -103,7 +103,7 @@ def mirror(source: Tree, target: Tree, paths: Iterable[str]) -> None:
         if kind_at(source, path) != "directory":
             continue
         if kind_at(target, path) != "directory":
-            # What the source has below it comes along, whether it is named or not.
+            # Everything below it in the source is copied, whether it is named or not.
             wanted.update(below(source, path))
         else:
             # One that was made anew may have lost what is still in the other.

@@ -1,6 +1,6 @@
 """What an overlay showed at two boundaries of its layer, path by path.
 
-The layer's history knows the layer alone. What was to be seen at a path is what the layer had there; and
+The layer's history knows the layer alone. A path showed what the layer had there; and
 where it had nothing, what the past has, unless a note hid it. Notes are files of the layer, so that its
 history also tells which of them were there at which of the two boundaries.
 """
@@ -70,7 +70,7 @@ class _Side:
         return self._notes[path] if path in self._notes else self._overlay.notes.get(path)
 
     def version(self, path: str) -> Version | None:
-        """Return what was to be seen at a path."""
+        """Return what a path showed."""
         undo = self._overlay.layer.undo
         state = self._states.get(path)
         if state is None:

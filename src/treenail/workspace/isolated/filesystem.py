@@ -192,7 +192,7 @@ class IsolatedFilesystem:
     # --- boundaries ---
 
     def snapshot(self, *, tag: str | None = None, scan: bool = False) -> FilesystemSnapshot:
-        """Take a boundary. It always covers the whole tree: nobody can change this one past this object."""
+        """Take a boundary. It always covers the whole tree, which can change only through this object."""
         with self._overlay.lock:
             self._scratch.absorb()
             return self._overlay.layer.snapshot(tag=tag, scan=scan)

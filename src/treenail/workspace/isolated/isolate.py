@@ -36,7 +36,7 @@ class IsolatedMemory(InMemoryFilesystem):
         return self.diff(self.snapshot_at_fork)
 
     def discard(self) -> None:
-        """Do nothing: memory is given back when nobody holds the copy."""
+        """Do nothing: memory is freed with the copy."""
 
 
 def isolate(

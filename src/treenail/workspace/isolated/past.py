@@ -10,8 +10,8 @@ changed, the other workspace's own history knows what was there, from three sour
 - while a foreign process is loose on it, the manifest from before that process.
 
 They are read again before each answer, under the other workspace's lock, so that its later changes, committed
-or under way, do not show. (What somebody changes past both of them, with an editor, say, shows until the copy
-writes the path itself: nobody keeps that.)
+or under way, do not show. (A change that somebody makes past both of them, with an editor, say, shows until
+the copy writes the path itself: it is not recorded.)
 """
 
 from __future__ import annotations
