@@ -33,15 +33,16 @@ from treenail.state.slices import entry_at
 from treenail.state.slices import opened as opened_item
 from treenail.tools.boundaries import boundaries, diff_calls, fork_at, recover
 from treenail.tools.context import filesystem_of
+from treenail.tools.event_loop import is_in_event_loop
 from treenail.tools.events import SessionForked
-from treenail.tools.gate import is_in_event_loop
 from treenail.tools.policies import Permissions, ToolPolicy
 from treenail.tools.tool import Tool
 from treenail.turns.adapter import DEFAULT_RETRY, ModelAdapter
+from treenail.turns.display import Watch
 from treenail.turns.ledger import ceilings_of, contain
 from treenail.turns.retries import RetryPolicy
 from treenail.turns.states import TurnStarted, TurnState, pasteable
-from treenail.turns.turn import InnerLoop, TurnResult, Watch
+from treenail.turns.turn import InnerLoop, TurnResult
 from treenail.workspace.base import Filesystem, WorkspaceDiff
 from treenail.workspace.host import HostFilesystem
 from treenail.workspace.memory import InMemoryFilesystem

@@ -84,7 +84,7 @@ class Moment:
 END = Moment("after", "the work", "its end:0", 1)
 """The work is done, and the process ends without closing anything."""
 
-Watch = Callable[[], AbstractContextManager[None]]
+Watch = Callable[..., AbstractContextManager[None]]
 """What the work is handed: everything inside `with watch():` is where it may be killed."""
 
 Entry = tuple[int, int, int, int, bytes]
@@ -156,10 +156,18 @@ Hook = Callable[[FrameType, str, Any], None]
 
 
 @contextmanager
-def _hooked(hook: Hook) -> Iterator[None]:
-    """Let a hook see everything that is called in the block, in this thread and in those it starts."""
-    threading.setprofile(hook)
-    sys.setprofile(hook)
+def _hooked(hook: Hook, since: threading.Event | None) -> Iterator[None]:
+    """Let a hook see what is called in the block, in this thread and in those it starts.
+
+    With an event, only what is called once that is set: a thread cannot be hooked from another one.
+    """
+
+    def see(frame: FrameType, event: str, function: Any) -> None:
+        if since is None or since.is_set():
+            hook(frame, event, function)
+
+    threading.setprofile(see)
+    sys.setprofile(see)
     try:
         yield
     finally:
@@ -192,9 +200,9 @@ class _Recorder:
         self.moments: list[Moment] = []
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self, since: threading.Event | None = None) -> Iterator[None]:
         self._seen = self._disk.look()
-        with _hooked(self._see):
+        with _hooked(self._see, since):
             yield
         self.moments.append(END)
 
@@ -234,8 +242,8 @@ class _Killer:
         self._line = int(line)
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        with _hooked(self._see):
+    def watching(self, since: threading.Event | None = None) -> Iterator[None]:
+        with _hooked(self._see, since):
             yield
         if self._moment == END:
             _die()

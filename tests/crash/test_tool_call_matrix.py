@@ -24,6 +24,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -408,24 +409,19 @@ def look(*, context: ToolContext) -> ToolResult[Finding]:
 def fail_after_editing(*, context: ToolContext) -> ToolResult[Finding]:
     """Do everything that `edit` does, and then fail."""
     edit(context=context)
-    _about_to_fail()
+    about_to_fail.set()
     raise ValueError("no good after all")
 
 
 async def fail_after_a_command(*, context: ToolContext) -> ToolResult[Finding]:
     """Do everything that `command` does, and then fail."""
     done = await command(context=context)
-    _about_to_fail()
+    about_to_fail.set()
     return replace(done, success=False)
 
 
-when_about_to_fail: list[Callable[[], object]] = []
-"""What a failing tool calls when everything is done, in the process that is to be killed."""
-
-
-def _about_to_fail() -> None:
-    for each in when_about_to_fail:
-        each()
+about_to_fail = threading.Event()
+"""Set by a failing tool when everything is done, in the process that is to be killed."""
 
 
 def _nothing(root: Path) -> None:
@@ -485,10 +481,7 @@ def _call(scenario: Scenario, world: World) -> Callable[[Watch], None]:
 
     def work(watch: Watch) -> None:
         with opened(world) as (_, runner), ExitStack() as watched:
-            if scenario.succeeds:
-                watched.enter_context(watch())
-            else:
-                when_about_to_fail.append(lambda: watched.enter_context(watch()))
+            watched.enter_context(watch(None if scenario.succeeds else about_to_fail))
             _execute(runner, scenario)
 
     return work

@@ -9,14 +9,14 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from tools_kit import Note, World, looks, make_world, succeeds
+from tools_kit import Note, World, begin, end, looks, make_world, succeeds
 
 from treenail.containment.cancel import CancellationToken
 from treenail.errors import CancelledByToken, PromptEvaluationError, UsageError, VisibilityExpansionRequired
 from treenail.state import Deadline, ExecutionState, ResourceRegistry, Session
 from treenail.testing import FakeClock
 from treenail.tools import Tool, ToolCall, ToolContext, ToolResult, ToolRunner, tool
-from treenail.tools.gate import Gate, Turn
+from treenail.tools.gate import Gate, Ticket
 from treenail.workspace import Filesystem
 
 pytestmark = pytest.mark.timeout(120)
@@ -191,8 +191,7 @@ def test_waiting_is_fair(small_world: World) -> None:
     """Those who wait come in in the order in which they came."""
     meter, runner = Meter(), None
     runner = small_world.runner(writing(meter), succeeds)
-    begun = runner.begin(ToolCall("first", "succeeds"))
-    assert not isinstance(begun, ToolResult)
+    begun = begin(runner, "succeeds", "first")
 
     async def main() -> None:
         async with anyio.create_task_group() as group:
@@ -201,7 +200,7 @@ def test_waiting_is_fair(small_world: World) -> None:
                 group.start_soon(runner.aexecute, call)
                 await anyio.lowlevel.checkpoint()
                 await anyio.lowlevel.checkpoint()
-            runner.end(begun, ToolResult.ok())
+            end(begun)
 
     anyio.run(main)
     assert meter.order == [f"n{number}" for number in range(6)]
@@ -213,8 +212,7 @@ def test_whoever_waits_can_be_stopped(small_world: World, face: str, why: str) -
     """By its token or its deadline, while another call is open; and the turn goes to the next one."""
     clock, token = FakeClock(NOW), CancellationToken()
     runner = small_world.runner(succeeds)
-    begun = runner.begin(ToolCall("first", "succeeds"))
-    assert not isinstance(begun, ToolResult)
+    begun = begin(runner, "succeeds", "first")
     deadline = Deadline(NOW + timedelta(seconds=30), clock=clock) if why == "deadline" else None
     context = ToolContext(small_world.state, cancellation=token, deadline=deadline)
     caught: list[BaseException] = []
@@ -237,7 +235,7 @@ def test_whoever_waits_can_be_stopped(small_world: World, face: str, why: str) -
         token.cancel()
     waiting.join(30)
     assert [type(each) for each in caught] == [CancelledByToken if why == "token" else PromptEvaluationError]
-    runner.end(begun, ToolResult.ok())
+    end(begun)
     assert small_world.run(succeeds, "third").success
     second = [each.outcome for each in small_world.ends() if each.call_id == "second"]
     assert second == ([] if why == "token" else ["timed_out"])
@@ -245,8 +243,7 @@ def test_whoever_waits_can_be_stopped(small_world: World, face: str, why: str) -
 
 def test_a_task_that_is_cancelled_while_it_waits_leaves_the_queue(small_world: World) -> None:
     runner = small_world.runner(succeeds)
-    begun = runner.begin(ToolCall("first", "succeeds"))
-    assert not isinstance(begun, ToolResult)
+    begun = begin(runner, "succeeds", "first")
 
     async def main() -> None:
         async with anyio.create_task_group() as group:
@@ -254,25 +251,25 @@ def test_a_task_that_is_cancelled_while_it_waits_leaves_the_queue(small_world: W
             await anyio.lowlevel.checkpoint()
             await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
-        runner.end(begun, ToolResult.ok())
+        end(begun)
         assert (await runner.aexecute(ToolCall("third", "succeeds"))).success
 
     anyio.run(main)
     assert [each.call_id for each in small_world.ends()] == ["first", "third"]
 
 
-def test_a_turn_that_is_given_back_twice_lets_one_in() -> None:
+def test_a_ticket_that_is_given_back_twice_lets_one_in() -> None:
     """Giving back can be repeated, also by one that never came in."""
-    gate, token = Gate("it"), CancellationToken()
-    first, second, third = Turn(gate), Turn(gate), Turn(gate)
-    first.take(token, None)
+    gate = Gate("it")
+    first, second, third = Ticket(gate), Ticket(gate), Ticket(gate)
+    assert first.take_nowait()
     assert not second.take_nowait()
     second.give_back()
     first.give_back()
     first.give_back()
     assert third.take_nowait()
     first.give_back()
-    assert third.is_held
+    assert gate.holder is third
     assert not second.take_nowait()
 
 
@@ -352,7 +349,6 @@ def test_sessions_that_share_a_workspace_take_turns(world: World) -> None:
 
 
 def test_the_sync_face_refuses_to_block_an_event_loop(small_world: World) -> None:
-    """An async handler needs the loop, and so does whoever holds the session: both are said clearly."""
 
     @tool
     async def naps(*, context: ToolContext) -> str:
@@ -365,16 +361,12 @@ def test_the_sync_face_refuses_to_block_an_event_loop(small_world: World) -> Non
     async def main() -> None:
         with pytest.raises(UsageError, match="aexecute"):
             runner.execute(ToolCall("c1", "naps"))
-        begun = await runner.abegin(ToolCall("c2", "succeeds"))
-        assert not isinstance(begun, ToolResult)
         with pytest.raises(UsageError, match="would block the event loop"):
-            runner.execute(ToolCall("c3", "succeeds"))
-        runner.end(begun, ToolResult.ok())
-        assert runner.execute(ToolCall("c4", "succeeds")).success, "a sync handler in a free session is fine"
-        assert await anyio.to_thread.run_sync(runner.execute, ToolCall("c5", "naps"))
+            runner.execute(ToolCall("c2", "succeeds"))
+        assert await anyio.to_thread.run_sync(runner.execute, ToolCall("c3", "naps"))
 
     anyio.run(main)
-    assert [each.call_id for each in small_world.ends()] == ["c2", "c4", "c5"]
+    assert [each.call_id for each in small_world.ends()] == ["c3"]
 
 
 def test_a_runtime_error_of_an_async_handler_is_its_own(small_world: World) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from tools_kit import Note, World, looks, mutate, succeeds
+from tools_kit import Note, World, begin, looks, mutate, succeeds
 
 from treenail.codec import FrozenDict
 from treenail.errors import HoldRequired, UsageError
@@ -55,8 +55,7 @@ class Said:
 
 def crash_inside(world: World, one: Any, call_id: str = "c1") -> None:
     """Begin a call, do what it does, and stop there."""
-    begun = world.runner(one).begin(ToolCall(call_id, one.name))
-    assert not isinstance(begun, ToolResult)
+    begun = begin(world.runner(one), one.name, call_id)
     with begun.transaction.active():
         mutate(begun.context)
     world.reopen()
@@ -83,8 +82,7 @@ def test_a_call_that_was_cut_off_is_undone(world: World) -> None:
 
 def test_a_call_that_was_committed_is_kept(world: World) -> None:
     """The crash came after the append and before the workspace let go of its undo information."""
-    begun = world.runner(succeeds).begin(ToolCall("c1", "succeeds"))
-    assert not isinstance(begun, ToolResult)
+    begun = begin(world.runner(succeeds), "succeeds")
     with begun.transaction.active():
         mutate(begun.context)
     assert begun.workspace is not None
@@ -189,13 +187,12 @@ def test_a_person_decides_about_a_call_that_says_so(world: World, approved: bool
     with pytest.raises(HoldRequired):
         world.runner(pay, permissions=ask).execute(ToolCall("c1", "pay"))
     answer_hold(world.session, "c1", approved=True)
-    begun = world.runner(pay, permissions=ask).begin(ToolCall("c1", "pay"))
-    assert not isinstance(begun, ToolResult)
+    begun = begin(world.runner(pay, permissions=ask), "pay")
     attempt_id = begun.attempt_id
     del begun
     world.reopen()
     recover(world.state)
-    with pytest.raises(HoldRequired, match="nobody knows whether it took effect"):
+    with pytest.raises(HoldRequired, match="it is unknown whether it took effect"):
         resume(world, pay)
     assert ran == []
     world.reopen()

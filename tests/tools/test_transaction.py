@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tools_kit import Found, Note, World, looks, make_world, mutate, once, succeeds, succeeds_async
+from tools_kit import Found, Note, World, looks, mutate, once, succeeds, succeeds_async
 
 from treenail.containment.cancel import CancellationToken
 from treenail.errors import (
@@ -20,7 +20,6 @@ from treenail.errors import (
     StaleWriterError,
     ToolError,
     ToolValidationError,
-    UsageError,
     VisibilityExpansionRequired,
 )
 from treenail.state import (
@@ -35,7 +34,6 @@ from treenail.state.budget import Budget, BudgetTracker, TokenUsage
 from treenail.testing import FakeClock
 from treenail.tools import (
     OutboxPut,
-    PendingToolTracker,
     Plan,
     Tool,
     ToolCall,
@@ -122,20 +120,6 @@ def _async_face(world: World, one: Tool[Any, Any], **parts: Any) -> ToolResult[A
     return anyio.run(main)
 
 
-def _hooks(world: World, one: Tool[Any, Any]) -> ToolResult[Any]:
-    runner = world.runner(one)
-    begun = runner.begin(ToolCall("c1", one.name), tool=one)
-    assert not isinstance(begun, ToolResult)
-    try:
-        with begun.transaction.active():
-            outcome = one.call(begun.params, begun.context)
-            if one.is_async:
-                outcome = anyio.run(lambda: outcome)
-    except LookupError as error:
-        return runner.abort(begun, error)
-    return runner.end(begun, outcome)
-
-
 def _block(world: World, one: Tool[Any, Any]) -> ToolResult[Any]:
     state = world.state
     with tool_execution(
@@ -147,10 +131,10 @@ def _block(world: World, one: Tool[Any, Any]) -> ToolResult[Any]:
     return outcome.result
 
 
-@pytest.mark.parametrize("face", [_sync_face, _async_face, _hooks, _block])
+@pytest.mark.parametrize("face", [_sync_face, _async_face, _block])
 @pytest.mark.parametrize("one", [succeeds, succeeds_async], ids=["sync", "async"])
 def test_every_way_to_run_a_tool_ends_in_the_same_state(world: World, face: Any, one: Tool[Any, Any]) -> None:
-    """Sync face, async face, hooks around a body that runs elsewhere, and the context manager are one."""
+    """The sync face, the async face and the context manager are one."""
     result = face(world, one)
     assert result.success
     files = {"file.txt": "changed", "new/deep.txt": "new"}
@@ -161,7 +145,7 @@ def test_every_way_to_run_a_tool_ends_in_the_same_state(world: World, face: Any,
     assert world.log.appends[-1][-1] == "ToolInvoked"
 
 
-@pytest.mark.parametrize("face", [_sync_face, _async_face, _hooks, _block])
+@pytest.mark.parametrize("face", [_sync_face, _async_face, _block])
 @pytest.mark.parametrize("make", [failing, failing_async], ids=["sync", "async"])
 def test_every_way_to_run_a_tool_rolls_back_alike(world: World, face: Any, make: Any) -> None:
     before = world.facts()
@@ -793,68 +777,7 @@ def test_checkpoints_are_recorded_on_their_own(world: World) -> None:
     assert world.notes() == ["before", "during"]
 
 
-# --- bodies that run elsewhere -----------------------------------------------------------------------
-
-
-def test_a_native_tool_is_kept_if_it_succeeds_and_undone_if_not(tmp_path: Any) -> None:
-    """Its body writes past us, between two hooks, and still its changes are its own."""
-    world = make_world("sqlite", "host", tmp_path)
-    tracker = PendingToolTracker(world.runner())
-    root = world.filesystem.host_root
-    assert tracker.begin("n1", "Bash") is None
-    (root / "kept.txt").write_text("kept")
-    assert tracker.end("n1", True) is False
-    assert tracker.begin("n2", "Bash") is None
-    (root / "kept.txt").write_text("spoiled")
-    assert tracker.end("n2", False, "exit code 1") is True
-    assert tracker.begin("n3", "Bash") is None
-    (root / "gone.txt").write_text("x")
-    assert tracker.abort("n3") is True
-    assert world.files() == {"file.txt": "original", "kept.txt": "kept"}
-    assert [(each.name, each.outcome) for each in world.ends()] == [
-        ("Bash", "ok"),
-        ("Bash", "failed"),
-        ("Bash", "failed"),
-    ]
-    assert (tracker.end("n9", True), tracker.abort("n9")) == (False, False)
-    world.log.close()
-
-
-def test_native_tools_that_overlap_wait_for_each_other(small_world: World) -> None:
-    """In an event loop the second waits without blocking it; one without effects does not wait at all."""
-    tracker = PendingToolTracker(small_world.runner(), foreign=False)
-    order: list[str] = []
-
-    async def second() -> None:
-        await tracker.abegin("n2", "Write")
-        order.append("n2 began")
-        tracker.end("n2", True)
-
-    async def main() -> None:
-        await tracker.abegin("n1", "Write")
-        async with anyio.create_task_group() as group:
-            group.start_soon(second)
-            await anyio.lowlevel.checkpoint()
-            await tracker.abegin("n3", "Read", effects="none")
-            tracker.end("n3", True)
-            with pytest.raises(UsageError, match="abegin"):
-                tracker.begin("n4", "Write")
-            order.append("n1 ends")
-            tracker.end("n1", True)
-
-    anyio.run(main)
-    assert order == ["n1 ends", "n2 began"]
-    assert [each.call_id for each in small_world.ends()] == ["n3", "n1", "n2"]
-
-
-def test_an_open_call_ends_once(small_world: World) -> None:
-    runner = small_world.runner(succeeds)
-    begun = runner.begin(ToolCall("c1", "succeeds"))
-    assert not isinstance(begun, ToolResult)
-    runner.abort(begun, ToolError("never mind"))
-    with pytest.raises(UsageError, match="has ended already"):
-        runner.end(begun, ToolResult.ok())
-    assert small_world.outcomes() == ["failed"]
+# --- blocks as calls ---------------------------------------------------------------------------------
 
 
 def test_a_block_is_a_call(world: World) -> None:

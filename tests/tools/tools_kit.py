@@ -10,7 +10,17 @@ from typing import Any
 from treenail.log.memory import MemoryLog
 from treenail.log.sqlite import SqliteLog
 from treenail.state import CheckpointStore, ExecutionState, InProcessDispatcher, ResourceRegistry, Session
-from treenail.tools import Plan, Tool, ToolCall, ToolContext, ToolInvoked, ToolResult, ToolRunner, tool
+from treenail.tools import (
+    OpenCall,
+    Plan,
+    Tool,
+    ToolCall,
+    ToolContext,
+    ToolInvoked,
+    ToolResult,
+    ToolRunner,
+    tool,
+)
 from treenail.workspace import Filesystem, InMemoryFilesystem
 from treenail.workspace.host import HostFilesystem
 
@@ -177,3 +187,19 @@ def failing_tool(*, context: ToolContext) -> str:
 def looks(*, context: ToolContext) -> str:
     """Change nothing."""
     return str(context.filesystem.read("file.txt").content)
+
+
+def begin(runner: ToolRunner, name: str, call_id: str = "c1") -> OpenCall:
+    """Begin a call and leave it open."""
+    plan = runner.plan(ToolCall(call_id, name))
+    assert plan.tickets is None or plan.tickets.take_nowait()
+    opened = runner.begin(plan, [])
+    assert isinstance(opened, OpenCall)
+    return opened
+
+
+def end(opened: OpenCall) -> None:
+    """End a call that was left open."""
+    opened.end(ToolResult.ok())
+    if opened.plan.tickets is not None:
+        opened.plan.tickets.give_back()

@@ -39,7 +39,7 @@ from treenail.providers.adapter import ProviderAdapter
 from treenail.state.budget import BudgetTracker, Deadline
 from treenail.state.run_context import RunContext
 from treenail.state.session import Session
-from treenail.tools.gate import cancellations, heed_cancellations
+from treenail.tools.event_loop import cancellations, heed_cancellations
 from treenail.workspace.base import Filesystem
 
 _logger = logging.getLogger("treenail.judges")

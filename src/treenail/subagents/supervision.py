@@ -56,8 +56,9 @@ from treenail.subagents.work import SubagentWork
 from treenail.subagents.workspaces import WorkspaceCopy, open_copy
 from treenail.tools.context import filesystem_of
 from treenail.tools.policies import Permissions
-from treenail.tools.runner import ToolRunner, enclosing_calls
+from treenail.tools.runner import ToolRunner
 from treenail.tools.tool import ToolCall, ToolResult
+from treenail.tools.transaction import enclosing_calls
 from treenail.turns.ledger import contain
 from treenail.turns.turn import TurnResult
 

@@ -59,16 +59,7 @@ from treenail.tools.policies import (
     answer_hold,
     pending_holds,
 )
-from treenail.tools.runner import (
-    MAX_PARALLEL,
-    Around,
-    OpenCall,
-    PendingToolTracker,
-    Record,
-    ToolExecutionOutcome,
-    ToolRunner,
-    tool_execution,
-)
+from treenail.tools.runner import ToolExecutionOutcome, ToolRunner, tool_execution
 from treenail.tools.shell import RunCommand, run_command, shell_tool
 from treenail.tools.tool import (
     Effects,
@@ -80,16 +71,15 @@ from treenail.tools.tool import (
     ToolResult,
     tool,
 )
+from treenail.tools.transaction import OpenCall, Record, enclosing_calls
 
 __all__ = [
     "FILE_TOOLS",
-    "MAX_PARALLEL",
     "PLAN_TOOLS",
     "READING_TOOLS",
     "WRITING_TOOLS",
     "AddStep",
     "Approver",
-    "Around",
     "Boundary",
     "CallFilesystem",
     "CallOutbox",
@@ -105,7 +95,6 @@ __all__ = [
     "OutboxFailed",
     "OutboxPut",
     "Outcome",
-    "PendingToolTracker",
     "PermissionMode",
     "PermissionRequest",
     "Permissions",
@@ -142,6 +131,7 @@ __all__ = [
     "boundaries",
     "boundary_of",
     "diff_calls",
+    "enclosing_calls",
     "fork_at",
     "install_plan",
     "pending_holds",

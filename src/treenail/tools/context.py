@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast, overload
+from typing import Any, NoReturn, Protocol, TypeVar, cast, overload
 
 from treenail.containment.cancel import CancellationToken
 from treenail.errors import UnboundResourceError, UsageError
@@ -28,26 +28,18 @@ D = TypeVar("D")
 
 
 class Heartbeat(Protocol):
-    """Tells whoever waits for this work that it is alive."""
+    """Shows a supervisor that the work is alive."""
 
     def beat(self) -> None:
-        """Say so."""
-        ...
-
-
-class CallParts(Protocol):
-    """Makes the parts of one call's context."""
-
-    def part(self, name: str) -> Any:
-        """Return a part, the same one each time, from whichever thread it is asked for."""
+        """Record a sign of life."""
         ...
 
 
 class CallOutbox:
-    """Collects what a call wants delivered outside. Nothing leaves before the call is committed.
+    """Collects the messages that a call wants delivered outside. None leaves before the commit.
 
-    `earlier` says how many calls with this id have sent something before, as a function, because most
-    calls send nothing: an id that a provider uses again must not make an old key.
+    `earlier` returns how many calls with this id have sent something before: a provider may use an id
+    again, and the second call must not make the first one's keys.
     """
 
     __slots__ = ("_call_id", "_earlier", "_is_closed", "_lock", "_messages", "_session_id")
@@ -67,7 +59,7 @@ class CallOutbox:
         self._messages: list[OutboxPut] = []
 
     def put(self, topic: str, payload: object, *, key: str | None = None) -> str:
-        """Ask for a delivery. Returns its key, which is the same if the call has to be run again."""
+        """Ask for a delivery. Returns its key, which is the same if the call has to run again."""
         with self._lock:
             if self._is_closed:
                 raise UsageError(f"the call {self._call_id} is over; its outbox takes nothing more")
@@ -80,7 +72,7 @@ class CallOutbox:
             return stable
 
     def close(self) -> tuple[OutboxPut, ...]:
-        """Take what was put, and refuse more."""
+        """Return the collected messages, and refuse more."""
         with self._lock:
             self._is_closed = True
             return tuple(self._messages)
@@ -92,8 +84,7 @@ class ToolContext:
 
     Made by the caller with the parts that all calls share; the runner fills in what belongs to one
     call: `state`, `session`, `resources` and `filesystem` as this call sees them, `call_id`,
-    `is_resume`, `outbox`, and a `cancellation` of its own below the caller's. It makes each of them when
-    it is first asked for, because most handlers ask for one or two.
+    `is_resume`, `outbox`, and a `cancellation` of its own below the caller's.
     """
 
     state: ExecutionState
@@ -112,8 +103,6 @@ class ToolContext:
     heartbeat: Heartbeat | None = None
     held_filesystem: Filesystem | None = field(default=None, repr=False)
     """The filesystem as this call may use it; see `filesystem`."""
-    _call: CallParts | None = field(default=None, init=False, repr=False, compare=False)
-    """The call whose context this is, for what is not made yet."""
 
     def __post_init__(self) -> None:
         if _is_missing(self.session):
@@ -122,16 +111,6 @@ class ToolContext:
             object.__setattr__(self, "outbox", CallOutbox(self.session.session_id, self.call_id))
         if self.budget_tracker is None:
             object.__setattr__(self, "budget_tracker", self.state.resources.get(BudgetTracker, None))
-
-    if not TYPE_CHECKING:  # Else every misspelt name would count as a part.
-
-        def __getattr__(self, name: str) -> Any:
-            """Have a part made that nobody has asked for yet."""
-            if name == "_call" or name not in ToolContext.__dataclass_fields__ or self._call is None:
-                raise AttributeError(f"a ToolContext has no {name!r}")
-            made = self._call.part(name)
-            object.__setattr__(self, name, made)
-            return made
 
     @property
     def execution_state(self) -> ExecutionState:
@@ -156,19 +135,12 @@ class ToolContext:
         return found
 
     def beat(self) -> None:
-        """Say that the work is alive, and stop it here if it was cancelled or is out of time."""
+        """Record a sign of life; raise if the call was cancelled or its deadline has passed."""
         if self.heartbeat is not None:
             self.heartbeat.beat()
         if self.deadline is not None:
             self.deadline.raise_if_passed(f"the tool call {self.call_id}")
         self.cancellation.raise_if_cancelled()
-
-
-def context_of(call: CallParts) -> ToolContext:
-    """Return the context of one call, of which nothing is made yet."""
-    context = object.__new__(ToolContext)
-    object.__setattr__(context, "_call", call)
-    return context
 
 
 def _is_missing(value: object) -> bool:

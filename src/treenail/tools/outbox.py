@@ -69,6 +69,20 @@ def undelivered(session: Session) -> tuple[OutboxPut, ...]:
         return waiting.messages(session)
 
 
+def _sending_call(message: OutboxPut) -> object:
+    return message.call_id
+
+
+def times_sent(session: Session, call_id: str) -> int:
+    """Say how many committed calls with this id have put something into the outbox."""
+    messages = session[OutboxPut].view()
+    position = messages.find(_sending_call, call_id)
+    if position is None:
+        return 0
+    rest = messages[position].key.removeprefix(f"{session.session_id}:{call_id}")
+    return int(rest[1:].partition(":")[0]) if rest.startswith("#") else 1
+
+
 @dataclass(slots=True)
 class Outbox:
     """Hands committed messages to the operator's handlers, one per topic."""

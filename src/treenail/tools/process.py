@@ -41,7 +41,7 @@ from treenail.clock import Clock, SystemClock, new_id
 from treenail.containment.cancel import CancellationToken
 from treenail.containment.threads import call_later
 from treenail.errors import ToolError, UsageError
-from treenail.tools.gate import foremost
+from treenail.tools.event_loop import foremost
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 """How much of each output stream is kept unless the caller says otherwise."""

@@ -23,12 +23,13 @@ from treenail.state.resources import ResourceRegistry
 from treenail.state.run_context import RunContext
 from treenail.state.session import Session
 from treenail.tools.context import Heartbeat
-from treenail.tools.gate import is_in_event_loop
+from treenail.tools.event_loop import is_in_event_loop
 from treenail.tools.policies import Permissions
+from treenail.turns.display import Watch
 from treenail.turns.ledger import contain
 from treenail.turns.retries import RetryPolicy
 from treenail.turns.states import TurnState
-from treenail.turns.turn import DEFAULT_MAX_ITERATIONS, InnerLoop, TurnResult, Watch
+from treenail.turns.turn import DEFAULT_MAX_ITERATIONS, InnerLoop, TurnResult
 
 DEFAULT_RETRY = RetryPolicy()
 """How failed model calls are tried again, unless an adapter is told otherwise."""

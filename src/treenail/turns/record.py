@@ -8,13 +8,11 @@ writes through here, so that their logs differ in nothing but the provider's fie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
-from uuid import UUID
 
-from treenail.clock import new_id, new_ids
+from treenail.clock import new_id
 from treenail.conversation.events import ContextPressure, ProviderUsage
 from treenail.conversation.messages import (
     ContentPart,
@@ -67,22 +65,15 @@ class TurnRecord:
     replayer: Replayer = field(init=False, repr=False)
     """The conversation of the whole session, as it is sent."""
     answers_so_far: int = 0
+    usage: TokenUsage = field(default_factory=TokenUsage)
+    """What the evaluation has used, as far as providers said."""
     cost_usd: float | None = None
-    """What it has cost; None while nobody knows."""
+    """What it has cost; None while that is unknown."""
     _sequence: int = 0
     _turn: int = 0
     _breaks_seen: int = 0
-    _ids: Iterator[UUID] = field(default_factory=new_ids)
-    """The ids of the messages."""
-    _usage: TokenUsage = field(default_factory=TokenUsage)
-    _uncounted: list[TokenUsage] = field(default_factory=list)
-    """What was used, and is not added up yet: few ask for the sum while a turn runs."""
     _follower: TurnFollower = field(init=False, repr=False)
     """Who says how the turn stands."""
-    _now: Callable[[], datetime] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._now = self.session.clock.now
 
     # .. the two ways to begin ..
 
@@ -104,8 +95,8 @@ class TurnRecord:
         self._open(started, system, task, beside)
         self._follower.aim(self.session, started, after=head)
 
-    def go_on(self, agent: str, system: str, workspace: str | None = None) -> TurnStarted:
-        """Go on with the session's newest turn. Raises `ConversationNotFound` or `PromptMismatch`."""
+    def resume(self, agent: str, system: str, workspace: str | None = None) -> TurnStarted:
+        """Resume the session's newest turn. Raises `ConversationNotFound` or `PromptMismatch`."""
         enable_inner_message_recording(self.session)
         started = self.session[TurnStarted].latest()
         evaluation_id = get_latest_evaluation_id(self.session) if started is None else started.evaluation_id
@@ -141,8 +132,7 @@ class TurnRecord:
         if task:
             first.append(self.message("user", task, self.reserve()))
         self.session.dispatch_all((*(() if started is None else (started,)), *beside, *first))
-        for each in first:
-            self.keep(each)
+        self.messages.extend(first)
 
     def _check_prompt(self, agent: str, started: TurnStarted | None) -> None:
         system = next((each for each in self.messages if each.role == "system"), None)
@@ -244,6 +234,7 @@ class TurnRecord:
         role: Role,
         content: str,
         sequence: int,
+        *,
         tool_calls: tuple[ToolCallRecord, ...] = (),
         tool_call_id: str | None = None,
         tool_name: str | None = None,
@@ -252,26 +243,30 @@ class TurnRecord:
     ) -> InnerMessage:
         """Make a message for a place that was reserved."""
         return InnerMessage(
-            role,
-            content,
-            self.evaluation_id,
-            sequence,
-            tool_calls,
-            tool_call_id,
-            tool_name,
-            self._turn,
-            self.prompt_ns,
-            self.prompt_key,
-            self._now(),
-            next(self._ids),
-            parts,
-            is_error,
+            role=role,
+            content=content,
+            evaluation_id=self.evaluation_id,
+            sequence=sequence,
+            tool_calls=tool_calls,
+            tool_call_id=tool_call_id,
+            tool_name=tool_name,
+            turn=self._turn,
+            prompt_ns=self.prompt_ns,
+            prompt_key=self.prompt_key,
+            created_at=self.session.clock.now(),
+            parts=parts,
+            is_error=is_error,
         )
 
     def result(self, call: ToolCall, result: ToolResult[Any], sequence: int) -> InnerMessage:
         """Make the message that tells the model how its call ended."""
         return self.message(
-            "tool", result.render(), sequence, (), call.id, call.name, (), is_error=not result.success
+            "tool",
+            result.render(),
+            sequence,
+            tool_call_id=call.id,
+            tool_name=call.name,
+            is_error=not result.success,
         )
 
     def add(self, role: Role, content: str) -> InnerMessage:
@@ -285,15 +280,11 @@ class TurnRecord:
         """Record a model's answer together with what it used."""
         self._turn += 1
         self.answers_so_far += 1
-        calls = tuple([ToolCallRecord(each.id, each.name, each.arguments_json) for each in answer.calls])
-        message = self.message("assistant", answer.text, self.reserve(), calls, None, None, answer.parts)
+        calls = tuple(ToolCallRecord(each.id, each.name, each.arguments_json) for each in answer.calls)
+        message = self.message("assistant", answer.text, self.reserve(), tool_calls=calls, parts=answer.parts)
         self.session.dispatch_all((usage, message))
         self.messages.append(message)
         return message
-
-    def keep(self, message: InnerMessage) -> None:
-        """Take in a message that was logged elsewhere: a tool's, in the append that ended its call."""
-        self.messages.append(message)
 
     # .. usage ..
 
@@ -315,17 +306,17 @@ class TurnRecord:
         extends, self._breaks_seen = breaks == self._breaks_seen, breaks
         self._count(answer.usage, answer.cost_usd)
         return ProviderUsage(
-            self.provider,
-            model or answer.model or self.model,
-            self.answers_so_far + 1,
-            answer.usage,
-            answer.cost_usd,
-            "cut_off" if is_cut_off else answer.stop,
-            len(replayed.items),
-            replayed.prefix_hash()[:SHOWN_HASH],
-            extends,
-            answer.stop == "length",
-            (*notes, *answer.notes),
+            provider=self.provider,
+            model=model or answer.model or self.model,
+            call_index=self.answers_so_far + 1,
+            usage=answer.usage,
+            cost_usd=answer.cost_usd,
+            stop_reason="cut_off" if is_cut_off else answer.stop,
+            input_items=len(replayed.items),
+            prefix_hash=replayed.prefix_hash()[:SHOWN_HASH],
+            extends_previous=extends,
+            output_truncated=answer.stop == "length",
+            notes=(*notes, *answer.notes),
             context_tier="" if pressure is None else pressure.tier,
             context_ratio=None if pressure is None else round(pressure.ratio, 4),
         )
@@ -346,26 +337,7 @@ class TurnRecord:
             purpose="summary",
         )
 
-    @property
-    def usage(self) -> TokenUsage:
-        """What the evaluation has used, as far as providers said."""
-        if self._uncounted:
-            self._usage, self._uncounted = _total((self._usage, *self._uncounted)), []
-        return self._usage
-
     def _count(self, usage: TokenUsage, cost_usd: float | None) -> None:
-        self._uncounted.append(usage)
+        self.usage += usage
         if cost_usd is not None:
             self.cost_usd = (self.cost_usd or 0.0) + cost_usd
-
-
-def _total(usages: Sequence[TokenUsage]) -> TokenUsage:
-    """Add usages up, as `+` does, kind by kind: without an object for each step."""
-    kinds = (
-        [each.input_tokens for each in usages],
-        [each.output_tokens for each in usages],
-        [each.cached_tokens for each in usages],
-        [each.reasoning_tokens for each in usages],
-    )
-    known = [[count for count in each if count is not None] for each in kinds]
-    return TokenUsage(*[sum(each) if each else None for each in known])

@@ -1,10 +1,10 @@
-"""What telemetry is told about a turn, with the names of the conventions for generative AI."""
+"""The spans and measurements of a turn, named after the conventions for generative AI."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from treenail import telemetry
@@ -12,10 +12,7 @@ from treenail.clock import Clock
 from treenail.providers.answer import CollectedAnswer, Collector
 from treenail.state.run_context import RunContext
 from treenail.telemetry import Span
-from treenail.telemetry.base import NO_SPAN
 from treenail.tools.tool import ToolCall
-
-_NOBODY: AbstractContextManager[object] = nullcontext()
 
 
 def _vendor(provider: str) -> str:
@@ -24,19 +21,26 @@ def _vendor(provider: str) -> str:
     return "anthropic" if vendor == "claude" else vendor
 
 
-def turn_span(
-    agent: str, session_id: UUID, provider: str, model: str, run_context: RunContext | None
-) -> AbstractContextManager[tuple[Span, RunContext | None]]:
-    """Watch a turn. Its run context gets the ids of the span, so that the log and the trace can be joined."""
-    if telemetry.is_on():
-        return _turn_span(agent, session_id, provider, model, run_context)
-    return nullcontext((NO_SPAN, run_context))
+@dataclass(slots=True)
+class TurnSpan:
+    """The span of a turn, and the run context whose ids join the log and the trace."""
+
+    span: Span
+    run_context: RunContext | None
+
+    def ended(self, state: str, kind: str | None) -> None:
+        """Record how the turn ended."""
+        self.span.set("treenail.turn.state", state)
+        if state != "completed":
+            self.span.fail(kind or state)
+        telemetry.record("treenail.turns", 1, treenail__turn__state=state, error__type=kind)
 
 
 @contextmanager
-def _turn_span(
+def turn_span(
     agent: str, session_id: UUID, provider: str, model: str, run_context: RunContext | None
-) -> Iterator[tuple[Span, RunContext | None]]:
+) -> Iterator[TurnSpan]:
+    """Put a turn into a span."""
     with (
         telemetry.span(
             f"invoke_agent {agent}",
@@ -55,27 +59,12 @@ def _turn_span(
                 trace_id=span.trace_id,
                 span_id=span.span_id,
             )
-        yield span, context
-
-
-def turn_ended(span: Span, state: str, kind: str | None) -> None:
-    """Say how a turn ended."""
-    if telemetry.is_on():
-        span.set("treenail.turn.state", state)
-        if state != "completed":
-            span.fail(kind or state)
-        telemetry.record("treenail.turns", 1, treenail__turn__state=state, error__type=kind)
-
-
-def model_span(
-    provider: str, model: str, clock: Clock, collector: Collector
-) -> AbstractContextManager[object]:
-    """Watch a model call, whose answer is collected meanwhile."""
-    return _model_span(provider, model, clock, collector) if telemetry.is_on() else _NOBODY
+        yield TurnSpan(span, context)
 
 
 @contextmanager
-def _model_span(provider: str, model: str, clock: Clock, collector: Collector) -> Iterator[None]:
+def model_span(provider: str, model: str, clock: Clock, collector: Collector) -> Iterator[None]:
+    """Put a model call into a span, while its answer is collected."""
     began = clock.monotonic()
     about = {
         "gen_ai__operation__name": "chat",
@@ -92,10 +81,11 @@ def _model_span(provider: str, model: str, clock: Clock, collector: Collector) -
         finally:
             elapsed = clock.monotonic() - began
             telemetry.record("gen_ai.client.operation.duration", elapsed, **about, error__type=failed)
-            _tell_usage(span, collector.answer(), about)
+            if telemetry.is_on():
+                _record_usage(span, collector.answer(), about)
 
 
-def _tell_usage(span: Span, answer: CollectedAnswer, about: dict[str, str]) -> None:
+def _record_usage(span: Span, answer: CollectedAnswer, about: dict[str, str]) -> None:
     usage = answer.usage
     span.set("gen_ai.response.finish_reasons", (answer.stop,))
     span.set("gen_ai.usage.input_tokens", usage.input_tokens)
@@ -110,9 +100,23 @@ def _tell_usage(span: Span, answer: CollectedAnswer, about: dict[str, str]) -> N
         telemetry.record("treenail.cost", answer.cost_usd, **about)
 
 
+@dataclass(slots=True)
+class ToolSpan:
+    """The span of a tool call."""
+
+    span: Span
+    name: str
+
+    def ended(self, *, success: bool) -> None:
+        """Record whether the call was kept or rolled back."""
+        if not success:
+            self.span.fail("tool_error")
+            telemetry.record("treenail.tool.rollbacks", 1, gen_ai__tool__name=self.name)
+
+
 @contextmanager
-def tool_span(call: ToolCall, clock: Clock) -> Iterator[Span]:
-    """Watch a tool call, its commit or rollback included."""
+def tool_span(call: ToolCall, clock: Clock) -> Iterator[ToolSpan]:
+    """Put a tool call, its commit or rollback included, into a span."""
     began = clock.monotonic()
     try:
         with telemetry.span(
@@ -122,13 +126,7 @@ def tool_span(call: ToolCall, clock: Clock) -> Iterator[Span]:
             gen_ai__tool__call__id=call.id,
             gen_ai__tool__type="function",
         ) as span:
-            yield span
+            yield ToolSpan(span, call.name)
     finally:
         elapsed = clock.monotonic() - began
         telemetry.record("treenail.tool.duration", elapsed, gen_ai__tool__name=call.name)
-
-
-def tool_failed(span: Span, call: ToolCall) -> None:
-    """Say that a call failed and was rolled back."""
-    span.fail("tool_error")
-    telemetry.record("treenail.tool.rollbacks", 1, gen_ai__tool__name=call.name)

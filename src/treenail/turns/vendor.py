@@ -8,7 +8,7 @@ to it and is told to it when its end is in the log. For every other provider a s
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +26,7 @@ from treenail.state.execution import ExecutionState
 from treenail.state.session import Session
 from treenail.tools.context import filesystem_of
 from treenail.tools.events import SessionForked
-from treenail.tools.tool import Tool, ToolCall, ToolResult
+from treenail.tools.tool import Tool, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,10 @@ class Seat:
         """The vendor's own tools, to be run beside the prompt's."""
         return {} if self.vendor is None else self.vendor.native_tools
 
-    async def run(
-        self,
-        call: ToolCall,
-        execute: Callable[[], Awaitable[ToolResult[Any]]],
-        tools: Mapping[str, Tool[Any, Any]],
-    ) -> ToolResult[Any]:
-        """Run a call when the vendor's loop has come to it, and tell the vendor how it ended."""
+    async def wait_until_asked(self, call: ToolCall, tools: Mapping[str, Tool[Any, Any]]) -> None:
+        """Wait until the vendor's loop has come to a call. Raises if it refuses one that this run allows."""
         if self.vendor is None:
-            return await execute()
+            return
         said = await self._in_time(self.vendor, call)
         if said is not None and call.name not in self.native_tools and _would_run(call, tools):
             raise PromptEvaluationError(
@@ -59,9 +54,6 @@ class Seat:
                 f"({said}); look at the vendor's own settings",
                 phase="response",
             )
-        result = await execute()
-        await self.vendor.deliver(call, result)
-        return result
 
     async def _in_time(self, vendor: VendorRun, call: ToolCall) -> str | None:
         seconds = None if self.deadline is None else max(self.deadline.remaining().total_seconds(), 0)

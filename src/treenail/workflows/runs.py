@@ -16,7 +16,7 @@ from treenail.providers.base import Provider
 from treenail.state.session import Session
 from treenail.subagents import LoopRunner, SubagentLimits
 from treenail.tools.boundaries import recover
-from treenail.tools.gate import is_in_event_loop
+from treenail.tools.event_loop import is_in_event_loop
 from treenail.tools.policies import Permissions
 from treenail.workflows.events import WorkflowEvent
 from treenail.workflows.spec import WorkflowSpec

@@ -1,0 +1,586 @@
+"""One call as a transaction: it changes state and files together, or not at all.
+
+Theory of operation
+-------------------
+    open     capture the workspace and the other resources; log `ToolStarted` (from here a crash can be
+             undone); stage the events that the handler dispatches
+    end      success: close the call's own resources, write the workspace's boundary, then log the staged
+             events, the outbox, the caller's message and `ToolInvoked` in *one* append. That append is
+             the commit.
+             failure: put the files back, drop the staged events, log the message and `ToolInvoked` as
+             history.
+
+A call without effects has nothing to undo, so it logs no `ToolStarted` and costs one append.
+
+An interrupt may come between any two steps, also in the middle of a rollback. Each part of a rollback can
+be repeated, so the interrupted part is done again and the interrupt raised afterwards. Should even that be
+cut short, the call is still open in the workspace and in the log, and the next call finds it there and ends
+it the way the log says.
+
+Everything here is plain sync code; waiting is the runner's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar, cast
+from uuid import UUID
+
+from treenail.clock import new_id
+from treenail.containment.cancel import CancellationToken
+from treenail.errors import (
+    CancelledByToken,
+    DeadlineExceededError,
+    PromptEvaluationError,
+    RestoreFailedError,
+    ToolCommitError,
+    ToolError,
+    VisibilityExpansionRequired,
+    WorkspaceError,
+)
+from treenail.state.events import AttentionNeeded
+from treenail.state.execution import ExecutionState
+from treenail.state.resources import ResourceContext, Snapshotable, ToolScope
+from treenail.state.snapshot import CompositeSnapshot
+from treenail.state.transaction import Transaction
+from treenail.tools.boundaries import recover, workspace_call_id
+from treenail.tools.context import CallFilesystem, CallOutbox, CallResources, ToolContext
+from treenail.tools.environment import CallEnvironment
+from treenail.tools.event_loop import cancellations, heed_cancellations
+from treenail.tools.events import OutboxPut, Outcome, ToolInvoked, ToolStarted
+from treenail.tools.gate import Tickets
+from treenail.tools.outbox import times_sent
+from treenail.tools.policies import ToolPolicy
+from treenail.tools.tool import Tool, ToolCall, ToolResult, as_result
+from treenail.workspace.base import Filesystem, FilesystemSnapshot, WorkspaceCall
+
+_logger = logging.getLogger("treenail.tools")
+
+T = TypeVar("T")
+
+Record = Callable[[ToolResult[Any]], Sequence[object]]
+"""Makes the events that belong to a call's end, such as the tool's message; they are logged with it.
+
+If the commit fails it is called again, with the failed result: only the events it returned last are logged.
+"""
+
+
+@dataclass(slots=True)
+class PlannedCall:
+    """A call that can be tried: the tool is known and the arguments fit, or `refusal` says why not."""
+
+    call: ToolCall
+    tool: Tool[Any, Any] | None
+    params: Any
+    context: ToolContext
+    """The caller's context, with the parts that all calls share."""
+    record: Record
+    refusal: tuple[Outcome, str] | None = None
+    policies: Sequence[ToolPolicy] = ()
+    """The policies that apply to the tool."""
+    tickets: Tickets | None = None
+    """The way through the gates; None for a call without effects."""
+    hold_id: str = ""
+    """The hold that a person approved."""
+
+    def refuse(self, environment: CallEnvironment, outcome: Outcome, message: str) -> ToolResult[Any]:
+        """End a call that did not begin: there is nothing to undo, so it is one append."""
+        result: ToolResult[Any] = ToolResult.error(message)
+        recorded, problem = _recorded(self.record, result)
+        invoked = environment.invoked(
+            self.call, result, outcome, run_context=self.context.run_context, batch_events=len(recorded)
+        )
+        environment.state.session.dispatch_all([*recorded, invoked])
+        if problem is not None:
+            raise problem
+        return result
+
+
+@dataclass(slots=True, eq=False)
+class OpenCall:
+    """A call that has begun and not ended. Open one with `open_call`; end it with `end` or `fail`."""
+
+    environment: CallEnvironment = field(repr=False)
+    plan: PlannedCall
+    tool: Tool[Any, Any]
+    event_id: UUID
+    """The id of the event that ends the call."""
+    started_at: float
+    transaction: Transaction
+    context: ToolContext = field(init=False)
+    """The handler's context. Its parts refuse once the call has ended."""
+    filesystem: CallFilesystem | None = None
+    workspace: WorkspaceCall | None = None
+    """The call's hold on the workspace; None for a call without effects, or without a workspace."""
+    scope: AbstractContextManager[ToolScope] | None = None
+    """The resources that live as long as the call."""
+    saved: Sequence[tuple[type, Snapshotable[object], object]] = ()
+    """The other resources as they were when the call began."""
+    before: CompositeSnapshot | None = None
+    """The state before the call, if checkpoints are kept."""
+    messages: tuple[OutboxPut, ...] = ()
+    is_cut_off: bool = False
+    """Whether the handler's token was set because of a cancellation or a deadline, and not the reverse."""
+    is_committing: bool = False
+    is_over: bool = False
+
+    @property
+    def call(self) -> ToolCall:
+        """The model's request."""
+        return self.plan.call
+
+    @property
+    def base(self) -> Filesystem | None:
+        """The workspace itself, which the handler does not get to see."""
+        return self.environment.filesystem
+
+    @property
+    def attempt_id(self) -> str:
+        """Which attempt at the call this is; empty for a call without effects, which logs no start."""
+        return self.event_id.hex if self.tool.effects != "none" else ""
+
+    # .. begin ..
+
+    def open(self) -> ToolResult[Any] | None:
+        """Capture every participant, and log the start. Returns the failed result if that is impossible."""
+        environment, tool = self.environment, self.tool
+        with_effects = tool.effects != "none"
+        try:
+            self._make_context()
+            # Every participant is captured before the first change: one that cannot be captured fails here.
+            if with_effects:
+                self._hold_workspace()
+                self.saved = environment.save_others()
+            if environment.state.checkpoints is not None:
+                base = None if self.workspace is None else self.workspace.base
+                self.before = environment.boundary(self.call.id, tool.name, "pre_tool", base)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the call cannot begin
+            message = f"{tool.name} could not begin: {describe(error)}"
+            return self._roll_back(ToolResult.error(message), "failed")
+        except BaseException as error:  # noqa: BLE001  # raised again when nothing is left of the call
+            return self.fail(error)
+        if not with_effects:
+            return None
+        started = ToolStarted(
+            call_id=self.call.id,
+            attempt_id=self.attempt_id,
+            tool_name=tool.name,
+            effects=tool.effects,
+            foreign=tool.foreign,
+            idempotent=tool.idempotent,
+            on_unknown=tool.on_unknown,
+            workspace=None if self.workspace is None else self.workspace.base,
+        )
+        try:
+            environment.state.session.dispatch(started)
+        except BaseException as error:
+            self.fail(error)
+            raise
+        return None
+
+    def _make_context(self) -> None:
+        """Make the handler's context: the caller's parts, and the call's own."""
+        state, given = self.environment.state, self.plan.context
+        seen = self.environment.read_only if self.tool.effects == "none" else self.environment.filesystem
+        self.filesystem = None if seen is None else CallFilesystem(seen, self.call.id)
+        handle: Any = self.filesystem
+        scope = None
+        if isinstance(state.resources, ResourceContext):
+            self.scope = state.resources.tool_scope()
+            scope = self.scope.__enter__()
+        resources: Any = CallResources(state.resources, scope, self.base, handle)
+        session = self.transaction.session
+        self.context = replace(
+            given,
+            state=ExecutionState(session, resources, state.clock, state.rng, state.checkpoints),
+            session=session,
+            call_id=self.call.id,
+            cancellation=CancellationToken(given.cancellation),
+            outbox=CallOutbox(
+                session.session_id,
+                self.call.id,
+                earlier=partial(times_sent, state.session, self.call.id),
+            ),
+            held_filesystem=handle,
+        )
+
+    def _hold_workspace(self) -> None:
+        filesystem = self.environment.filesystem
+        if filesystem is None or filesystem.read_only:
+            return
+        name = workspace_call_id(self.environment.state.session.session_id, self.call.id)
+        begin = partial(filesystem.begin, name, tool_name=self.tool.name, foreign=self.tool.foreign)
+        try:
+            self.workspace = begin()
+        except WorkspaceError:
+            # This call has the gate, so the call that holds the workspace is no longer at work. If it is a
+            # call of this session that an interrupt or a crash cut off, the log says how it ended.
+            if not recover(self.environment.state):
+                raise
+            self.workspace = begin()
+        self.environment.gates[-1].boundary = self.workspace.base
+
+    # .. run ..
+
+    def enter(self) -> None:
+        """Make everything that the current context does from now on part of the call.
+
+        For a context that is thrown away (`copy_context().run(...)`), so that an interrupt leaves none of it.
+        """
+        _inside.set((*_inside.get(), self))
+        self.transaction.enter()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Make the block part of the call. A cancellation that the block swallows is raised at its end."""
+        before = cancellations()
+        inside = _inside.set((*_inside.get(), self))
+        staging = self.transaction.enter()
+        try:
+            yield
+        except Exception:
+            heed_cancellations(before)
+            raise
+        finally:
+            self.transaction.leave(staging)
+            _inside.reset(inside)
+        heed_cancellations(before)
+
+    # .. end ..
+
+    def end(self, outcome: Any) -> ToolResult[Any]:
+        """Commit a call that succeeded; roll back one that did not."""
+        try:
+            result = as_result(outcome)
+            given = self.plan.context
+            given.cancellation.raise_if_cancelled()  # It is set before those below it follow.
+            self.context.cancellation.raise_if_cancelled()
+            if given.deadline is not None:
+                given.deadline.raise_if_passed(f"the tool call {self.call.id}")
+            if result.success:
+                copy_context().run(self._stage_result, result)
+        except BaseException as error:  # noqa: BLE001  # classified and raised again where it must be
+            return self.fail(error)
+        if not result.success:
+            return self._roll_back(result, "failed")
+        try:
+            workspace = self._commit(result)
+        except BaseException as error:  # noqa: BLE001  # classified and raised again where it must be
+            return self._after_commit_failed(result, error)
+        self._finish()
+        self._note_checkpoint(result, workspace)
+        return result
+
+    def _stage_result(self, result: ToolResult[Any]) -> None:
+        """Stage what follows from a success: policy state, the typed result, events of closing resources."""
+        self.enter()
+        for policy in self.plan.policies:
+            policy.on_result(self.tool, self.plan.params, result, context=self.context)
+        for value in _typed_values(result):
+            self.transaction.session.dispatch(value)
+        self._close_scope()
+
+    def _commit(self, result: ToolResult[Any]) -> FilesystemSnapshot | None:
+        self._close_scope()
+        if self.filesystem is not None:
+            self.filesystem.end()
+        workspace = None if self.workspace is None else self.workspace.prepare()
+        messages = self.context.outbox.close()
+        recorded = tuple(self.plan.record(result))
+        before = len(self.transaction.staged) + len(messages) + len(recorded)
+        changed = None if self.workspace is None or workspace is self.workspace.base else workspace
+        invoked = self._invoked(result, "ok", before, workspace=changed)
+        self.is_committing = True
+        self.transaction.commit(*messages, *recorded, invoked)
+        self.messages = messages
+        return workspace
+
+    def _after_commit_failed(self, result: ToolResult[Any], error: BaseException) -> ToolResult[Any]:
+        """Ask the log whether it has the call's end: an interrupt may come just after the append."""
+        committed = self._is_committed()
+        if committed is False:
+            return self.fail(_as_commit_error(self.tool.name, error))
+        if committed is None:
+            # Neither kept nor undone: the workspace keeps the undo information until the log can be read.
+            self.is_over = True
+            raise ToolCommitError(
+                f"{self.tool.name} ran, but the log failed ({describe(error)}) and cannot be read, so it is "
+                f"unknown whether the call {self.call.id} was committed. recover() settles it when the log "
+                "is back"
+            ) from error
+        # The log has it: the call stands, whatever came after.
+        self._finish()
+        if not isinstance(error, Exception):
+            raise error
+        _logger.warning("the call %s was committed, and then: %s", self.call.id, error, exc_info=error)
+        return result
+
+    def _is_committed(self) -> bool | None:
+        if not self.is_committing:
+            return False
+        if self.transaction.is_committed:
+            return True
+        try:
+            return self._is_logged()
+        except Exception as error:  # it is unknown then, and that is said
+            _logger.warning("the log cannot be read: %s", error, exc_info=error)
+            return None
+
+    def _is_logged(self) -> bool:
+        return any(
+            isinstance(value, ToolInvoked) and value.event_id == self.event_id
+            for _, value in self.environment.state.session.events(after=self.transaction.began_after)
+        )
+
+    def _finish(self) -> None:
+        """Let go of a call that is in the log. What cannot be cleared up now is left for a recovery."""
+        self.is_over = True
+        self.context.cancellation.unlink()
+        if self.workspace is None:
+            return
+        try:
+            self.workspace.finish()
+        except Exception as error:  # noqa: BLE001  # the call stands; its undo information is only left over
+            _logger.warning("undo information of call %s could not be removed yet: %s", self.call.id, error)
+
+    def _note_checkpoint(self, result: ToolResult[Any], workspace: FilesystemSnapshot | None = None) -> None:
+        if self.before is None:
+            return
+        try:
+            after = None
+            if result.success:
+                after = self.environment.boundary(self.call.id, self.tool.name, "post_tool", workspace)
+            self.environment.note_checkpoint(self.call.id, self.before, after, result, self._elapsed_s())
+        except Exception as error:  # a convenience: the call has ended whatever becomes of it
+            _logger.warning("no checkpoint was recorded for %s: %s", self.call.id, error, exc_info=error)
+
+    # .. undo ..
+
+    def fail(self, error: BaseException) -> ToolResult[Any]:
+        """Roll back, and return the failed result or raise what the loop must act on."""
+        name = self.tool.name
+        if isinstance(error, VisibilityExpansionRequired):
+            self._roll_back(ToolResult.error(str(error)), "failed", tell=False)
+            raise error
+        if isinstance(error, DeadlineExceededError):
+            self._roll_back(ToolResult.error(f"{name} ran out of time: {error}"), "timed_out")
+            raise PromptEvaluationError(
+                str(error), prompt_name=self.environment.prompt_name, phase="tool"
+            ) from error
+        if isinstance(error, PromptEvaluationError):
+            self._roll_back(ToolResult.error(f"{name} failed: {error}"), "failed")
+            raise error
+        if isinstance(error, CancelledByToken) or not isinstance(error, Exception):
+            self._roll_back(_interrupted(name), "interrupted")
+            raise error
+        if isinstance(error, ToolError):
+            return self._roll_back(ToolResult.error(str(error)), "failed")
+        _logger.info("the tool %s failed", name, exc_info=error)
+        return self._roll_back(ToolResult.error(f"{name} failed: {describe(error)}"), "failed")
+
+    def leave_nothing(self) -> None:
+        """End a call that an interrupt left between two steps."""
+        if self.is_over:
+            return
+        if self._is_committed():
+            self._finish()
+        else:
+            self._roll_back(_interrupted(self.tool.name), "interrupted")
+
+    def _roll_back(self, result: ToolResult[Any], outcome: Outcome, *, tell: bool = True) -> ToolResult[Any]:
+        undo = _Rollback()
+        undo.part("the handler's context", self._close_context)
+        undo.part("the resources of the call", self._close_scope)
+        for each, resource, saved in reversed(self.saved):
+            undo.part(each.__qualname__, partial(resource.restore, saved))
+        conflicts: tuple[str, ...] = ()
+        if self.workspace is not None:
+            report = undo.part("the workspace", self.workspace.rollback)
+            conflicts = report.conflicts if report is not None else ()
+        if conflicts:
+            shown = ", ".join(conflicts[:10])
+            result = replace(
+                result, message=f"{result.message} (left as somebody else changed them: {shown})"
+            )
+        result = replace(result, value=None)
+        recorded, record_problem = _recorded(self.plan.record, result) if tell else ((), None)
+        events: list[object] = list(recorded)
+        if undo.problems:
+            events.append(
+                AttentionNeeded(
+                    reason=f"the call {self.call.id} of {self.tool.name} could not be rolled back whole",
+                    details=tuple(undo.problems),
+                    next_actions=("compare the workspace with its last boundary", "roll back by hand"),
+                )
+            )
+        events.append(self._invoked(result, outcome, len(events), conflicts=conflicts))
+        self.is_over = True
+        undo.log(partial(self._log_rollback, events))
+        self._note_checkpoint(result)
+        if undo.interrupt is not None:
+            raise undo.interrupt
+        if undo.problems:
+            raise RestoreFailedError(
+                f"the call {self.call.id} of {self.tool.name} failed and could not be rolled back whole: "
+                f"{'; '.join(undo.problems)}. The session needs attention.",
+                failed=undo.problems,
+                undone=False,
+            )
+        if record_problem is not None:
+            raise record_problem
+        return result
+
+    def _close_context(self) -> None:
+        """Make the handler's parts refuse. A call that was interrupted early may not have them yet."""
+        context: ToolContext | None = getattr(self, "context", None)
+        if context is not None:
+            context.outbox.close()
+            context.cancellation.unlink()
+        if self.filesystem is not None:
+            self.filesystem.end()
+
+    def _close_scope(self) -> None:
+        """Close the resources that live as long as the call."""
+        scope, self.scope = self.scope, None
+        if scope is not None:
+            scope.__exit__(None, None, None)
+
+    def _log_rollback(self, events: Sequence[object]) -> None:
+        if self.transaction.is_open:
+            self.transaction.rollback(*events)
+        elif not self._is_logged():
+            self.environment.state.session.dispatch_all(events)
+
+    # .. what is logged ..
+
+    def _elapsed_s(self) -> float:
+        return max(self.environment.state.clock.monotonic() - self.started_at, 0.0)
+
+    def _invoked(
+        self,
+        result: ToolResult[Any],
+        outcome: Outcome,
+        batch_events: int,
+        *,
+        workspace: FilesystemSnapshot | None = None,
+        conflicts: tuple[str, ...] = (),
+    ) -> ToolInvoked:
+        return self.environment.invoked(
+            self.call,
+            result,
+            outcome,
+            run_context=self.plan.context.run_context,
+            event_id=self.event_id,
+            attempt_id=self.attempt_id,
+            elapsed_ms=round(1000 * self._elapsed_s(), 3),
+            workspace=workspace,
+            conflicts=conflicts,
+            hold_id=self.plan.hold_id,
+            batch_events=batch_events,
+        )
+
+
+def open_call(
+    environment: CallEnvironment, plan: PlannedCall, begun: list[OpenCall]
+) -> OpenCall | ToolResult[Any]:
+    """Begin a call that may run. Returns the failed result if it could not begin.
+
+    The call is put into `begun` first, so that it can be ended if an interrupt comes before this returns.
+    """
+    tool = cast("Tool[Any, Any]", plan.tool)
+    state = environment.state
+    opened = OpenCall(environment, plan, tool, new_id(), state.clock.monotonic(), state.session.begin())
+    begun.append(opened)
+    failed = opened.open()
+    return opened if failed is None else failed
+
+
+_inside: ContextVar[tuple[OpenCall, ...]] = ContextVar("treenail_inside_calls", default=())
+"""The calls whose handlers the running code is part of."""
+
+
+def enclosing_calls() -> tuple[OpenCall, ...]:
+    """Return the calls that the running code is part of, the outermost first."""
+    return tuple(each for each in _inside.get() if not each.is_over)
+
+
+class _Rollback:
+    """A rollback under way: each part is tried, whatever becomes of the others, and an interrupt waits."""
+
+    __slots__ = ("interrupt", "problems")
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.interrupt: BaseException | None = None
+
+    def part(self, what: str, action: Callable[[], T]) -> T | None:
+        """Do one part. An interrupted one is done again: each can be repeated."""
+        try:
+            try:
+                return action()
+            except Exception as error:  # noqa: BLE001  # the other parts are tried all the same
+                self.problems.append(f"{what}: {describe(error)}")
+            except BaseException as error:  # noqa: BLE001  # raised when everything is put back
+                self.interrupt = self.interrupt or error
+                return action()
+        except Exception as error:  # noqa: BLE001  # the second try failed
+            self.problems.append(f"{what}: {describe(error)}")
+        return None
+
+    def log(self, action: Callable[[], None]) -> None:
+        """Do the part that writes to the log. If the log refuses, its error is raised."""
+        try:
+            action()
+        except Exception:
+            raise
+        except BaseException as error:  # noqa: BLE001  # raised when everything is put back
+            self.interrupt = self.interrupt or error
+            action()
+
+
+def _interrupted(name: str) -> ToolResult[Any]:
+    return ToolResult.error(f"{name} was interrupted; everything it had changed was rolled back")
+
+
+def _recorded(record: Record, result: ToolResult[Any]) -> tuple[tuple[object, ...], Exception | None]:
+    """Make the caller's events for a call's end. If that fails the call ends without them."""
+    try:
+        return tuple(record(result)), None
+    except Exception as error:  # noqa: BLE001  # raised when the call's end is in the log
+        return (), error
+
+
+def _typed_values(result: ToolResult[Any]) -> Sequence[object]:
+    """The parts of a result that populate slices: a record, or a sequence of records."""
+    value = result.value
+    if _is_record(value):
+        return (value,)
+    if isinstance(value, (list, tuple)) and value and all(_is_record(each) for each in value):
+        return tuple(value)
+    return ()
+
+
+def _is_record(value: object) -> bool:
+    kind = type(value)
+    return hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__pydantic_fields__")
+
+
+def describe(error: BaseException) -> str:
+    """Return an error's class and text."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _as_commit_error(name: str, error: BaseException) -> BaseException:
+    if not isinstance(error, Exception):
+        return error
+    wrapped = ToolCommitError(
+        f"{name} ran, but its changes could not be committed ({describe(error)}); they were rolled back"
+    )
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,134 @@
+"""The path of one tool call of a turn: an ordered list of steps, each around the next.
+
+    show         tell the screen that the call begins, and how it ended
+    contain      let the containment allow the call, or end the turn
+    trace        put the call into a span
+    expand       note the sections that the call wants opened, which is not a failure
+    seat         wait until a vendor's own loop has come to the call, and tell it the result
+    transact     begin; commit, or roll back (`treenail.tools.runner`)
+    run_handler  call the tool's function (`treenail.tools.handlers`)
+
+A step does its part, awaits the next one, and returns the result. A call goes down the list once and comes
+back up once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import Any
+
+from treenail.containment import WrapOptions
+from treenail.conversation.messages import InnerMessage
+from treenail.errors import CancelledByToken, VisibilityExpansionRequired
+from treenail.tools.handlers import run_handler
+from treenail.tools.runner import Body
+from treenail.tools.tool import ToolCall, ToolResult
+from treenail.turns.frame import TurnFrame, refused
+from treenail.turns.traces import tool_span
+
+
+@dataclass(slots=True)
+class TurnCall:
+    """One tool call on its way down the steps and back."""
+
+    request: ToolCall
+    frame: TurnFrame
+    place: int
+    """The place in the conversation that is reserved for its result."""
+    is_resume: bool = False
+    message: InnerMessage | None = None
+    """The message that tells the model the result, once it is recorded."""
+    expansion: VisibilityExpansionRequired | None = None
+    """The sections that the call wants opened."""
+
+    def record(self, result: ToolResult[Any]) -> tuple[InnerMessage]:
+        """Make the message for the append that ends the call. If the commit fails it is made again."""
+        self.message = self.frame.record.result(self.request, result, self.place)
+        return (self.message,)
+
+
+Next = Callable[[TurnCall], Awaitable[ToolResult[Any]]]
+"""The rest of the path."""
+
+
+async def show(proceed: Next, call: TurnCall) -> ToolResult[Any]:
+    """Show the call as it begins and ends, also if it is refused, held or cut off."""
+    display, clock = call.frame.display, call.frame.state.clock
+    display.call_began(call.request)
+    began = clock.monotonic()
+    result: ToolResult[Any] | None = None
+    try:
+        result = await proceed(call)
+        return result
+    finally:
+        display.call_ended(call.request, result, clock.monotonic() - began)
+
+
+async def contain(proceed: Next, call: TurnCall) -> ToolResult[Any]:
+    """Ask the containment. If it refuses or stops the call, the turn is halted."""
+    containment = call.frame.containment
+    if containment is None:
+        return await proceed(call)
+    request = call.request
+    options = WrapOptions(
+        operation_name=request.name, fingerprint=request.arguments_json, cost_of=lambda result: 0.0
+    )
+    outcome = await containment.acall_tool(partial(proceed, call), options)
+    if outcome.value is not None:
+        return outcome.value
+    error = outcome.error
+    stopped_by_chain = isinstance(error, CancelledByToken) and not call.frame.cancellation.is_cancelled
+    if error is None or stopped_by_chain:
+        raise refused(outcome, containment)
+    raise error
+
+
+async def trace(proceed: Next, call: TurnCall) -> ToolResult[Any]:
+    """Put the call, its commit or rollback included, into a span."""
+    with tool_span(call.request, call.frame.state.clock) as traced:
+        result = await proceed(call)
+        traced.ended(success=result.success)
+    return result
+
+
+async def expand(proceed: Next, call: TurnCall) -> ToolResult[Any]:
+    """Note the sections that the call wants opened: the turn opens them when its calls have ended."""
+    try:
+        result = await proceed(call)
+    except VisibilityExpansionRequired as required:
+        call.expansion = required
+        return ToolResult.ok(message=str(required))
+    return result
+
+
+async def seat(proceed: Next, call: TurnCall) -> ToolResult[Any]:
+    """Keep step with a vendor's own loop, if there is one."""
+    vendor = call.frame.seat.vendor
+    if vendor is not None:
+        await call.frame.seat.wait_until_asked(call.request, call.frame.runner.tool_registry)
+    result = await proceed(call)
+    if vendor is not None:
+        await vendor.deliver(call.request, result)
+    return result
+
+
+async def transact(proceed: Body, call: TurnCall) -> ToolResult[Any]:
+    """Begin the call, run the handler, and commit the outcome or roll everything back."""
+    frame = call.frame
+    context = replace(frame.context, is_resume=True) if call.is_resume else frame.context
+    return await frame.runner.transaction(call.request, proceed, context=context, record=call.record)
+
+
+STEPS: tuple[Callable[[Any, TurnCall], Awaitable[ToolResult[Any]]], ...] = (
+    show,
+    contain,
+    trace,
+    expand,
+    seat,
+    transact,
+)
+
+run_call: Next = reduce(lambda proceed, step: partial(step, proceed), reversed(STEPS), run_handler)  # type: ignore[assignment]  # the handler, at the end, takes the open call
+"""Run one call: through all steps to the handler, and back."""
