@@ -1,7 +1,6 @@
 """Judges: feedback while a run goes on and verification before it may stop, by rules and by a model."""
 
 from treenail.errors import NestedEvaluationError
-from treenail.judges.budgets import SharedBudgetTracker
 from treenail.judges.completion import (
     CommandChecker,
     CompositeChecker,
@@ -11,7 +10,6 @@ from treenail.judges.completion import (
     TaskCompletionResult,
 )
 from treenail.judges.context import (
-    FailureMode,
     NestedEvaluationResult,
     NestedExecutionConfig,
     NestedExecutionContext,
@@ -55,7 +53,6 @@ __all__ = [
     "CompletionVerdict",
     "CompositeChecker",
     "DeadlineFeedback",
-    "FailureMode",
     "Feedback",
     "FeedbackContext",
     "FeedbackProvider",
@@ -75,7 +72,6 @@ __all__ = [
     "NestedExecutionContext",
     "NestedUsage",
     "Observation",
-    "SharedBudgetTracker",
     "StaticFeedback",
     "StaticFeedbackProvider",
     "TaskCompletionChecker",

@@ -27,7 +27,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Any, Literal
@@ -70,8 +69,8 @@ class Subagents:
     our own loop), and `limits` are the operator's ceilings. Leaving cancels the running subagents and closes
     the queued ones, with evidence.
 
-    Subagents spend from `containment`, the parent's. `depth` is the parent's own depth. `isolated_in` is the
-    directory for isolated copies of a workspace on disk; by default it is in the workspace's private store.
+    Subagents spend from `containment`, the parent's. `depth` is the parent's own depth. Isolated copies of a
+    workspace on disk are in its private store.
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class Subagents:
         containment: ExecutionContext | None = None,
         permissions: Permissions | None = None,
         depth: int = 0,
-        isolated_in: str | Path | None = None,
         rng: Random | None = None,
     ) -> None:
         self.agents: dict[str, Agent] = {}
@@ -96,7 +94,6 @@ class Subagents:
         self.limits = limits or SubagentLimits()
         self.permissions = permissions or Permissions()
         self.depth = depth
-        self.isolated_in = None if isolated_in is None else Path(isolated_in)
         self._runner = runner
         self._containment = containment
         self._chain: ExecutionContext | None = None
@@ -315,7 +312,6 @@ class Subagents:
                 self._chain,
                 self._run_turn,
                 self._rng,
-                self.isolated_in,
             )
             self._tasks.start(self._supervise, work)
 
@@ -429,9 +425,7 @@ class Subagents:
         if child.copy_in_memory is not None and child.copy_in_memory.copy is not None:
             yield child.copy_in_memory.copy
             return
-        with open_copy(
-            self.state, child.id, child.session_id, child.workspace_mode, self.isolated_in
-        ) as copy:
+        with open_copy(self.state, child.id, child.session_id, child.workspace_mode) as copy:
             yield copy
 
     async def apply(self, subagent_id: str) -> ToolResult[Any]:

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -65,7 +64,6 @@ class SubagentWork:
     """The parent's chain; the subagent gets one below it."""
     run_turn: Callable[[ChildRun], Awaitable[TurnResult]]
     rng: Random
-    isolated_in: Path | None = None
     _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _token: CancellationToken = field(default_factory=CancellationToken)
     _chain: ExecutionContext | None = None
@@ -117,7 +115,6 @@ class SubagentWork:
             child.workspace_mode,
             session_id=child.session_id,
             charter=charter,
-            isolated_in=self.isolated_in,
         )
         stack.callback(workspace.release)
         self.permissions = replace(self.permissions, mode=self._permission_mode(charter))

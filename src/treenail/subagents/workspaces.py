@@ -68,7 +68,6 @@ def open_workspace(
     *,
     session_id: UUID,
     charter: SubagentCharter | None = None,
-    isolated_in: Path | None = None,
 ) -> ChildWorkspace:
     """Open the workspace of a subagent; the same one again, if it has a charter.
 
@@ -94,7 +93,7 @@ def open_workspace(
     if charter is not None and charter.fork_place is not None:
         place = Path(charter.fork_place)
     else:
-        place = (isolated_in or _copies_of(base)) / str(session_id)
+        place = _copies_of(base) / str(session_id)
     copy = isolate(base, snapshot=boundary, place=place)
     return ChildWorkspace(copy, copy=copy, fork_base=boundary, fork_place=place)
 
@@ -112,7 +111,6 @@ def open_copy(
     subagent_id: str,
     session_id: UUID,
     mode: WorkspaceMode,
-    isolated_in: Path | None = None,
 ) -> Iterator[WorkspaceCopy]:
     """Open the copy of a subagent that has ended. Raises `UsageError` if it has none, or it was deleted."""
     if mode != "isolated":
@@ -128,9 +126,7 @@ def open_copy(
         raise UsageError(
             f"the copy of the workspace that {subagent_id} worked in, {charter.fork_place}, is gone"
         )
-    workspace = open_workspace(
-        state, "isolated", session_id=session_id, charter=charter, isolated_in=isolated_in
-    )
+    workspace = open_workspace(state, "isolated", session_id=session_id, charter=charter)
     assert workspace.copy is not None
     try:
         yield workspace.copy

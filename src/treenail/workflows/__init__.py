@@ -8,7 +8,7 @@ from treenail.workflows.runs import resume_workflow, run_workflow
 from treenail.workflows.schedule import DryRun, dry_run, waves
 from treenail.workflows.spec import AgentSpec, StepSpec, WorkflowSpec
 from treenail.workflows.states import StepState, StepView, WorkflowResult, WorkflowState, derive_workflow
-from treenail.workflows.tool import Workflows, with_workflows, workflow_tool
+from treenail.workflows.tool import Workflows, with_workflows
 from treenail.workflows.workflow import Workflow, workflow_result
 
 __all__ = [
@@ -41,5 +41,4 @@ __all__ = [
     "waves",
     "with_workflows",
     "workflow_result",
-    "workflow_tool",
 ]

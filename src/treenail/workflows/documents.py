@@ -37,7 +37,6 @@ _STEP = _object(
     ("id",),
     id=_TEXT,
     task=_TEXT,
-    prompt={**_TEXT, "description": "Another name of task."},
     agent=_TEXT,
     depends_on=_TEXTS,
     posture={**_TEXT, "enum": list(POSTURES)},
@@ -91,22 +90,10 @@ def spec_from_data(data: object, *, where: str = "the workflow") -> WorkflowSpec
     problem = first_problem(data, _WORKFLOW)
     if problem is not None:
         raise UsageError(f"{where}: {problem}")
-    fields = cast("dict[str, Any]", data)
     try:
-        steps = [_with_task(number, each) for number, each in enumerate(fields["steps"])]
-        return WorkflowSpec.from_data({**fields, "steps": steps})
+        return WorkflowSpec.from_data(cast("dict[str, Any]", data))
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
-
-
-def _with_task(number: int, step: dict[str, Any]) -> dict[str, Any]:
-    if "prompt" not in step:
-        return step
-    if "task" in step:
-        raise UsageError(f"steps[{number}]: prompt is another name of task; give only one of them")
-    step = dict(step)
-    step["task"] = step.pop("prompt")
-    return step
 
 
 def load_spec(path: str | Path) -> WorkflowSpec:
