@@ -37,7 +37,7 @@ COST_TOLERANCE_USD: Final = 1e-9
 N = TypeVar("N", int, float)
 
 Dimension = Literal["deadline", "input", "output", "total", "cost"]
-"""What a budget can run out of, in the order in which `BudgetTracker.check` looks."""
+"""What a budget can run out of, in the order in which `BudgetTracker.check` checks it."""
 
 
 @sparse
@@ -320,7 +320,7 @@ class BudgetTracker:
             joined = dict(self._entries)
             for entry in snapshot.entries:
                 # Joined even with nothing: decoding runs no constructor, so this is where a figure
-                # from a damaged file is looked at.
+                # from a damaged file is checked.
                 known = joined.get(entry.evaluation_id, BudgetEntry(entry.evaluation_id, TokenUsage()))
                 joined[entry.evaluation_id] = known | entry
             self._entries = joined

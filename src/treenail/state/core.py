@@ -324,7 +324,7 @@ class Core:
                 for each in self._read(self.head, self.head + len(drafts))
             ]
         except Exception:  # noqa: BLE001  # the caller raises what went wrong first
-            self.loaded = False  # Nobody knows now: fold again from whatever the log will say.
+            self.loaded = False  # Unknown: fold again from what the log will hold.
             return False
         return there == [(each.type, each.payload, each.at_us) for each in drafts]
 

@@ -1,8 +1,8 @@
-"""Telling subscribers what happened. A failing subscriber changes nothing.
+"""Dispatchers: they tell subscribers what happened. A failing subscriber changes nothing.
 
-An event is in the log, as bytes, before anybody is told of it, so that no subscriber can change what is kept.
-Subscribers share the object that was dispatched: whoever wants to change a list or a dict in it changes a
-copy, or those that are told later, and the dispatcher's caller, see the change.
+An event is in the log, as bytes, before it is published, so that no subscriber can change what is kept.
+Subscribers share the object that was dispatched. To change a list or a dict in it, change a copy: later
+subscribers, and the dispatcher's caller, would see the change.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DispatchResult:
 
 
 class Dispatcher(Protocol):
-    """Delivers events to whoever subscribed to their exact type."""
+    """Delivers events to the subscribers of their exact type."""
 
     def subscribe(self, event_type: type[T], handler: Callable[[T], object]) -> None:
         """Call the handler for each event of exactly that type."""

@@ -119,7 +119,7 @@ class StateRestored:
 @event(name="treenail.AttentionNeeded", policy=SlicePolicy.LOG)
 @dataclass(frozen=True, slots=True)
 class AttentionNeeded:
-    """Something could not be put right automatically; a person has to look."""
+    """Something could not be repaired automatically and needs a person."""
 
     reason: str
     details: tuple[str, ...] = ()
@@ -129,12 +129,12 @@ class AttentionNeeded:
 @event(name="treenail.AttentionResolved", policy=SlicePolicy.LOG)
 @dataclass(frozen=True, slots=True)
 class AttentionResolved:
-    """A person has put right whatever needed attention before."""
+    """A person has fixed what needed attention before."""
 
     note: str
     """What was done about it."""
     by: str = ""
-    """Who says so."""
+    """Who fixed it."""
 
 
 SYSTEM_EVENTS = (InitializeSlice, ClearSlice, StateRestored)

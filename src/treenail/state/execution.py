@@ -22,7 +22,7 @@ _logger = logging.getLogger("treenail.state")
 
 @dataclass(slots=True)
 class ExecutionState:
-    """A session, its resources, its time and its chance: all that an evaluation may change or ask."""
+    """A session, its resources, clock and random numbers: all that an evaluation may change or ask."""
 
     session: Session
     resources: ResourceRegistry | ResourceContext = field(default_factory=lambda: ResourceRegistry.build({}))
@@ -77,7 +77,7 @@ class ExecutionState:
             for each in snapshot.resources
             if not (preserve_logs and self.resources.policy_of(each) is SlicePolicy.LOG)
         }
-        # All snapshots before the first change: whoever cannot be captured fails while nothing happened.
+        # All snapshots before the first change: what cannot be captured fails while nothing has changed.
         before = {each: resource.snapshot(tag="before restore") for each, resource in chosen.items()}
         begun: list[type] = []
         try:

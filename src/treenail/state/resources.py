@@ -7,20 +7,20 @@ value; merging two gives a third. Opening it gives a `ResourceContext`, which
 owns what its providers build and closes it, newest first, when the block ends.
 One registry can be opened many times; each opening builds its own objects.
 
-*Whoever makes an object closes it.* An instance that the caller hands in
+*The maker of an object closes it.* An instance that the caller hands in
 (`Binding.instance`, or a plain value in `ResourceRegistry.build`) is only
 passed along: it is neither initialised nor closed here, it can be read without
 opening anything, and it outlives every context. To hand ownership over, bind a
 provider instead: `Binding(Database, lambda _: database)`.
 
 A scope says how long a built object lives: as long as the context
-(`SINGLETON`), as long as one tool call (`TOOL_CALL`), or as long as whoever
-asked for it keeps it (`PROTOTYPE`, never tracked, never closed).
+(`SINGLETON`), as long as one tool call (`TOOL_CALL`), or as long as its
+user keeps it (`PROTOTYPE`, never tracked, never closed).
 
 Construction happens under one lock per context, so that two threads that ask
 for the same singleton get the same object, and so that a cycle is seen as a
-cycle and not as a deadlock: whoever holds the lock owns the stack of types
-under construction. What is built already is read without the lock.
+cycle and not as a deadlock: the thread that holds the lock owns the stack of
+types under construction. What is built already is read without the lock.
 
 An object is entered into the close order when it is complete. Its dependencies
 were complete before it, so walking the order backwards closes every object
@@ -103,12 +103,12 @@ class Closeable(Protocol):
         ...
 
 
-# What passes requests on to another object can do what that one can. `isinstance` says so in Python 3.11
-# alone: later ones do not look at what an object finds only when it is asked for it.
+# A proxy can do what the object behind it can. `isinstance` sees that in Python 3.11 only: later versions
+# ignore attributes that `__getattr__` finds.
 
 
 def is_snapshotable(resource: object) -> TypeGuard[Snapshotable[object]]:
-    """Say whether something can be snapshotted, be it by passing that on to another object."""
+    """Say whether something can be snapshotted, directly or through the object behind it."""
     return _can(resource, "snapshot") and _can(resource, "restore")
 
 
@@ -148,7 +148,7 @@ class Scope(Enum):
     TOOL_CALL = "tool_call"
     """One per tool call, closed when the call ends."""
     PROTOTYPE = "prototype"
-    """A fresh one for each request, which belongs to whoever asked: never tracked, never closed."""
+    """A fresh one for each request, which belongs to the caller: never tracked, never closed."""
 
 
 # --- bindings ------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class Binding(Generic[T_co]):
 
     @staticmethod
     def instance(protocol: type[T], obj: T, *, policy: SlicePolicy | None = None) -> Binding[T]:
-        """Bind an object that exists already. The caller goes on owning it: it is not closed here."""
+        """Bind an object that exists already. The caller still owns it: it is not closed here."""
         if obj is None:
             raise UsageError(f"None cannot be bound to {_name(protocol)}; leave the binding out instead")
         return Binding(protocol, lambda _: obj, eager=True, provided=obj, policy=policy)
@@ -208,7 +208,7 @@ class ResourceRegistry:
     _entries: Mapping[type[object], Binding[object]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # A copy behind a proxy: whoever passed the mapping cannot change the registry through it.
+        # A copy behind a proxy: the mapping that was passed cannot change the registry.
         object.__setattr__(self, "_entries", MappingProxyType(dict(self._entries)))
 
     @classmethod
@@ -297,7 +297,7 @@ class ResourceRegistry:
     def snapshotable_resources(self) -> Mapping[type[object], Snapshotable[object]]:
         """Return the instances that were handed in and can be snapshotted, by type, in binding order.
 
-        What is read-only here is not among them: whoever owns it takes its snapshots.
+        What is read-only here is not among them: its owner takes its snapshots.
         """
         return MappingProxyType(
             {
@@ -438,7 +438,7 @@ class ResourceContext:
     def snapshotable_resources(self) -> Mapping[type[object], Snapshotable[object]]:
         """Return the singletons that exist at this moment and can be snapshotted, in binding order.
 
-        What is read-only here is not among them: whoever owns it takes its snapshots.
+        What is read-only here is not among them: its owner takes its snapshots.
         """
         with self._lock:
             present = {
@@ -481,7 +481,7 @@ class ResourceContext:
                 raise CircularDependencyError([*self._stack[start:], resource_type])
             match binding.scope:
                 case Scope.SINGLETON:
-                    # A second look: another thread may have built it while this one waited.
+                    # Again, under the lock: another thread may have built it while this one waited.
                     existing = self._singletons.get(resource_type)
                     if existing is not None:
                         return existing
@@ -614,7 +614,7 @@ def _policy(binding: Binding[T] | None, resource: object) -> SlicePolicy:
 
 
 def _is_read_only(resource: object) -> bool:
-    """Say whether a resource shows state that is not this run's to change, and so not its to roll back."""
+    """Say whether a resource only shows state, which this run can neither change nor roll back."""
     return getattr(resource, "read_only", False) is True
 
 

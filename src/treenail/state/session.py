@@ -79,7 +79,7 @@ class SliceAccessor(SliceReader[T]):
         return self._session.dispatch(event)
 
     def clear(self, predicate: Callable[[T], bool] | None = None) -> DispatchResult:
-        """Take away the items for which the predicate holds, or all."""
+        """Remove the items for which the predicate holds, or all."""
         return self._session._clear(self._slice_type, predicate)
 
     def register(
@@ -173,7 +173,7 @@ class Session:
     ) -> Session:
         """Open a session that exists.
 
-        Register its reducers before looking at its slices. With `read_only` no lease is taken, and
+        Register its reducers before reading its slices. With `read_only` no lease is taken, and
         a damaged log is read up to the damage. With `upto` (read-only) the session is shown as it
         was after that event. Raises `SessionNotFoundError`; `LeaseHeldError` while somebody else
         writes it; `LogDamagedError`, naming the last good event.
@@ -540,10 +540,10 @@ class Session:
         core = self._core
         with core.lock:
             core.ensure_loaded()
-            strangers = [each.__qualname__ for each in snapshot.slices if each not in core.fold.known]
-        if strangers:
+            unknown = [each.__qualname__ for each in snapshot.slices if each not in core.fold.known]
+        if unknown:
             raise SnapshotMismatchError(
-                f"the snapshot has slices that this session does not know: {', '.join(strangers)}; "
+                f"the snapshot has slices that this session does not know: {', '.join(unknown)}; "
                 "register them (session[T].register(...) or session[T]) and try again; nothing was changed"
             )
 
@@ -559,7 +559,7 @@ class Session:
         bus: Dispatcher | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> Session:
-        """Make a new session with the same reducers, policies and state, and an own log."""
+        """Make a new session with the same reducers, policies and state, and a log of its own."""
         core = self._core
         snapshot = self.snapshot(include_all=True)
         twin = Session(bus=bus, session_id=session_id, log=log, clock=core.clock, tags=tags, codec=core.codec)
@@ -577,9 +577,9 @@ class Session:
     ) -> Session:
         """Make a new session that continues from event `at` of this one (by default from now).
 
-        The events up to there are copied, so that the new session folds to the same state, and the
-        two go their own ways after it. If the early ones were pruned, the state is copied instead.
-        Reducers and policies are taken along. What is staged in a transaction is not.
+        The events up to there are copied, so that the new session folds to the same state; after that
+        the two are independent. If the early ones were pruned, the state is copied instead.
+        Reducers and policies are copied. What is staged in a transaction is not.
         """
         core = self._core
         head = self.head
@@ -733,7 +733,7 @@ def nested_session(
     """Make a session under another one: own slices, own events, in the log that holds the parent's.
 
     The child knows its parent only as a read-only view, so that nothing done in the child reaches the
-    parent, and it can be opened and looked at afterwards wherever the parent can.
+    parent, and it can be opened and read afterwards wherever the parent can.
     """
     view = parent.read_only_view()
     if view.spawn is None:

@@ -13,8 +13,8 @@ sequence number, `-seq` if that event's reducer made it, 0 if it has no place in
 the log yet. Stored snapshots use it to refer to events instead of copying them.
 
 An item that can change in place is kept as its encoded form (`Kept`) and decoded
-anew for whoever looks, so that nobody can reach into the session's state, and so
-that what is seen is exactly what reading the log again would give.
+anew for each reader, so that no reader can change the session's state, and each
+sees exactly what reading the log again would give.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class Slice(Sequence[T]):
 
 
 def entries_of(slice_: Slice[Any]) -> Iterator[Entry]:
-    """Iterate over what a slice keeps, with the origins: for those who fold and store, not who look."""
+    """Iterate over what a slice keeps, with the origins: for folding and storing, not for reading."""
     entries: Iterable[Any] = slice_._root
     for _ in range(0, slice_._shift, _BITS):
         entries = chain.from_iterable(entries)
@@ -293,7 +293,7 @@ class Replace(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Clear(Generic[T]):
-    """Take away the items for which the predicate holds, or all."""
+    """Remove the items for which the predicate holds, or all."""
 
     predicate: Callable[[T], bool] | None = None
 
@@ -303,7 +303,7 @@ SliceOp = Append[T] | Extend[T] | Replace[T] | Clear[T]
 
 
 class ReducerContext(Protocol):
-    """What a reducer may look at besides its slice and its event."""
+    """What a reducer may read besides its slice and its event."""
 
     @property
     def session(self) -> Any:

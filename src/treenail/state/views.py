@@ -1,8 +1,8 @@
-"""Reading a session without being able to change it.
+"""Views: they read a session and cannot change it.
 
 A view holds functions that read, and nothing that leads to the session. Slices never
-change, and items that could change in place are made anew for whoever looks (see
-`slices`), so that whatever a reader does with what it got, the session stays as it is.
+change, and items that could change in place are decoded anew for each reader
+(see `slices`), so that nothing that a reader does with them changes the session.
 """
 
 from __future__ import annotations
