@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
-from treenail.codec.registry import is_model, is_named_tuple, is_record
+from treenail.codec.registry import is_model, is_named_tuple, is_record, reader_of
 from treenail.codec.scalars import NATIVE, SCALARS
 
 K = TypeVar("K")
@@ -82,8 +82,7 @@ def _parts_of(kind: Any) -> Callable[[Any], Iterable[object]] | None:
         return None
     if is_model(kind):
         return lambda value: vars(value).values()
-    names = tuple(each.name for each in dataclasses.fields(kind))
-    return lambda value: [getattr(value, name, None) for name in names]
+    return reader_of([each.name for each in dataclasses.fields(kind)])
 
 
 def _is_frozen(cls: Any) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from treenail.errors import UnknownTypeError, UsageError
 
@@ -98,6 +99,13 @@ def is_record(cls: object) -> bool:
         and (dataclasses.is_dataclass(cls) or is_model(cls))
         and not issubclass(cls, Enum)
     )
+
+
+def reader_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function that reads these attributes of an object, all at once."""
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return lambda value: tuple(getattr(value, name) for name in names)
 
 
 def is_named_tuple(cls: type) -> bool:
