@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import anyio.lowlevel
 
@@ -30,10 +30,8 @@ from treenail.providers.base import (
 from treenail.state.budget import TokenUsage
 from treenail.tools.tool import ToolCall
 
-_STOPPED = {reason: Stopped(reason) for reason in get_args(FinishReason)}
-
 _USUAL = TokenUsage(input_tokens=100, output_tokens=20)
-"""What an answer uses, unless the script says something else."""
+"""The usage of an answer, unless the script gives another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +46,13 @@ class Answer:
     error: Exception | None = None
     """Raised after the text, like a connection that breaks."""
     thoughts: Sequence[str] = ()
-    """What the model thinks before it answers: each is a block that it wants back."""
+    """The model's reasoning before its answer: each is a block that it wants back."""
     stop: FinishReason | None = None
     """Why the model stops; None for what the calls say."""
     cache_write_tokens: int = 0
 
     def tool_calls(self, turn: int) -> list[ToolCall]:
-        """Return the calls with their ids, which say whose they are: the answer's number and their place."""
+        """Return the calls with their ids, made of the answer's number and the call's place."""
         return [
             call if isinstance(call, ToolCall) else ToolCall(f"call_{turn}_{place}", call[0], call[1])
             for place, call in enumerate(self.calls, start=1)
@@ -88,7 +86,7 @@ class ScriptedProvider:
         return self._model
 
     def estimate_usd(self, request: ModelRequest) -> float | None:
-        """Say what the scripted answer costs: the script knows."""
+        """Return the cost of the scripted answer."""
         try:
             return self._next(request).cost_usd or 0.0
         except PromptEvaluationError:
@@ -111,7 +109,7 @@ class ScriptedProvider:
         yield UsageReported(
             answer.usage, answer.cost_usd, answer.cache_write_tokens, model=request.model or self._model
         )
-        yield _STOPPED[answer.stop_reason]
+        yield Stopped(answer.stop_reason)
 
     def _next(self, request: ModelRequest) -> Answer:
         position = request.answers_so_far

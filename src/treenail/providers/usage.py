@@ -1,14 +1,25 @@
-"""Report a model call's usage to the containment."""
+"""The usage of model calls: what a request takes at most, and what a call reported."""
 
 from __future__ import annotations
 
 import logging
 
 from treenail.containment import ActiveCall, CallUsage
+from treenail.containment.pricing import estimate_tokens
 from treenail.errors import UsageError
-from treenail.providers.base import UsageReported
+from treenail.providers.base import ModelRequest, UsageReported
 
 _logger = logging.getLogger("treenail.providers")
+
+
+def request_tokens(request: ModelRequest) -> int:
+    """Estimate the input tokens of a request: its items, its tools and its output schema."""
+    items = sum(
+        4 + estimate_tokens(item.text) + sum(estimate_tokens(call.arguments) for call in item.calls)
+        for item in request.items
+    )
+    tools = [[tool.name, tool.description, tool.parameters_schema] for tool in request.tools]
+    return items + estimate_tokens(tools) + estimate_tokens(request.output_schema)
 
 
 def report_usage(call: ActiveCall, reported: UsageReported) -> None:

@@ -40,7 +40,7 @@ import httpx2
 from anyio.lowlevel import RunVar
 
 from treenail.containment import current_call, default_prices
-from treenail.containment.pricing import CallUsage, PriceTable, estimate_tokens, estimate_usage
+from treenail.containment.pricing import CallUsage, PriceTable, estimate_usage
 from treenail.conversation.messages import ReasoningPart
 from treenail.errors import CallRefused, ModelCallError
 from treenail.providers.base import (
@@ -53,6 +53,7 @@ from treenail.providers.base import (
     UsageReported,
 )
 from treenail.providers.errors import Facts, classify, environment_secrets, model_call_error
+from treenail.providers.usage import request_tokens
 from treenail.providers.wire_formats import clean
 from treenail.state.budget import TokenUsage
 
@@ -153,12 +154,7 @@ class VendorProvider(ABC, Generic[C]):
 
     def estimate_usd(self, request: ModelRequest) -> float | None:
         """Return the most the call can cost; None if the model's price is not known."""
-        size = sum(
-            4 + estimate_tokens(item.text) + sum(estimate_tokens(call.arguments) for call in item.calls)
-            for item in request.items
-        )
-        tools = [[tool.name, tool.description, tool.parameters_schema] for tool in request.tools]
-        tokens = size + estimate_tokens(tools) + estimate_tokens(request.output_schema)
+        tokens = request_tokens(request)
         asked = self._for(request)
         return asked._price(estimate_usage(input_tokens=tokens, max_output_tokens=asked._max_output_tokens))
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 from treenail.containment import default_prices
-from treenail.containment.pricing import CallUsage, PriceTable, estimate_tokens, estimate_usage
+from treenail.containment.pricing import CallUsage, PriceTable, estimate_usage
 from treenail.errors import ModelCallError
 from treenail.providers.base import ModelRequest, UsageReported
 from treenail.providers.claude_agent.environment import endpoint_in
 from treenail.providers.errors import Facts, classify, environment_secrets, model_call_error
+from treenail.providers.usage import request_tokens
 from treenail.state.budget import TokenUsage
 
 NAME = "claude.agent"
@@ -53,13 +54,7 @@ class Settings:
 
     def estimate_usd(self, request: ModelRequest) -> float | None:
         """Say what a call will cost at most; None if the model's price is not known."""
-        size = sum(
-            4 + estimate_tokens(item.text) + sum(estimate_tokens(call.arguments) for call in item.calls)
-            for item in request.items
-        )
-        tools = [[tool.name, tool.description, tool.parameters_schema] for tool in request.tools]
-        tokens = size + estimate_tokens(tools) + estimate_tokens(request.output_schema)
-        tokens += _OWN_TOKENS * (1 + len(self.native))
+        tokens = request_tokens(request) + _OWN_TOKENS * (1 + len(self.native))
         usage = estimate_usage(input_tokens=tokens, max_output_tokens=self.most_tokens(request))
         return self._price(usage, request.model or self.model)
 
