@@ -33,7 +33,7 @@ from treenail.state.slices import entry_at
 from treenail.state.slices import opened as opened_item
 from treenail.tools.boundaries import boundaries, diff_calls, fork_at, recover
 from treenail.tools.context import filesystem_of
-from treenail.tools.event_loop import is_in_event_loop
+from treenail.tools.event_loop import refuse_in_event_loop
 from treenail.tools.events import SessionForked
 from treenail.tools.policies import Permissions, ToolPolicy
 from treenail.tools.tool import Tool
@@ -142,7 +142,8 @@ class Agent:
         With `run_id` it is the next task of an earlier run, which the model remembers; without `limits` the
         ceilings that the run had hold on. `tags` are kept with a new run.
         """
-        _refuse_in_event_loop("run", "arun")
+        # Before anything is opened: a run that cannot begin must not hold a store's lease.
+        refuse_in_event_loop("Agent.run", "arun")
         started = self._begin(
             provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id, tags=tags
         )
@@ -184,7 +185,7 @@ class Agent:
 
         Without `limits` the ceilings that the run had hold on; `Limits()` lifts them all.
         """
-        _refuse_in_event_loop("resume", "aresume")
+        refuse_in_event_loop("Agent.resume", "aresume")
         started = self._begin(
             provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id
         )
@@ -247,12 +248,6 @@ class Agent:
             adapter=ModelAdapter(provider, retry=self.retry),
         )
         return _Started(loop, state, store, tuple(self.extensions))
-
-
-def _refuse_in_event_loop(face: str, other: str) -> None:
-    # Before anything is opened: a run that cannot begin must not hold a store's lease.
-    if is_in_event_loop():
-        raise UsageError(f"Agent.{face} would block the event loop that runs here; `await` {other} instead")
 
 
 def _contained(session: Session, limits: Ceilings | None) -> ExecutionContext | None:

@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import anyio
-
 from treenail.containment import CancellationToken, ExecutionConfig, ExecutionContext, Limits
 from treenail.conversation.compaction import CompactionSettings
 from treenail.errors import PromptEvaluationError, UsageError
@@ -23,7 +21,7 @@ from treenail.state.resources import ResourceRegistry
 from treenail.state.run_context import RunContext
 from treenail.state.session import Session
 from treenail.tools.context import Heartbeat
-from treenail.tools.event_loop import is_in_event_loop
+from treenail.tools.event_loop import run_blocking
 from treenail.tools.policies import Permissions
 from treenail.turns.display import Watch
 from treenail.turns.ledger import contain
@@ -88,8 +86,6 @@ class ModelAdapter:
         cancellation: CancellationToken | None = None,
     ) -> PromptResponse[OutputT]:
         """Evaluate a prompt and return its answer. Not for use inside an event loop."""
-        if is_in_event_loop():
-            raise UsageError("evaluate would block the event loop that runs here; `await` aevaluate instead")
         go = partial(
             self.aevaluate,
             prompt,
@@ -105,7 +101,7 @@ class ModelAdapter:
             containment=containment,
             cancellation=cancellation,
         )
-        return anyio.run(go)
+        return run_blocking(go, face="evaluate", instead="aevaluate")
 
     async def aevaluate(
         self,
