@@ -16,9 +16,10 @@ from treenail.containment.breaker import (
 )
 from treenail.containment.cancel import CancellationToken, PartialResultBuffer
 from treenail.containment.context import ExecutionContext, Metrics
+from treenail.containment.dispatch import apause, is_async
+from treenail.containment.guards import Refusal
 from treenail.containment.hooks import (
     AdaptiveBudgetHook,
-    AdjustmentResult,
     BudgetWindowHook,
     DegradationConfig,
     DegradationLadder,
@@ -26,7 +27,6 @@ from treenail.containment.hooks import (
     InputCompressionHook,
     SafeModeHook,
     TimeAwarePolicy,
-    TimeResult,
     TokenBudgetHook,
 )
 from treenail.containment.journal import JsonlJournal, read_journal
@@ -40,8 +40,17 @@ from treenail.containment.ledger import (
     Spent,
     fold,
 )
-from treenail.containment.limits import ExecutionConfig, Limits, StopReason
-from treenail.containment.loops import LoopDetector, LoopFinding, LoopPolicy
+from treenail.containment.limits import (
+    UNLIMITED,
+    ExecutionConfig,
+    Limits,
+    OnUnknownPrice,
+    StopReason,
+    as_config,
+    integer,
+    number,
+)
+from treenail.containment.loops import LoopDetector, LoopPolicy
 from treenail.containment.pots import (
     Allocator,
     BudgetBackend,
@@ -51,6 +60,7 @@ from treenail.containment.pots import (
     WeightedAllocator,
 )
 from treenail.containment.pricing import (
+    DEFAULT_MAX_OUTPUT_TOKENS,
     CallUsage,
     FirstKnown,
     GenaiPrices,
@@ -60,6 +70,7 @@ from treenail.containment.pricing import (
     StaticPrices,
     default_prices,
     estimate_tokens,
+    estimate_usage,
     usage_of,
 )
 from treenail.containment.rates import RatePolicy, RateWatch
@@ -67,32 +78,35 @@ from treenail.containment.records import (
     CallOutcome,
     ChainMetadata,
     ContextSnapshot,
-    GraphSummary,
     NodeRecord,
     WrapOptions,
 )
 from treenail.containment.shield import (
-    BudgetBoundaryHook,
     Decision,
     DegradePlan,
-    EgressHook,
-    PostDispatchHook,
-    PreDispatchHook,
-    RetryBoundaryHook,
     SafetyEvent,
     ShieldPipeline,
     ToolCallContext,
-    ToolDispatchHook,
     Verdict,
+)
+from treenail.containment.threads import (
+    Timer,
+    Timers,
+    call_later,
+    describe,
+    fire,
+    threadsafe,
+    wait_finished,
+    workers,
 )
 
 __all__ = [
+    "DEFAULT_MAX_OUTPUT_TOKENS",
+    "UNLIMITED",
     "ActiveCall",
     "AdaptiveBudgetHook",
-    "AdjustmentResult",
     "Allocator",
     "BudgetBackend",
-    "BudgetBoundaryHook",
     "BudgetWindowHook",
     "CallOutcome",
     "CallUsage",
@@ -109,13 +123,11 @@ __all__ = [
     "DegradePlan",
     "DynamicAllocator",
     "EgressBoundaryHook",
-    "EgressHook",
     "ExecutionConfig",
     "ExecutionContext",
     "FairShareAllocator",
     "FirstKnown",
     "GenaiPrices",
-    "GraphSummary",
     "InputCompressionHook",
     "Journal",
     "JsonlJournal",
@@ -123,10 +135,10 @@ __all__ = [
     "Limits",
     "LocalBudgetBackend",
     "LoopDetector",
-    "LoopFinding",
     "LoopPolicy",
     "Metrics",
     "NodeRecord",
+    "OnUnknownPrice",
     "PackagedPrices",
     "PartialResultBuffer",
     "Permit",
@@ -134,14 +146,12 @@ __all__ = [
     "PolicyContext",
     "PolicyDecision",
     "PolicyPipeline",
-    "PostDispatchHook",
-    "PreDispatchHook",
     "Price",
     "PriceTable",
     "RatePolicy",
     "RateWatch",
+    "Refusal",
     "Reserved",
-    "RetryBoundaryHook",
     "RetryTaken",
     "SafeModeHook",
     "SafetyEvent",
@@ -151,17 +161,29 @@ __all__ = [
     "StaticPrices",
     "StopReason",
     "TimeAwarePolicy",
-    "TimeResult",
+    "Timer",
+    "Timers",
     "TokenBudgetHook",
     "ToolCallContext",
-    "ToolDispatchHook",
     "Verdict",
     "WeightedAllocator",
     "WrapOptions",
+    "apause",
+    "as_config",
+    "call_later",
     "current_call",
     "default_prices",
+    "describe",
     "estimate_tokens",
+    "estimate_usage",
+    "fire",
     "fold",
+    "integer",
+    "is_async",
+    "number",
     "read_journal",
+    "threadsafe",
     "usage_of",
+    "wait_finished",
+    "workers",
 ]

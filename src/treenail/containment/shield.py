@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, TypeAlias
 
 from treenail.clock import Clock, SystemClock
 from treenail.containment.limits import integer
@@ -134,68 +134,6 @@ def _least(one: int | None, other: int | None) -> int | None:
 Answer: TypeAlias = Decision | DegradePlan | None
 
 
-@runtime_checkable
-class PreDispatchHook(Protocol):
-    """Asked before every model call."""
-
-    def before_llm_call(self, ctx: ToolCallContext) -> Answer:
-        """Judge a model call that is about to be made."""
-        ...
-
-
-@runtime_checkable
-class ToolDispatchHook(Protocol):
-    """Asked before every tool call."""
-
-    def before_tool_call(self, ctx: ToolCallContext) -> Answer:
-        """Judge a tool call that is about to be made."""
-        ...
-
-
-@runtime_checkable
-class EgressHook(Protocol):
-    """Asked before a request leaves the machine."""
-
-    def before_egress(self, ctx: ToolCallContext, url: str, method: str) -> Answer:
-        """Judge a request that is about to be sent."""
-        ...
-
-
-@runtime_checkable
-class RetryBoundaryHook(Protocol):
-    """Asked after a call has failed."""
-
-    def on_error(self, ctx: ToolCallContext, err: BaseException) -> Answer:
-        """Say what should follow this error; None leaves it to the retry budget."""
-        ...
-
-
-@runtime_checkable
-class BudgetBoundaryHook(Protocol):
-    """Asked before money is spent."""
-
-    def before_charge(self, ctx: ToolCallContext, cost_usd: float) -> Answer:
-        """Judge a charge: the reservation before the call, and after it what the real cost exceeds it by."""
-        ...
-
-
-@runtime_checkable
-class PostDispatchHook(Protocol):
-    """Told about every model call that succeeded, with the real usage in `ctx`."""
-
-    def after_llm_call(self, ctx: ToolCallContext, response: object) -> None:
-        """Take note of a model call that was made."""
-        ...
-
-
-Hook: TypeAlias = (
-    PreDispatchHook
-    | ToolDispatchHook
-    | EgressHook
-    | RetryBoundaryHook
-    | BudgetBoundaryHook
-    | PostDispatchHook
-)
 HookPoint = Literal["before_llm_call", "before_tool_call", "before_egress", "on_error", "before_charge"]
 
 
@@ -223,6 +161,18 @@ Hooks: TypeAlias = object | Sequence[object] | None
 
 class ShieldPipeline:
     """Hooks at the boundaries of every call. Thread-safe; chains may share one.
+
+    A hook is any object with some of these methods; each answers with a `Decision`, a `DegradePlan`, or None
+    for "no opinion":
+
+    - `before_llm_call(ctx)` and `before_tool_call(ctx)`, before a call is made;
+    - `before_egress(ctx, url, method)`, before a request leaves the machine;
+    - `before_charge(ctx, cost_usd)`, about the reservation before the call, and after it about what the real
+      cost exceeds it by;
+    - `on_error(ctx, err)`, after a call has failed; None leaves it to the retry budget.
+
+    `after_llm_call(ctx, response)` hears of every model call that succeeded, with the real usage in `ctx`;
+    `after_failed_call(ctx)` hears of every one that did not.
 
     Each argument takes one hook or several, in order. `hooks` takes hooks for every boundary that they know.
     Without a retry hook an error is answered with `on_error_policy`. `on_hook_failure` says what a hook that
