@@ -154,8 +154,8 @@ def test_a_snapshot_describes_its_chain(config: Config) -> None:
     assert (summary.node_count, summary.llm_calls, summary.tool_calls) == (2, 1, 1)
 
 
-def test_a_snapshot_costs_the_same_at_a_hundred_thousand_nodes() -> None:
-    """Taking one does not depend on how many calls were made: 100,000 nodes cost at most ten times 100."""
+def test_a_snapshot_costs_the_same_at_ten_thousand_nodes() -> None:
+    """Its cost does not grow with the calls: 10,000 nodes cost at most ten times what 100 do."""
 
     def cost(nodes: int) -> float:
         ctx = ExecutionContext(Limits())
@@ -170,7 +170,7 @@ def test_a_snapshot_costs_the_same_at_a_hundred_thousand_nodes() -> None:
         assert snapshot.nodes[nodes - 1].status == "ok"
         return best
 
-    assert cost(100_000) < 10 * cost(100)
+    assert cost(10_000) < 10 * cost(100)
 
 
 class Big:
