@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PICO = 1_000_000_000_000
 
 OnUnknownPrice = Literal["halt", "warn", "estimate"]
+"""What becomes of a call to a model without a known price under a ceiling in USD."""
 
 _POT_METHODS = ("reserve", "commit", "rollback", "add")
 
@@ -171,6 +172,7 @@ class Limits:
 
 
 UNLIMITED = ExecutionConfig(max_cost_usd=None, max_steps=None, max_retries_total=None, timeout_ms=0)
+"""No ceiling at all."""
 
 
 def as_config(limits: ExecutionConfig | Limits) -> ExecutionConfig:

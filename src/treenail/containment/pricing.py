@@ -313,6 +313,7 @@ def estimate_tokens(request: object) -> int:
 
 
 DEFAULT_MAX_OUTPUT_TOKENS = 4096
+"""The most output that is reserved for a call that asks for no other bound."""
 
 # Dearer than any common model: what an unknown one is taken for when the caller asked for an estimate.
 FALLBACK_PRICE = Price(input_per_mtok=15.0, output_per_mtok=75.0)

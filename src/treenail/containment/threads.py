@@ -108,6 +108,7 @@ def _run(context: contextvars.Context, fn: Callable[[], T], future: Future[T]) -
 
 
 workers = Workers()
+"""The worker threads of this process."""
 
 
 async def wait_finished(future: Future[Any]) -> None:
