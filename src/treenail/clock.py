@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, runtime_checkable
@@ -97,11 +96,6 @@ class FixedClock:
 def new_id() -> UUID:
     """Make a random id (a UUID of version 4) for a session, a run or a snapshot."""
     return uuid4()
-
-
-def new_ids() -> Iterator[UUID]:
-    """Yield random ids without end."""
-    return iter(new_id, None)
 
 
 def new_span_id() -> str:
