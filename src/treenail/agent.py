@@ -62,8 +62,8 @@ Extension = Callable[[InnerLoop], AbstractAsyncContextManager[object]]
 class Agent:
     """Instructions and tools under a name.
 
-    `run` takes up a task and returns when the turn has ended, one way or another; `resume` goes on
-    with a run after a crash, an interrupt or an answered question, in this process or another. `arun`
+    `run` takes up a task and returns when the turn has ended, one way or another; `resume` takes up
+    a run again after a crash, an interrupt or an answered question, in this process or another. `arun`
     and `aresume` do the same inside an event loop. `output_type` makes the answer a value of that type:
     a dataclass, a pydantic model, or a list of one of them.
     """
@@ -181,7 +181,7 @@ class Agent:
         watch: Watch | None = None,
         cancellation: CancellationToken | None = None,
     ) -> Run:
-        """Go on with a run. Finished tools are not run again; another provider may take over.
+        """Resume a run. Finished tools are not run again; another provider may take over.
 
         Without `limits` the ceilings that the run had hold on; `Limits()` lifts them all.
         """
@@ -203,7 +203,7 @@ class Agent:
         watch: Watch | None = None,
         cancellation: CancellationToken | None = None,
     ) -> Run:
-        """Go on with a run, inside an event loop."""
+        """Resume a run, inside an event loop."""
         started = self._begin(
             provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id
         )

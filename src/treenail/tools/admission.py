@@ -59,6 +59,8 @@ class Admission:
 
     def _denied(self, plan: PlannedCall, tool: Tool[Any, Any]) -> Refusal | None:
         """Ask the policies."""
+        if not plan.policies:
+            return None
         context = replace(
             plan.context,
             session=self._session,
