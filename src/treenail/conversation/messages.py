@@ -23,6 +23,7 @@ from treenail.state.slices import Append, ReducerContext, Replace, Slice, SliceO
 from treenail.state.views import SessionProtocol
 
 Role = Literal["system", "assistant", "user", "tool"]
+"""Who speaks in a message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from treenail.tools.boundaries import (
 from treenail.tools.events import ToolHeld
 from treenail.tools.policies import answer_hold, pending_holds
 from treenail.workspace.base import Filesystem, WorkspaceDiff
-from treenail.workspace.history import left_open, lines, sweep
+from treenail.workspace.history import left_open, line_names, sweep
 from treenail.workspace.host import HostFilesystem
 
 
@@ -184,7 +184,7 @@ def erase_run(store: str | Path, run_id: UUID, *, abandon: bool = False) -> None
     if not objects.exists():
         return
     gone = {workspace_line(each) for each in family}
-    sweep(objects, [name for name in lines(objects) if name not in gone])
+    sweep(objects, [name for name in line_names(objects) if name not in gone])
     for each in family:
         shutil.rmtree(objects / "isolated" / str(each), ignore_errors=True)
 

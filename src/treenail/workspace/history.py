@@ -240,7 +240,7 @@ def check_line_name(line: str) -> None:
         )
 
 
-def lines(store: str | os.PathLike[str]) -> list[str]:
+def line_names(store: str | os.PathLike[str]) -> list[str]:
     """Return the names of the lines in a store, sorted."""
     try:
         with os.scandir(os.path.join(store, _OWN_DIRECTORY)) as listing:
@@ -264,7 +264,7 @@ def erase_line(store: str | os.PathLike[str], line: str) -> int:
     repeated after a crash. Raises `WorkspaceError` while a call is open on any line of the store.
     """
     check_line_name(line)
-    return sweep(store, [name for name in lines(store) if name != line])
+    return sweep(store, [name for name in line_names(store) if name != line])
 
 
 def sweep(store: str | os.PathLike[str], keep_lines: Iterable[str] | None = None) -> int:
@@ -288,7 +288,7 @@ def sweep(store: str | os.PathLike[str], keep_lines: Iterable[str] | None = None
         # The next user of the store sees by the lock's length that what it remembers may be gone.
         os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_END) + 1)
         keep = None if keep_lines is None else set(keep_lines)
-        for line in lines(store):
+        for line in line_names(store):
             if keep is not None and line not in keep:
                 objects.delete_ref(f"refs/heads/{line}")
                 shutil.rmtree(os.path.join(own, line))
@@ -296,7 +296,7 @@ def sweep(store: str | os.PathLike[str], keep_lines: Iterable[str] | None = None
                 # What is needed of it is found in packs, and what is not is swept from there.
                 History(os.fspath(store), line, durable=False).pack()
         roots = {bytes.fromhex(commit) for commit in objects.refs().values()}
-        for line in lines(store):
+        for line in line_names(store):
             roots |= _roots(objects, os.path.join(own, line))
         return objects.sweep(roots)
     finally:

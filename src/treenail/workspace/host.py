@@ -43,7 +43,7 @@ from treenail.workspace.base import (
     WorkspaceDiff,
 )
 from treenail.workspace.files import Files
-from treenail.workspace.history import History, check_line_name, erase_line, lines, sweep
+from treenail.workspace.history import History, check_line_name, erase_line, line_names, sweep
 from treenail.workspace.line import LineEntry
 from treenail.workspace.manifest import TEMPORARY_PREFIX, TEMPORARY_SUFFIX, State
 from treenail.workspace.paths import fail
@@ -239,7 +239,7 @@ class HostFilesystem(Files):
             undo.position(snapshot)
             history = undo.opened()
             shares = line is not None and store is None
-            if shares and line in lines(history.store_path):
+            if shares and line in line_names(history.store_path):
                 raise UsageError(f"there is a line {line!r} in the store already; choose another name")
             with history.held():
                 undo.flush_ambient()
