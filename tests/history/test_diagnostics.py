@@ -182,13 +182,6 @@ FAILED = TurnEnded("t", TurnState.FAILED, "transient", "no", ("treenail resume S
             [2],
             (started(), PartialText("t", "ha"), FAILED),
         ),
-        (
-            "assistant_canonicalization",
-            "warning",
-            "partial_in_conversation",
-            [2, 3],
-            (started(), PartialText("t", "text"), said("assistant")),
-        ),
         ("turn_failure_evidence", "passed", NOTHING, [], DONE),
         ("turn_failure_evidence", "warning", "transient", [2], (started(), FAILED)),
         (
@@ -220,7 +213,6 @@ FAILED = TurnEnded("t", TurnState.FAILED, "transient", "no", ("treenail resume S
         ),
         ("workflow_events", "passed", NOTHING, [], DONE),
         ("workflow_events", "warning", "unfinished", [1], (flow("workflow_started"),)),
-        ("workflow_events", "failed", "missing_fields", [1], (flow(""),)),
         (
             "workflow_events",
             "passed",
@@ -270,13 +262,23 @@ FAILED = TurnEnded("t", TurnState.FAILED, "transient", "no", ("treenail resume S
                 TurnEnded("t", TurnState.HELD, "hold", "x", ("y",)),
             ),
         ),
+        (
+            "continuation",
+            "warning",
+            "resumable",
+            [],
+            (
+                started(),
+                ToolHeld("c", "look", "{}", "?", NOW, hold_id="h"),
+                TurnEnded("t", TurnState.HELD, "hold", "x", ("y",)),
+                HoldAnswered("c", approved=True, hold_id="h"),
+            ),
+        ),
         ("provider_output_truncation", "passed", "whole", [], (used(),)),
         ("provider_output_truncation", "warning", "truncated", [1], (used(output_truncated=True),)),
         ("provider_output_completeness", "passed", "whole", [], (used(stop_reason="tools"),)),
         ("provider_output_completeness", "warning", "cut_off", [1], (used(stop_reason="cut_off"),)),
         ("provider_output_completeness", "warning", "repaired", [1], (used(notes=("a call was cut",)),)),
-        ("provider_cache", "passed", "extended", [], (used(), used())),
-        ("provider_cache", "warning", "prefix_broken", [2], (used(), used(extends_previous=False))),
         (
             "workspace",
             "passed",
@@ -287,17 +289,6 @@ FAILED = TurnEnded("t", TurnState.FAILED, "transient", "no", ("treenail resume S
         ("workspace", "warning", "unknown_outcome", [1], (invoked("unknown"),)),
         ("workspace", "warning", "conflicts", [1], (invoked("failed", "their.txt"),)),
         ("attention", "failed", "attention_needed", [1], (AttentionNeeded("stuck", ("a",), ("look",)),)),
-        ("holds", "warning", "waiting", [1], (ToolHeld("c", "look", "{}", "?", NOW, hold_id="h"),)),
-        (
-            "holds",
-            "passed",
-            NOTHING,
-            [],
-            (
-                ToolHeld("c", "look", "{}", "?", NOW, hold_id="h"),
-                HoldAnswered("c", approved=True, hold_id="h"),
-            ),
-        ),
     ],
 )
 def test_each_check_says_what_it_found_and_where(

@@ -31,6 +31,7 @@ from treenail.history.text import render_text
 from treenail.history.view import RunView
 from treenail.log.event import Channel
 from treenail.log.sqlite import SqliteLog
+from treenail.presenters.cli.screen import PlainScreen, watching
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import Session
 from treenail.state.events import spec_of
@@ -38,7 +39,6 @@ from treenail.tools.policies import PermissionMode, Permissions
 from treenail.turns import InnerLoop, TurnState, turn_state
 from treenail.turns.derivation import newest_turn
 from treenail.turns.endings import close_crashed_turn
-from treenail.turns.live import LiveFeed
 from treenail.turns.states import PartialText, TurnEnded, TurnStarted
 
 WAIT_S = 60.0
@@ -345,16 +345,18 @@ def test_no_prefix_of_any_story_reads_as_completed(tmp_path: Path) -> None:
 
 
 def test_a_screen_that_dies_in_the_middle_harms_nothing(tmp_path: Path) -> None:
-    """One subscriber breaks, one never reads; the run completes, and its view is rebuilt from the log."""
-    feed = LiveFeed()
-    idle = feed.subscribe(capacity=1)
+    """One screen breaks, one never reads; the run completes, and its view is rebuilt from the log."""
+    shown: list[object] = []
 
-    def broken(each: object) -> None:
-        raise BrokenPipeError
+    class Broken(PlainScreen):
+        def show(self, seen: object) -> None:
+            shown.append(seen)
+            raise BrokenPipeError
 
-    dead = feed.subscribe_callback(broken)
-    story = run(tmp_path / "runs.db", WRITES, "All done.", watch=feed.publish)
+    with watching(Broken(sys.stdout, sys.stderr)) as feed:
+        idle = feed.subscribe(capacity=1)
+        story = run(tmp_path / "runs.db", WRITES, "All done.", watch=feed.publish)
     the_laws_hold(story)
     assert story.view.answer == "All done."
-    assert dead.wait_for_callback(WAIT_S)
+    assert len(shown) == 1
     assert idle.get_nowait() is not None

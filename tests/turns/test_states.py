@@ -64,7 +64,6 @@ from treenail.turns.states import (
     TurnStarted,
     TurnState,
     ending_for,
-    endings_page,
 )
 from treenail.turns.turn import InnerLoop
 
@@ -150,6 +149,34 @@ def test_every_stop_reason_of_the_containment_is_a_cause() -> None:
     assert len(StopReason) == 8
     for each in StopReason:
         assert ending_for(str(each)).error_kind == each
+
+
+def endings_page() -> str:
+    """Render the tables as Markdown, for `docs/endings.md`."""
+    lines = [
+        "| state | meaning | evidence in the log | without it | may become | shown as |",
+        "|" + "---|" * 6,
+    ]
+    for each in ENDINGS.values():
+        evidence = "; ".join(EVIDENCE[name].meaning for name in each.evidence)
+        then = ", ".join(f"`{state.value}`" for state in each.then) or "nothing: it is final"
+        lines.append(
+            f"| `{each.state.value}` | {each.meaning} | {evidence} | `{each.otherwise.value}` | {then} "
+            f"| {each.shown_as} |"
+        )
+    lines += ["", "| kind | cause | ends as | with text | next |", "|" + "---|" * 5]
+    for cause in CAUSES.values():
+        actions = "; ".join(f"`{each}`" if "treenail" in each else each for each in cause.next_actions)
+        lines.append(
+            f"| `{cause.kind}` | {cause.meaning} | `{cause.state.value}` | `{cause.with_text.value}` "
+            f"| {actions} |"
+        )
+    lines += ["", "```mermaid", "stateDiagram-v2", "    [*] --> unfinished"]
+    for each in ENDINGS.values():
+        lines += [f"    {each.state.value} --> {state.value}" for state in each.then]
+        if not each.then:
+            lines.append(f"    {each.state.value} --> [*]")
+    return "\n".join([*lines, "```", ""])
 
 
 def test_the_page_shows_the_table_as_it_is() -> None:

@@ -5,8 +5,8 @@ Beside the view stand a summary, texts and diagnostics. What opens stores on dis
 the operations on stored runs.
 """
 
-from treenail.history.checks import CHECKS, CheckRule, Finding, LogFacts, Verdict
-from treenail.history.diagnostics import CheckResult, DiagnosticsReport, diagnose
+from treenail.history.checks import CHECKS, CheckResult, Finding
+from treenail.history.diagnostics import DiagnosticsReport, diagnose
 from treenail.history.projection import Projection, project
 from treenail.history.summary import RunSummary, summarize
 from treenail.history.text import TextLine, lines, render_text
@@ -16,12 +16,10 @@ from treenail.history.view import Item, LiveView, RunningCall, RunView, Subagent
 __all__ = [
     "CHECKS",
     "CheckResult",
-    "CheckRule",
     "DiagnosticsReport",
     "Finding",
     "Item",
     "LiveView",
-    "LogFacts",
     "Projection",
     "RunSummary",
     "RunTree",
@@ -31,7 +29,6 @@ __all__ = [
     "TextLine",
     "TurnView",
     "Usage",
-    "Verdict",
     "diagnose",
     "lines",
     "project",

@@ -8,15 +8,15 @@ Findings carry the sequence numbers of the events that they are about, and next 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from treenail.conversation.events import HistoryCompacted, ProviderUsage, SubagentEvent
+from treenail.conversation.events import ProviderUsage, SubagentEvent
 from treenail.conversation.messages import InnerMessage
-from treenail.conversation.replay import Replay, Replayer
+from treenail.conversation.replay import Replayer
 from treenail.history.projection import Projection
 from treenail.history.view import Item
 from treenail.log.base import LogReport
@@ -50,8 +50,8 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a check concludes."""
+class CheckResult:
+    """The result of one check."""
 
     status: CheckStatus
     classification: str
@@ -59,6 +59,17 @@ class Verdict:
     message: str
     findings: tuple[Finding, ...] = ()
     next_actions: tuple[str, ...] = ()
+    id: str = ""
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the result as plain values for JSON."""
+        return {
+            "id": self.id,
+            "status": self.status,
+            "message": self.message,
+            "details": {"classification": self.classification, "next_actions": list(self.next_actions)},
+            "findings": [{"seq": each.seq, "message": each.message} for each in self.findings],
+        }
 
 
 @dataclass(slots=True)
@@ -153,22 +164,26 @@ def _grouped(
     return found
 
 
-def _passed(classification: str, message: str, findings: Iterable[Finding] = ()) -> Verdict:
-    return Verdict("passed", classification, message, tuple(findings))
+def _passed(classification: str, message: str, findings: Iterable[Finding] = ()) -> CheckResult:
+    return CheckResult("passed", classification, message, tuple(findings))
 
 
-def _warning(classification: str, message: str, findings: Iterable[Finding] = (), *actions: str) -> Verdict:
-    return Verdict("warning", classification, message, tuple(findings), actions)
+def _warning(
+    classification: str, message: str, findings: Iterable[Finding] = (), *actions: str
+) -> CheckResult:
+    return CheckResult("warning", classification, message, tuple(findings), actions)
 
 
-def _failed(classification: str, message: str, findings: Iterable[Finding] = (), *actions: str) -> Verdict:
-    return Verdict("failed", classification, message, tuple(findings), actions)
+def _failed(
+    classification: str, message: str, findings: Iterable[Finding] = (), *actions: str
+) -> CheckResult:
+    return CheckResult("failed", classification, message, tuple(findings), actions)
 
 
 # --- the log and its turns --------------------------------------------------------------------------------
 
 
-def _log(log: LogFacts) -> Verdict:
+def _log(log: LogFacts) -> CheckResult:
     findings = [Finding(each.message, each.seq) for each in (log.stored.damage if log.stored else ())]
     if log.damage is not None and log.damage not in [each.message for each in findings]:
         findings.insert(0, Finding(log.damage, log.last or None))
@@ -189,7 +204,7 @@ def _log(log: LogFacts) -> Verdict:
     return _passed("whole", f"{log.count} events, all readable{pruned}")
 
 
-def _tool_pairing(log: LogFacts) -> Verdict | None:
+def _tool_pairing(log: LogFacts) -> CheckResult | None:
     total = sum(len(each.tool_calls) for _, each in log.of(InnerMessage))
     stray = [each for each in log.projection.items("tool") if each.status == "unmatched"]
     if not total and not stray:
@@ -220,7 +235,7 @@ def _tool_pairing(log: LogFacts) -> Verdict | None:
     return _passed("held" if waiting else "paired", f"{total} calls", waiting)
 
 
-def _turn_completion(log: LogFacts) -> Verdict | None:
+def _turn_completion(log: LogFacts) -> CheckResult | None:
     turns = [(each, each.derive()) for each in log.turns]
     if not turns and log.workflows:
         return None
@@ -260,31 +275,24 @@ def _seq_of(fold: TurnFold) -> int | None:
     return None if place is None else place[0]
 
 
-def _assistant_canonicalization(log: LogFacts) -> Verdict | None:
-    answers = [(e.seq, each.content) for e, each in log.of(InnerMessage) if each.role == "assistant"]
+def _assistant_canonicalization(log: LogFacts) -> CheckResult | None:
     partials = log.of(PartialText)
-    if not partials and not answers:
+    if not partials and all(each.role != "assistant" for _, each in log.of(InnerMessage)):
         return None
     cut = [
         Finding(f"{len(each.text)} characters of an answer that was cut off", e.seq) for e, each in partials
     ]
-    texts = {each.text for _, each in partials if each.text.strip()}
-    mixed = [
-        Finding("an answer in the conversation repeats a partial one word for word", seq)
-        for seq, text in answers
-        if text in texts
-    ]
     if not cut:
         return _passed("clean", "every answer is complete")
     return _warning(
-        "partial_in_conversation" if mixed else "partial_preserved",
+        "partial_preserved",
         f"{len(cut)} partial answers are kept as evidence; the model never sees them",
-        [*cut, *mixed],
+        cut,
         log.command("replay"),
     )
 
 
-def _turn_failure_evidence(log: LogFacts) -> Verdict | None:
+def _turn_failure_evidence(log: LogFacts) -> CheckResult | None:
     failures = [(e.seq, each) for e, each in log.of(TurnEnded) if each.state is not TurnState.COMPLETED]
     if not failures:
         return None
@@ -300,7 +308,7 @@ def _turn_failure_evidence(log: LogFacts) -> Verdict | None:
         return _failed("missing_fields", message, lacking, log.command("show"))
     newest = failures[-1][1]
     is_last = log.newest is not None and log.newest.ended == newest
-    return Verdict(
+    return CheckResult(
         "warning" if is_last else "passed",
         newest.error_kind or newest.state.value,
         f"{len(failures)} turns did not complete; each records its cause",
@@ -309,7 +317,7 @@ def _turn_failure_evidence(log: LogFacts) -> Verdict | None:
     )
 
 
-def _continuation(log: LogFacts) -> Verdict | None:
+def _continuation(log: LogFacts) -> CheckResult | None:
     newest = log.newest
     if log.is_damaged:
         message = "a damaged log cannot be written to; continue in a copy of its readable part"
@@ -331,7 +339,7 @@ def _continuation(log: LogFacts) -> Verdict | None:
 # --- children and workflows -------------------------------------------------------------------------------
 
 
-def _parent_waits(log: LogFacts) -> Verdict | None:
+def _parent_waits(log: LogFacts) -> CheckResult | None:
     if not log.subagents:
         return None
     left = []
@@ -353,7 +361,7 @@ def _state_at(log: LogFacts, envelope: Envelope) -> TurnState | None:
     return None
 
 
-def _subagent_timeouts(log: LogFacts) -> Verdict | None:
+def _subagent_timeouts(log: LogFacts) -> CheckResult | None:
     late = [(e.seq, each) for e, each in log.of(SubagentEvent) if each.event == "timed_out"]
     if not late:
         return None
@@ -374,16 +382,9 @@ def _subagent_timeouts(log: LogFacts) -> Verdict | None:
     )
 
 
-def _workflow_events(log: LogFacts) -> Verdict | None:
+def _workflow_events(log: LogFacts) -> CheckResult | None:
     if not log.workflows:
         return None
-    unnamed = [
-        Finding("a workflow event without an id or a kind", envelope.seq)
-        for envelope, each in log.of(WorkflowEvent)
-        if not each.workflow_id or not each.kind
-    ]
-    if unnamed:
-        return _failed("missing_fields", "workflow events are incomplete", unnamed)
     marks = ("workflow_started", "workflow_resumed", "workflow_interrupted", "workflow_finished")
     unfinished = []
     for name, events in log.workflows.items():
@@ -401,7 +402,7 @@ def _workflow_events(log: LogFacts) -> Verdict | None:
     return _passed("finished", f"{len(log.workflows)} workflows have finished")
 
 
-def _workflow_checkpoints(log: LogFacts) -> Verdict | None:
+def _workflow_checkpoints(log: LogFacts) -> CheckResult | None:
     steps: dict[tuple[str, str], tuple[int, str]] = {}
     for envelope, each in log.of(WorkflowEvent):
         if not each.step_id:
@@ -423,7 +424,7 @@ def _workflow_checkpoints(log: LogFacts) -> Verdict | None:
     return _passed("checkpoint_ready", f"{len(steps)} steps are ready")
 
 
-def _subagent_terminal_states(log: LogFacts) -> Verdict | None:
+def _subagent_terminal_states(log: LogFacts) -> CheckResult | None:
     if not log.subagents:
         return None
     lacking, at_work, unwell = [], [], []
@@ -461,7 +462,7 @@ def _at_work(log: LogFacts) -> list[tuple[Envelope, SubagentEvent]]:
     return [events[-1] for events in log.subagents.values() if events[-1][1].status not in _OVER]
 
 
-def _subagent_staleness(log: LogFacts) -> Verdict | None:
+def _subagent_staleness(log: LogFacts) -> CheckResult | None:
     working = _at_work(log)
     if not working:
         return None
@@ -477,7 +478,7 @@ def _subagent_staleness(log: LogFacts) -> Verdict | None:
     return _passed("fresh", f"{len(working)} children at work, all active in the last five minutes")
 
 
-def _subagent_manager_runtime(log: LogFacts) -> Verdict | None:
+def _subagent_manager_runtime(log: LogFacts) -> CheckResult | None:
     working = _at_work(log)
     if not working:
         return None
@@ -488,7 +489,7 @@ def _subagent_manager_runtime(log: LogFacts) -> Verdict | None:
     return _warning("unsupervised", message, findings, log.command("resume"))
 
 
-def _session_tree(log: LogFacts) -> Verdict | None:
+def _session_tree(log: LogFacts) -> CheckResult | None:
     named = {
         each.child_session_id: (envelope.seq, each.subagent_id)
         for envelope, each in log.of(SubagentEvent)
@@ -513,14 +514,10 @@ def _session_tree(log: LogFacts) -> Verdict | None:
 # --- what the provider sees -------------------------------------------------------------------------------
 
 
-def _provider_replay(log: LogFacts) -> Verdict | None:
+def _provider_replay(log: LogFacts) -> CheckResult | None:
     replayed = log.replayer.input()
     if not replayed.items:
         return None
-    wrong = list(_unbalanced(replayed))
-    if wrong:
-        message = "providers would not accept the conversation"
-        return _failed("unbalanced", message, wrong, log.command("replay"))
     if replayed.synthetic:
         return _warning(
             "synthetic_results",
@@ -531,25 +528,7 @@ def _provider_replay(log: LogFacts) -> Verdict | None:
     return _passed("balanced", f"{len(replayed.items)} items would be sent")
 
 
-def _unbalanced(replayed: Replay) -> Iterator[Finding]:
-    waiting: list[str] = []
-    for each in replayed.items:
-        if each.role == "tool":
-            if each.call_id not in waiting:
-                yield Finding(f"a result for {each.call_id} without a call before it", each.seq)
-            else:
-                waiting.remove(each.call_id or "")
-            continue
-        if waiting:
-            yield Finding(f"the calls {', '.join(waiting)} have no result before the next message", each.seq)
-        waiting = [call.call_id for call in each.calls]
-        if not each.text and not each.calls and not each.parts:
-            yield Finding(f"an empty {each.role} message", each.seq)
-    if waiting:
-        yield Finding(f"the calls {', '.join(waiting)} have no result")
-
-
-def _provider_output_truncation(log: LogFacts) -> Verdict | None:
+def _provider_output_truncation(log: LogFacts) -> CheckResult | None:
     usages = log.of(ProviderUsage)
     if not usages:
         return None
@@ -565,7 +544,7 @@ def _provider_output_truncation(log: LogFacts) -> Verdict | None:
     return _passed("whole", f"{len(usages)} answers, none was cut")
 
 
-def _provider_output_completeness(log: LogFacts) -> Verdict | None:
+def _provider_output_completeness(log: LogFacts) -> CheckResult | None:
     usages = log.of(ProviderUsage)
     if not usages:
         return None
@@ -587,29 +566,10 @@ def _provider_output_completeness(log: LogFacts) -> Verdict | None:
     return _passed("whole", f"{len(usages)} answers, all complete")
 
 
-def _provider_cache(log: LogFacts) -> Verdict | None:
-    usages = log.of(ProviderUsage)
-    if not usages:
-        return None
-    compactions = [envelope.seq for envelope, _ in log.of(HistoryCompacted)]
-    previous = 0
-    broken = []
-    for envelope, each in usages:
-        is_explained = any(previous < compaction < envelope.seq for compaction in compactions)
-        if previous and not each.extends_previous and not is_explained:
-            message = f"call {each.call_index} did not extend the input of the call before"
-            broken.append(Finding(message, envelope.seq))
-        previous = envelope.seq
-    if broken:
-        message = f"{len(broken)} model calls missed the provider's cache"
-        return _warning("prefix_broken", message, broken, log.command("replay"))
-    return _passed("extended", "every input extended the one before, except after a compaction")
-
-
 # --- files and people -------------------------------------------------------------------------------------
 
 
-def _workspace(log: LogFacts) -> Verdict | None:
+def _workspace(log: LogFacts) -> CheckResult | None:
     invoked = log.of(ToolInvoked)
     unended = [
         Finding(f"{each.title} ({each.call_id}) was started and has no end", each.seq)
@@ -641,7 +601,7 @@ def _workspace(log: LogFacts) -> Verdict | None:
     )
 
 
-def _attention(log: LogFacts) -> Verdict | None:
+def _attention(log: LogFacts) -> CheckResult | None:
     resolved = log.of(AttentionResolved)
     newest = resolved[-1][0].seq if resolved else 0
     problems = [(e.seq, each) for e, each in log.of(AttentionNeeded) if e.seq > newest]
@@ -656,12 +616,6 @@ def _attention(log: LogFacts) -> Verdict | None:
         return None
     notes = [Finding(f"{each.by or 'a person'}: {each.note}", e.seq) for e, each in resolved]
     return _passed("resolved", "a person fixed the problems of this run", notes)
-
-
-def _holds(log: LogFacts) -> Verdict | None:
-    if not log.holds:
-        return None
-    return _warning("waiting", f"{len(log.holds)} calls wait for a person", _questions(log), *_answers(log))
 
 
 def _questions(log: LogFacts) -> list[Finding]:
@@ -679,7 +633,7 @@ class CheckRule:
     id: str
     subject: str
     """What it checks; the report says that the log has none of it, if it has none."""
-    check: Callable[[LogFacts], Verdict | None] = field(repr=False)
+    check: Callable[[LogFacts], CheckResult | None] = field(repr=False)
 
 
 CHECKS: Mapping[str, CheckRule] = MappingProxyType(
@@ -703,10 +657,8 @@ CHECKS: Mapping[str, CheckRule] = MappingProxyType(
             CheckRule("continuation", "turns", _continuation),
             CheckRule("provider_output_truncation", "model calls", _provider_output_truncation),
             CheckRule("provider_output_completeness", "model calls", _provider_output_completeness),
-            CheckRule("provider_cache", "model calls", _provider_cache),
             CheckRule("workspace", "tool calls", _workspace),
             CheckRule("attention", "problems that need a person", _attention),
-            CheckRule("holds", "calls that wait for a person", _holds),
         )
     }
 )

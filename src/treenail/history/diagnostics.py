@@ -8,11 +8,19 @@ never a traceback.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from treenail.errors import LogError, TreenailError
-from treenail.history.checks import CHECKS, MAX_FINDINGS, CheckRule, CheckStatus, Finding, LogFacts
+from treenail.history.checks import (
+    CHECKS,
+    MAX_FINDINGS,
+    CheckResult,
+    CheckRule,
+    CheckStatus,
+    Finding,
+    LogFacts,
+)
 from treenail.history.projection import Projection
 from treenail.state.session import Session
 from treenail.tools.events import ToolInvoked
@@ -30,29 +38,6 @@ _STATUSES: Mapping[CheckStatus, ReportStatus] = {
     "failed": "blocked",
 }
 _RANKS: tuple[CheckStatus, ...] = ("failed", "warning", "passed")
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """The result of one check."""
-
-    id: str
-    status: CheckStatus
-    message: str
-    classification: str
-    """The result in one word that a program can compare."""
-    findings: tuple[Finding, ...] = ()
-    next_actions: tuple[str, ...] = ()
-
-    def to_data(self) -> dict[str, Any]:
-        """Return the result as plain values for JSON."""
-        return {
-            "id": self.id,
-            "status": self.status,
-            "message": self.message,
-            "details": {"classification": self.classification, "next_actions": list(self.next_actions)},
-            "findings": [{"seq": each.seq, "message": each.message} for each in self.findings],
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +66,7 @@ class DiagnosticsReport:
 
     def to_data(self) -> dict[str, Any]:
         """Return the report as plain values for JSON."""
-        return {
-            "session_id": self.session_id,
-            "ok": self.ok,
-            "status": self.status,
-            "checks": [each.to_data() for each in self.checks],
-            "events": dict(self.events),
-            "replay": dict(self.replay),
-            "turns": [dict(each) for each in self.turns],
-            "tree": dict(self.tree),
-            "workflows": [dict(each) for each in self.workflows],
-            "usage": dict(self.usage),
-            "next_actions": list(self.next_actions),
-        }
+        return {"ok": self.ok, **asdict(self), "checks": [each.to_data() for each in self.checks]}
 
     def render(self) -> str:
         """Write the report for a person."""
@@ -150,19 +123,18 @@ _FOR_DAMAGED = tuple(f"treenail {each}" for each in ("salvage", "export", "show"
 
 
 def _result(rule: CheckRule, facts: LogFacts) -> CheckResult:
-    verdict = rule.check(facts)
-    if verdict is None:
-        return CheckResult(rule.id, "passed", f"there are no {rule.subject} in this log", NOTHING)
-    listed = verdict.findings
+    result = rule.check(facts)
+    if result is None:
+        return CheckResult("passed", NOTHING, f"there are no {rule.subject} in this log", id=rule.id)
+    listed = result.findings
     if len(listed) > MAX_FINDINGS:
         listed = (*listed[:MAX_FINDINGS], Finding(f"and {len(listed) - MAX_FINDINGS} more"))
     possible = [
         each
-        for each in dict.fromkeys(verdict.next_actions)
+        for each in dict.fromkeys(result.next_actions)
         if not facts.is_damaged or not each.startswith("treenail ") or each.startswith(_FOR_DAMAGED)
     ]
-    actions = pasteable(possible, facts.store)
-    return CheckResult(rule.id, verdict.status, verdict.message, verdict.classification, listed, actions)
+    return replace(result, id=rule.id, findings=listed, next_actions=pasteable(possible, facts.store))
 
 
 def report_on(facts: LogFacts) -> DiagnosticsReport:

@@ -2,18 +2,17 @@
 
 Theory of operation
 -------------------
-Whoever runs a turn publishes to a `LiveFeed`; whoever watches subscribes to it. Publishing never waits and
-never raises. Each subscriber has a queue of its own with a bound, so that one that is slow, stuck or dead
-costs memory up to that bound and harms nobody: not the turn, and not the other subscribers.
+A turn publishes to a `LiveFeed`; screens subscribe to it. Publishing never waits and never raises. Each
+subscriber has its own bounded queue, so a slow, stuck or dead subscriber costs memory up to that bound and
+harms neither the turn nor the other subscribers.
 
-A queue that is full forgets its oldest entry of the same sort: pieces of text push out pieces of text, and
-everything else pushes out everything else, so that a flood of deltas never hides that a tool finished. The
-subscriber is told how much it missed (`Lagged`) before it gets the next entry. What it missed is not lost:
-the log has the whole text, and a screen that fell behind reads it there.
+A full queue drops its oldest entry of the same sort: text deltas push out text deltas, other events push out
+other events, so a flood of deltas never hides that a tool finished. The subscriber gets a count of what it
+missed (`Lagged`) before the next entry. Nothing is lost: the log has the whole text, and a screen that fell
+behind reads it there.
 
-A subscription is read by an event loop (`async for`), by a thread (`for`), or by a callback on a thread of
-its own. It ends when it is closed, when the feed is closed, or when nobody refers to it any more; a callback
-that raises is not called again.
+A subscription is read by an event loop (`async for`) or by a thread (`for`). It ends when it is closed, when
+the feed is closed, or when nothing refers to it any more.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from treenail.conversation.events import ContextPressure
 from treenail.errors import UsageError
 from treenail.log.event import Channel
 from treenail.providers.base import ModelEvent, ReasoningDelta, TextDelta
-from treenail.state.dispatch import Dispatcher
 from treenail.state.events import event
 from treenail.turns.states import TurnState
 
@@ -53,13 +51,13 @@ Status = Literal[
     "interrupted",
     "held",
 ]
-"""What a turn is doing: the last four say that it is over."""
+"""What a turn is doing. The last four mean that it is over."""
 
 
 @event(name="treenail.live.StatusChanged", channel=Channel.LIVE)
 @dataclass(frozen=True, slots=True)
 class StatusChanged:
-    """The turn does something else now. What follows in the feed belongs to this turn and step."""
+    """The turn's status changed. Later events in the feed belong to this turn and step."""
 
     status: Status
     turn_id: str = ""
@@ -103,7 +101,7 @@ class PlanEntry:
 @event(name="treenail.live.PlanChanged", channel=Channel.LIVE)
 @dataclass(frozen=True, slots=True)
 class PlanChanged:
-    """The agent's plan stands like this now."""
+    """The agent's plan changed to this."""
 
     entries: tuple[PlanEntry, ...] = ()
 
@@ -122,7 +120,7 @@ class UsageChanged:
 @event(name="treenail.live.FeedbackGiven", channel=Channel.LIVE)
 @dataclass(frozen=True, slots=True)
 class FeedbackGiven:
-    """A judge has said something; the log has it in full."""
+    """A judge gave feedback; the log has it in full."""
 
     source: str
     summary: str
@@ -142,7 +140,7 @@ class TurnFinished:
 
 @dataclass(frozen=True, slots=True)
 class Lagged:
-    """This many events were left out here, because the subscriber was too slow for them."""
+    """The number of events dropped here because the subscriber was too slow."""
 
     count: int
 
@@ -160,18 +158,6 @@ LiveEvent = (
 )
 """What a feed carries: what the model says as it says it, and what the turn does."""
 
-LIVE_EVENTS: tuple[type, ...] = (
-    StatusChanged,
-    ToolCallBegan,
-    ToolCallFinished,
-    PlanChanged,
-    ContextPressure,
-    UsageChanged,
-    FeedbackGiven,
-    TurnFinished,
-)
-"""The event types of the live channel."""
-
 _ENDED: dict[TurnState, Status] = {
     TurnState.COMPLETED: "done",
     TurnState.INTERRUPTED: "interrupted",
@@ -180,7 +166,7 @@ _ENDED: dict[TurnState, Status] = {
 
 
 def status_of(state: TurnState) -> Status:
-    """Return the status that a turn's ending is shown as: whatever is no clean answer is no `done`."""
+    """Return the status that a turn's ending is shown as: only a clean answer is `done`."""
     return _ENDED.get(state, "error")
 
 
@@ -196,7 +182,6 @@ class Subscription:
         self._lost = 0
         self._closed = False
         self._wake: Callable[[], None] | None = None
-        self._callback_ended = threading.Event()
 
     @property
     def is_closed(self) -> bool:
@@ -204,14 +189,10 @@ class Subscription:
         return self._closed
 
     def close(self) -> None:
-        """Take nothing more. Whoever waits is let go."""
+        """Accept no more events. A reader that waits is woken."""
         with self._changed:
             self._closed = True
             self._tell()
-
-    def wait_for_callback(self, timeout_s: float | None = None) -> bool:
-        """Wait until the callback has seen everything that was published before the close; say whether."""
-        return self._callback_ended.wait(timeout_s)
 
     def _put(self, published: LiveEvent) -> None:
         with self._changed:
@@ -247,7 +228,7 @@ class Subscription:
             return self._pop()
 
     def __iter__(self) -> Iterator[LiveEvent | Lagged]:
-        """Yield what comes, and wait for it in this thread, until the subscription is closed."""
+        """Yield each event, waiting in this thread, until the subscription is closed."""
         while True:
             with self._changed:
                 found = self._pop()
@@ -259,7 +240,7 @@ class Subscription:
             yield found
 
     async def __aiter__(self) -> AsyncIterator[LiveEvent | Lagged]:
-        """Yield what comes, and wait for it in this event loop, until the subscription is closed."""
+        """Yield each event, waiting in this event loop, until the subscription is closed."""
         while True:
             arrived = anyio.Event()
             with self._changed:
@@ -275,17 +256,16 @@ class Subscription:
 
 
 class LiveFeed:
-    """Carries what happens in a turn to everybody who watches. Any thread may publish and subscribe."""
+    """Carries a turn's events to its subscribers. Any thread may publish and subscribe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Weak: a subscriber that went away without a word is gone from here as well.
+        # Weak: a subscription that nothing refers to any more ends.
         self._subscriptions: WeakSet[Subscription] = WeakSet()
-        self._callbacks: set[Subscription] = set()
         self._closed = False
 
     def publish(self, published: LiveEvent) -> None:
-        """Show an event to every subscriber. It never waits and never raises; it can be a loop's `watch`."""
+        """Send an event to every subscriber. It never waits and never raises: it can be a turn's `watch`."""
         try:
             with self._lock:
                 subscriptions = list(self._subscriptions)
@@ -296,7 +276,7 @@ class LiveFeed:
             _logger.exception("a live event could not be shown")
 
     def subscribe(self, *, capacity: int = DEFAULT_CAPACITY) -> Subscription:
-        """Begin to watch; what was published before is not seen. Keep the subscription, or it ends."""
+        """Subscribe to what is published from now on. Keep the subscription: it ends when it is dropped."""
         if capacity < 1:
             raise UsageError(f"a subscription needs room for at least one event, not {capacity}")
         made = Subscription(capacity)
@@ -306,43 +286,14 @@ class LiveFeed:
             self._subscriptions.add(made)
         return made
 
-    def subscribe_callback(
-        self, callback: Callable[[LiveEvent | Lagged], object], *, capacity: int = DEFAULT_CAPACITY
-    ) -> Subscription:
-        """Call a function for each event, on a thread of its own. One that raises is not called again."""
-        made = self.subscribe(capacity=capacity)
-        with self._lock:
-            self._callbacks.add(made)
-
-        def run() -> None:
-            try:
-                for each in made:
-                    callback(each)
-            except Exception:
-                _logger.exception("whoever watches the turn failed; it is not told anything more")
-            finally:
-                made.close()
-                with self._lock:
-                    self._callbacks.discard(made)
-                    self._subscriptions.discard(made)
-                made._callback_ended.set()
-
-        threading.Thread(target=run, name="treenail-live-callback", daemon=True).start()
-        return made
-
-    def follow(self, dispatcher: Dispatcher) -> None:
-        """Show the live events that a session's dispatcher is told, such as `ContextPressure`."""
-        for each in LIVE_EVENTS:
-            dispatcher.subscribe(each, self.publish)
-
     @property
     def subscriber_count(self) -> int:
-        """How many are watching."""
+        """How many subscriptions are open."""
         with self._lock:
             return sum(not each.is_closed for each in self._subscriptions)
 
     def close(self) -> None:
-        """End every subscription, when what waits for it was read."""
+        """End every subscription after what waits in it was read."""
         with self._lock:
             self._closed = True
             subscriptions = list(self._subscriptions)

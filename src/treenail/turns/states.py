@@ -634,35 +634,7 @@ def check_ending(derived: TurnDerivation, ended: TurnEnded) -> None:
         )
 
 
-# --- the table, for people ---------------------------------------------------------------------------
-
-
-def endings_page() -> str:
-    """Render the tables as Markdown, for `docs/endings.md`."""
-    lines = [
-        "| state | meaning | evidence in the log | without it | may become | shown as |",
-        "|" + "---|" * 6,
-    ]
-    for each in ENDINGS.values():
-        evidence = "; ".join(EVIDENCE[name].meaning for name in each.evidence)
-        then = ", ".join(f"`{state.value}`" for state in each.then) or "nothing: it is final"
-        lines.append(
-            f"| `{each.state.value}` | {each.meaning} | {evidence} | `{each.otherwise.value}` | {then} "
-            f"| {each.shown_as} |"
-        )
-    lines += ["", "| kind | cause | ends as | with text | next |", "|" + "---|" * 5]
-    for cause in CAUSES.values():
-        actions = "; ".join(f"`{each}`" if "treenail" in each else each for each in cause.next_actions)
-        lines.append(
-            f"| `{cause.kind}` | {cause.meaning} | `{cause.state.value}` | `{cause.with_text.value}` "
-            f"| {actions} |"
-        )
-    lines += ["", "```mermaid", "stateDiagram-v2", "    [*] --> unfinished"]
-    for each in ENDINGS.values():
-        lines += [f"    {each.state.value} --> {state.value}" for state in each.then]
-        if not each.then:
-            lines.append(f"    {each.state.value} --> [*]")
-    return "\n".join([*lines, "```", ""])
+# --- next actions as commands -----------------------------------------------------------------------
 
 
 _STORE_COMMANDS = re.compile("treenail (resume|show|diagnose|replay|diff|export|hold|list|salvage|workflow)")
