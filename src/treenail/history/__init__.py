@@ -11,7 +11,7 @@ from treenail.history.projection import Projection, project
 from treenail.history.summary import RunSummary, summarize
 from treenail.history.text import TextLine, lines, render_text
 from treenail.history.tree import RunTree, read_tree
-from treenail.history.view import Item, LiveView, RunningCall, RunView, SubagentView, TurnView, Usage
+from treenail.history.view import Item, LiveView, RunView, TurnView, Usage
 
 __all__ = [
     "CHECKS",
@@ -24,8 +24,6 @@ __all__ = [
     "RunSummary",
     "RunTree",
     "RunView",
-    "RunningCall",
-    "SubagentView",
     "TextLine",
     "TurnView",
     "Usage",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from treenail.conversation.events import ContextPressure
-from treenail.history.view import LiveView, RunningCall
+from treenail.history.view import LiveView
 from treenail.providers.base import ReasoningDelta, TextDelta
 from treenail.turns.live import (
     Lagged,
@@ -28,8 +28,7 @@ def with_event(live: LiveView, event: LiveEvent | Lagged) -> LiveView:
         case ReasoningDelta():
             return replace(live, reasoning=live.reasoning + event.text)
         case ToolCallBegan():
-            begun = RunningCall(event.call_id, event.name, event.arguments)
-            return replace(live, running=(*live.running, begun))
+            return replace(live, running=(*live.running, event))
         case ToolCallFinished():
             return without_call(live, event.call_id)
         case PlanChanged():

@@ -19,7 +19,7 @@ another process calls `catch_up` alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -29,7 +29,7 @@ from treenail.conversation.messages import InnerMessage
 from treenail.conversation.replay import ORPHAN_TEXT, WITHDRAWN_TEXT
 from treenail.errors import LogError
 from treenail.history.live import with_event, without_call
-from treenail.history.view import Item, ItemKind, LiveView, RunView, SubagentView, TurnView, Usage
+from treenail.history.view import Item, ItemKind, LiveView, RunView, TurnView, Usage
 from treenail.judges.events import CompletionChecked, Feedback, JudgeEvent, NestedEvaluated
 from treenail.log.event import Envelope
 from treenail.providers.base import ReasoningDelta, TextDelta
@@ -120,7 +120,7 @@ class Projection:
     """The calls without a result, by call id."""
     _places: dict[tuple[str, str], _Place] = field(default_factory=dict)
     """The items that later events change: holds and children, by kind and id."""
-    _subagents: dict[str, SubagentView] = field(default_factory=dict)
+    _subagents: dict[str, SubagentEvent] = field(default_factory=dict)
     _judges: Usage = field(default_factory=Usage)
     _reader: FactReader = field(default_factory=FactReader)
     _live: LiveView | None = None
@@ -287,8 +287,7 @@ class Projection:
         self._judges += _usage(value.usage, value.cost_usd)
 
     def _take_subagent(self, envelope: Envelope, value: SubagentEvent) -> None:
-        known = {each.name: getattr(value, each.name) for each in fields(SubagentView)}
-        self._subagents[value.subagent_id] = SubagentView(**known)
+        self._subagents[value.subagent_id] = value
         item = Item(
             "subagent",
             envelope.seq,

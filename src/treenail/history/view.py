@@ -7,8 +7,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Literal
 
-from treenail.conversation.events import ContextPressure
-from treenail.turns.live import PlanEntry, UsageChanged
+from treenail.conversation.events import ContextPressure, SubagentEvent
+from treenail.turns.live import PlanEntry, ToolCallBegan, UsageChanged
 from treenail.turns.states import TurnState
 
 ItemKind = Literal[
@@ -110,31 +110,6 @@ class TurnView:
 
 
 @dataclass(frozen=True, slots=True)
-class SubagentView:
-    """A child, as its parent's log records it."""
-
-    subagent_id: str
-    child_session_id: str
-    agent: str
-    task: str
-    status: str
-    reason: str = ""
-    summary: str = ""
-    elapsed_ms: int | None = None
-    next_actions: tuple[str, ...] = ()
-    retry_of: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunningCall:
-    """A tool that is running now."""
-
-    call_id: str
-    name: str
-    arguments: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class LiveView:
     """What is happening now and is not in the log yet."""
 
@@ -143,7 +118,7 @@ class LiveView:
     text: str = ""
     """The answer that is being written: neither whole nor clean."""
     reasoning: str = ""
-    running: tuple[RunningCall, ...] = ()
+    running: tuple[ToolCallBegan, ...] = ()
     plan: tuple[PlanEntry, ...] = ()
     pressure: ContextPressure | None = None
     usage: UsageChanged | None = None
@@ -159,7 +134,8 @@ class RunView:
     seq: int
     """The newest event that was folded."""
     turns: tuple[TurnView, ...] = ()
-    subagents: tuple[SubagentView, ...] = ()
+    subagents: tuple[SubagentEvent, ...] = ()
+    """The newest event of each child."""
     usage: Usage = Usage()
     judges_usage: Usage = Usage()
     """What judges used; it is not part of `usage`."""
