@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from treenail.errors import UsageError
 from treenail.presenters.cli.agents import coding_agent, limits_of, load_agent
-from treenail.presenters.cli.models import provider_for, read_script
+from treenail.presenters.cli.models import provider_for, scripted
 from treenail.presenters.cli.settings import load
 
 
@@ -61,16 +60,7 @@ def test_a_script_that_is_none_is_refused_in_words(tmp_path: Path, data: str) ->
     file = tmp_path / "script.json"
     file.write_text(data)
     with pytest.raises(UsageError, match=r"script\.json"):
-        read_script(file)
-
-
-def test_a_script_is_read_as_answers(tmp_path: Path) -> None:
-    file = tmp_path / "script.json"
-    calls = [{"name": "t", "arguments": {"a": 1}}]
-    file.write_text(json.dumps(["one", {"text": "two", "calls": calls, "cost_usd": 1}]))
-    one, two = read_script(file)
-    assert (one.text, two.text, two.cost_usd) == ("one", "two", 1.0)
-    assert list(two.calls) == [("t", {"a": 1})]
+        scripted(file)
 
 
 def test_the_coding_agent_can_read_change_and_run() -> None:
@@ -106,17 +96,19 @@ def test_an_agent_comes_from_a_file_that_runs_nothing(tmp_path: Path, name: str)
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("a.toml", "x = 1", "the keys are"),
-        ("a.toml", 'name = "n"', "needs instructions"),
-        ("a.toml", 'instructions = "i"\ntools = ["magic"]', "use files"),
-        ("a.toml", 'instructions = "i"\nmax_iterations = 0', "above 0"),
-        ("a.toml", 'instructions = "i"\ntools = "files"', "must be a list"),
-        ("a.toml", 'instructions = "i"\nlimits = 3', "must be a table"),
-        ("a.toml", 'instructions = "i"\n[limits]\nmax_costs = 3', "max_costs"),
-        ("a.toml", 'instructions = "i"\n[judges]\ncheck = 3', "must be a command"),
-        ("a.toml", 'instructions = "i"\n[judges]\nfiles = "x"', "list of paths"),
-        ("a.toml", 'instructions = "i"\n[judges]\nmodel = 3', "true or false"),
-        ("a.toml", 'instructions = "i"\n[judges]\nreview_every_calls = 0', "above 0"),
+        ("a.toml", 'instructions = "i"\nx = 1', "x: Extra inputs are not permitted"),
+        ("a.toml", 'name = "n"', "instructions: Field required"),
+        ("a.toml", 'instructions = "i"\ntools = ["magic"]', "tools.0: Input should be 'files', 'reading'"),
+        (
+            "a.toml",
+            'instructions = "i"\nmax_iterations = 0',
+            "max_iterations: Input should be greater than 0",
+        ),
+        ("a.toml", 'instructions = "i"\ntools = "files"', "tools: Input should be a valid list"),
+        ("a.toml", 'instructions = "i"\nlimits = 3', "limits: Input should be a valid dictionary"),
+        ("a.toml", 'instructions = "i"\n[limits]\nmax_costs = 3', "max_costs.*should be 'max_cost'"),
+        ("a.toml", 'instructions = "i"\n[judges]\ncheck = 3', "judges.check: Input should be a valid string"),
+        ("a.toml", 'instructions = "i"\n[judges]\nmodel = 3', "judges.model: .* valid boolean"),
         ("a.toml", "instructions = ", "cannot be read as TOML"),
         ("a.yaml", "- 1", "keys and values"),
         ("a.yaml", "!!python/object/apply:os.system ['true']", "cannot be read as YAML"),

@@ -352,7 +352,7 @@ def test_what_is_wrong_in_a_file_is_told_with_its_place(project: Project) -> Non
     for wrong, told in {
         "id: w\nsteps: [{id: a, task: x, depends_on: [z]}]": "(a).depends_on[0]: there is no step 'z'",
         "id: w\nsteps: [{id: a, task: x, agent: nobody}]": "wants the agent 'nobody'",
-        "id: w\nagents: {x: {instructions: y, tools: [z]}}\nsteps: [{id: a, task: x}]": "names 'z'",
+        "id: w\nagents: {x: {instructions: y, tools: [z]}}\nsteps: [{id: a, task: x}]": "tools.0: Input",
         "id: [": "is not valid YAML",
     }.items():
         (project.work.parent / "flow.yaml").write_text(wrong)

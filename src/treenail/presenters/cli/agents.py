@@ -8,9 +8,10 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml  # type: ignore[import-untyped]  # it ships no types
+from pydantic import BaseModel, PositiveInt, StringConstraints, ValidationError
 
 from treenail.agent import Agent
 from treenail.errors import UsageError
@@ -69,8 +70,7 @@ def load_agent(spec: str, directory: Path) -> Agent:
 
     A Python file is run: name only files that you trust. A TOML or YAML file runs nothing.
     """
-    path, _, name = spec.partition(":")
-    file = _place(path, directory)
+    file, name = _place(spec, directory)
     if not file.is_file():
         raise UsageError(
             f"there is no agent file {file}; name one with --agent: path.py:name, agent.toml or agent.yaml"
@@ -79,15 +79,21 @@ def load_agent(spec: str, directory: Path) -> Agent:
         return _from_python(file, name or "agent")
     if name:
         raise UsageError(f"{file.name} holds one agent; remove :{name}")
-    if file.suffix == ".toml":
-        return _from_data(_toml(file), file)
-    if file.suffix in (".yaml", ".yml"):
-        return _from_data(_yaml(file), file)
-    raise UsageError(f"{file} is not an agent file; it must end in .py, .toml, .yaml or .yml")
+    return agent_of({"name": file.stem} | _read(file), str(file))
 
 
-def _place(path: str, directory: Path) -> Path:
-    return Path(os.path.normpath(directory / Path(path).expanduser()))
+def limits_of(spec: str, directory: Path) -> Mapping[str, Any]:
+    """Return the ceilings that an agent file sets; none for a Python file."""
+    file, _ = _place(spec, directory)
+    if file.suffix == ".py" or not file.is_file():
+        return {}
+    limits = _checked({"name": file.stem} | _read(file), str(file)).limits
+    return {str(name): value for name, value in limits.items()}
+
+
+def _place(spec: str, directory: Path) -> tuple[Path, str]:
+    path, _, name = spec.partition(":")
+    return Path(os.path.normpath(directory / Path(path).expanduser())), name
 
 
 def _from_python(file: Path, name: str) -> Agent:
@@ -112,128 +118,83 @@ def _from_python(file: Path, name: str) -> Agent:
     return found
 
 
-def _toml(file: Path) -> Mapping[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{file} cannot be read as TOML: {error}") from error
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    ".toml": tomllib.loads,
+    ".yaml": yaml.safe_load,
+    ".yml": yaml.safe_load,
+}
 
 
-def _yaml(file: Path) -> Mapping[str, Any]:
+def _read(file: Path) -> dict[str, Any]:
+    if file.suffix not in _READERS:
+        raise UsageError(f"{file} is not an agent file; it must end in .py, .toml, .yaml or .yml")
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{file} cannot be read as YAML: {error}") from error
+        data = _READERS[file.suffix](file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"{file} cannot be read as {file.suffix[1:].upper()}: {error}") from error
     if not isinstance(data, dict):
         raise UsageError(f"{file} must contain keys and values: name, instructions, tools ...")
     return data
 
 
-LIMITS = ("max_cost", "max_steps", "max_retries", "timeout")
-"""The ceilings that an agent file can set, under the names of the settings."""
+_Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
-_KEYS = ("name", "instructions", "tools", "max_iterations", "limits", "judges")
-_JUDGES = ("check", "files", "model", "review_every_calls", "strict")
+
+class _Judges(BaseModel, extra="forbid", strict=True):
+    """The judges of an agent file: those before the agent may stop, and those while it works."""
+
+    check: _Words | None = None
+    files: list[_Words] = []
+    model: bool = False
+    review_every_calls: PositiveInt | None = None
+    strict: bool = False
+
+
+class _AgentFile(BaseModel, extra="forbid", strict=True):
+    """An agent file. The settings check the values of its limits."""
+
+    name: _Words
+    instructions: _Words
+    tools: list[Literal["files", "reading", "shell", "plan"]] = ["files", "shell", "plan"]
+    max_iterations: PositiveInt = 100
+    limits: dict[Literal["max_cost", "max_steps", "max_retries", "timeout"], Any] = {}
+    judges: _Judges = _Judges()
+
+
+def _checked(data: Mapping[str, Any], place: str) -> _AgentFile:
+    try:
+        return _AgentFile.model_validate(data)
+    except ValidationError as error:
+        wrong = [(".".join(str(part) for part in each["loc"]), each["msg"]) for each in error.errors()]
+        raise UsageError(f"{place}: " + "; ".join(f"{name}: {text}" for name, text in wrong)) from error
 
 
 def agent_of(data: Mapping[str, Any], place: str) -> Agent:
     """Make an agent from the data of a file. Raises `UsageError`, which names the wrong value."""
-    return _from_data(data, Path(place))
-
-
-def _from_data(data: Mapping[str, Any], file: Path) -> Agent:
-    _refuse_unknown(data, _KEYS, f"{file}")
-    instructions = data.get("instructions")
-    if not isinstance(instructions, str) or not instructions.strip():
-        raise UsageError(f"{file} needs instructions: text that says what the agent is and does")
-    named = data.get("tools", ["files", "shell", "plan"])
-    if not isinstance(named, list):
-        raise UsageError(f"tools in {file} must be a list of {', '.join(_TOOLS)}, not {named!r}")
-    tools: list[Tool[Any, Any]] = []
-    for each in named:
-        if each not in _TOOLS:
-            raise UsageError(f"{file} names {each!r}, which is not a set of tools; use {', '.join(_TOOLS)}")
-        tools.extend(_TOOLS[each]())
-    unique = {each.name: each for each in tools}
-    name = data.get("name", file.stem)
-    if not isinstance(name, str) or not name.strip():
-        raise UsageError(f"the name in {file} must be text, not {name!r}")
-    _limits(data, file)
-    return Agent(
-        name,
-        instructions,
-        tools=tuple(unique.values()),
-        max_iterations=_count(data.get("max_iterations", 100), f"max_iterations in {file}"),
-        **_judges(data, file),
-    )
-
-
-def _refuse_unknown(data: Mapping[str, Any], known: tuple[str, ...], place: str) -> None:
-    unknown = sorted(str(each) for each in data.keys() - set(known))
-    if unknown:
-        raise UsageError(f"{place} has unknown keys: {', '.join(unknown)}; the keys are {', '.join(known)}")
-
-
-def _table(data: Mapping[str, Any], name: str, known: tuple[str, ...], file: Path) -> Mapping[str, Any]:
-    table = data.get(name, {})
-    if not isinstance(table, dict):
-        raise UsageError(f"{name} in {file} must be a table of {', '.join(known)}, not {table!r}")
-    _refuse_unknown(table, known, f"{name} in {file}")
-    return table
-
-
-def _count(given: object, place: str) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise UsageError(f"{place} must be a whole number above 0, not {given!r}")
-    return given
-
-
-def _limits(data: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
-    return _table(data, "limits", LIMITS, file)
-
-
-def _judges(data: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Make the judges of an agent file: those before the agent may stop, and those while it works."""
-    said = _table(data, "judges", _JUDGES, file)
-    check, files = said.get("check"), said.get("files", [])
-    if check is not None and (not isinstance(check, str) or not check.strip()):
-        raise UsageError(f"judges.check in {file} must be a command, not {check!r}")
-    if not isinstance(files, list) or not all(isinstance(each, str) and each for each in files):
-        raise UsageError(f"judges.files in {file} must be a list of paths, not {files!r}")
-    for name in ("model", "strict"):
-        if not isinstance(said.get(name, False), bool):
-            raise UsageError(f"judges.{name} in {file} must be true or false, not {said[name]!r}")
-    made: dict[str, Any] = {
-        "completion": joined(
-            FileOutputChecker(files) if files else None,
-            None if check is None else CommandChecker(check),
-            LLMCompletionVerifier() if said.get("model") else None,
-        )
-    }
-    if "review_every_calls" in said:
-        calls = _count(said["review_every_calls"], f"judges.review_every_calls in {file}")
-        trigger = FeedbackTrigger(every_n_calls=calls)
-        made["feedback"] = (
-            FeedbackProviderConfig(LLMTrajectoryFeedback(min_tool_calls=min(calls, 5)), trigger),
-        )
-    if said.get("strict"):
+    checked = _checked(data, place)
+    tools = {each.name: each for name in checked.tools for each in _TOOLS[name]()}
+    judges, made = checked.judges, dict[str, Any]()
+    if judges.review_every_calls is not None:
+        trigger = FeedbackTrigger(every_n_calls=judges.review_every_calls)
+        review = LLMTrajectoryFeedback(min_tool_calls=min(judges.review_every_calls, 5))
+        made["feedback"] = (FeedbackProviderConfig(review, trigger),)
+    if judges.strict:
         made["nested"] = NestedExecutionConfig(on_completion_failure="closed")
-    return made
+    return Agent(
+        checked.name,
+        checked.instructions,
+        tools=tuple(tools.values()),
+        max_iterations=checked.max_iterations,
+        completion=joined(
+            FileOutputChecker(judges.files) if judges.files else None,
+            None if judges.check is None else CommandChecker(judges.check),
+            LLMCompletionVerifier() if judges.model else None,
+        ),
+        **made,
+    )
 
 
 def joined(*checkers: Any) -> Any:
     """Make one completion check of several; None if there is none."""
     real = [each for each in checkers if each is not None]
     return real[0] if len(real) == 1 else CompositeChecker(real) if real else None
-
-
-def limits_of(spec: str, directory: Path) -> Mapping[str, Any]:
-    """Return the ceilings that an agent file sets; none for a Python file."""
-    file = _place(spec.partition(":")[0], directory)
-    if not file.is_file():
-        return {}
-    if file.suffix == ".toml":
-        return _limits(_toml(file), file)
-    if file.suffix in (".yaml", ".yml"):
-        return _limits(_yaml(file), file)
-    return {}

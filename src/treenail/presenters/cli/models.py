@@ -15,47 +15,38 @@ from treenail.providers.base import ModelEvent, ModelRequest, Provider
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.tools.tool import ToolCall
 
-DEFAULT_OPENAI_MODEL = "gpt-5-mini"
-DEFAULT_ANTHROPIC_MODEL = "claude-sonnet-4-5"
-
 NO_PROVIDER = (
     "no model is configured: set OPENAI_API_KEY or ANTHROPIC_API_KEY, or name your own server with "
     "--base-url URL --model NAME. To see what Treenail does without any model, run `treenail demo`"
 )
 
 DEFAULTS = (
-    ("ANTHROPIC_API_KEY", f"anthropic/{DEFAULT_ANTHROPIC_MODEL}"),
-    ("OPENAI_API_KEY", f"openai/{DEFAULT_OPENAI_MODEL}"),
+    ("ANTHROPIC_API_KEY", "anthropic/claude-sonnet-4-5"),
+    ("OPENAI_API_KEY", "openai/gpt-5-mini"),
 )
 """The model to use if none is named: the first one whose key is set."""
 
-_KINDS = ("openai", "anthropic", "litellm", "claude-agent", "scripted")
+_PROVIDERS = {
+    "openai": ("treenail.providers.openai:OpenAI", "openai"),
+    "anthropic": ("treenail.providers.anthropic:Anthropic", "anthropic"),
+    "litellm": ("treenail.providers.litellm:LiteLLM", "litellm"),
+    "claude-agent": ("treenail.providers.claude_agent:ClaudeAgent", "claude-agent-sdk"),
+}
+"""Each provider by the name that models have it under: where it is, and the package that it needs."""
 
 
 def provider_for(settings: Settings, environ: Mapping[str, str]) -> Provider:
     """Make the provider that the settings name. Raises `UsageError` if that is impossible."""
     kind, model = _kind_and_model(settings, environ)
-    base_url = settings.text("base_url")
     if kind == "scripted":
         return scripted(Path(model))
+    place, package = _PROVIDERS[kind]
+    base_url = settings.text("base_url")
+    options = {"base_url": base_url} if base_url is not None and kind != "claude-agent" else {}
     if kind == "openai":
-        module = _imported("treenail.providers.openai", "openai")
-        api = settings.text("api") or ("responses" if base_url is None else "chat")
-        return _made(module.OpenAI, model, api=api, base_url=base_url)
-    if kind == "anthropic":
-        module = _imported("treenail.providers.anthropic", "anthropic")
-        return _made(module.Anthropic, model, base_url=base_url)
-    if kind == "litellm":
-        module = _imported("treenail.providers.litellm", "litellm")
-        return _made(module.LiteLLM, model, base_url=base_url)
-    module = _imported("treenail.providers.claude_agent", "claude-agent-sdk")
-    return _made(module.ClaudeAgent, model)
-
-
-def _made(kind: Any, model: str, **options: Any) -> Provider:
-    given = {name: value for name, value in options.items() if value is not None}
+        options["api"] = settings.text("api") or ("responses" if base_url is None else "chat")
     try:
-        made: Provider = kind(model, **given)
+        made: Provider = _imported(place, package)(model, **options)
     except UsageError as error:
         # The library's advice names arguments; a person here has variables and flags.
         said = re.sub(r",? or pass api_key=", "", str(error)).replace("pass base_url=", "use --base-url URL")
@@ -67,7 +58,7 @@ def _kind_and_model(settings: Settings, environ: Mapping[str, str]) -> tuple[str
     named, base_url = settings.text("model"), settings.text("base_url")
     if named is not None:
         kind, slash, model = named.partition("/")
-        if slash and kind in _KINDS:
+        if slash and kind in (*_PROVIDERS, "scripted"):
             if not model:
                 raise UsageError(f"the model {named!r} has no name after its provider; write {kind}/NAME")
             return kind, model
@@ -85,9 +76,10 @@ def _kind_and_model(settings: Settings, environ: Mapping[str, str]) -> tuple[str
     raise UsageError(NO_PROVIDER)
 
 
-def _imported(name: str, package: str) -> Any:
+def _imported(place: str, package: str) -> Any:
+    module, _, name = place.partition(":")
     try:
-        return importlib.import_module(name)
+        return getattr(importlib.import_module(module), name)
     except ImportError as error:
         raise UsageError(
             f"the provider needs a package that is not installed ({error.name or error}); install it with "
@@ -119,23 +111,17 @@ class TaskScripts:
 
 
 def scripted(path: Path) -> Provider:
-    """Make a model that reads from a file: a list of answers, or a list for each beginning of a task."""
-    data = _json(path)
-    if not isinstance(data, dict):
-        return ScriptedProvider(read_script(path))
-    return TaskScripts({str(key): _answers(each, f"{path}, {key!r}") for key, each in data.items()})
+    """Make a model that reads from a file: a list of answers, or a list for each beginning of a task.
 
-
-def read_script(path: Path) -> list[Answer]:
-    """Read a script of answers: a JSON list of texts, or of objects with text, calls and cost_usd."""
-    return _answers(_json(path), str(path))
-
-
-def _json(path: Path) -> object:
+    An answer is a text, or an object with text, calls and cost_usd.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"the script {path} cannot be read: {error}") from error
+    if not isinstance(data, dict):
+        return ScriptedProvider(_answers(data, str(path)))
+    return TaskScripts({str(key): _answers(each, f"{path}, {key!r}") for key, each in data.items()})
 
 
 def _answers(data: object, path: str) -> list[Answer]:
