@@ -27,6 +27,7 @@ from treenail.tools.events import (
 )
 from treenail.tools.files import FILE_TOOLS, READING_TOOLS, WRITING_TOOLS
 from treenail.tools.outbox import Deliver, Outbox, undelivered
+from treenail.tools.pending import PendingToolTracker
 from treenail.tools.plan import (
     PLAN_TOOLS,
     AddStep,
@@ -87,6 +88,7 @@ __all__ = [
     "OutboxDelivered",
     "OutboxFailed",
     "OutboxPut",
+    "PendingToolTracker",
     "PermissionMode",
     "PermissionRequest",
     "Permissions",

@@ -145,7 +145,7 @@ class ToolRunner:
         is_slow = plan.tool is not None and plan.tool.foreign
         begun: list[OpenCall] = []
         try:
-            await self._take_tickets(plan)
+            await self.take_tickets(plan)
             if is_slow or self.permissions.approver is not None:
                 opened = await run_beside(self.begin, plan, begun)
             else:
@@ -226,7 +226,8 @@ class ToolRunner:
                     'or let the outer tool have effects="none"'
                 )
 
-    async def _take_tickets(self, plan: PlannedCall) -> None:
+    async def take_tickets(self, plan: PlannedCall) -> None:
+        """Wait until the gates let a call in."""
         if plan.tickets is not None:
             try:
                 await plan.tickets.take(plan.context.cancellation, plan.context.deadline)
@@ -269,7 +270,7 @@ class ToolRunner:
         begun: list[OpenCall] = []
         try:
             if plan.tickets is not None and not plan.tickets.take_nowait():
-                take = partial(self._take_tickets, plan)
+                take = partial(self.take_tickets, plan)
                 run_blocking(take, face="tool_execution", instead="ToolRunner.aexecute")
             opened = self.begin(plan, begun)
             if isinstance(opened, ToolResult):
@@ -316,10 +317,11 @@ def tool_execution(
     except for those that the loop must act on (see `ToolRunner.aexecute`). A call that cannot begin
     raises `ToolValidationError` or `ToolError`, recorded like any other end, and the block is not run.
     """
-    body = tool or Tool(name=_tool_name(tool_call.name), description="A call whose body is a block of code.")
+    body = tool or Tool(name=tool_name(tool_call.name), description="A call whose body is a block of code.")
     with ToolRunner(execution_state, {}).block(tool_call, tool=body, context=context) as outcome:
         yield outcome
 
 
-def _tool_name(name: str) -> str:
+def tool_name(name: str) -> str:
+    """Return a name like the given one that a tool may have."""
     return "".join(each if each.isalnum() and each.isascii() else "_" for each in name.lower())[:64] or "tool"
