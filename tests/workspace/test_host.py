@@ -25,7 +25,6 @@ from treenail.errors import (
 from treenail.workspace import objects
 from treenail.workspace.host import HostFilesystem, SnapshotLimits
 from treenail.workspace.objects import ObjectStore
-from treenail.workspace.packs import PackWriter
 from treenail.workspace.rooted import Place
 from treenail.workspace.scan import Exclusions
 
@@ -983,7 +982,7 @@ def test_a_full_disk_loses_nothing(
         full()
 
     with monkeypatch.context() as patch:
-        patch.setattr(PackWriter, "_complete", full)
+        patch.setattr("treenail.workspace.objects.write_pack", full)
         patch.setattr("treenail.workspace.spool.write_all", half)
         with pytest.raises(OSError, match="No space"):
             call.prepare() if call is not None else fs.snapshot(scan=True)

@@ -7,6 +7,7 @@ and is ignored, together with everything behind it.
 from __future__ import annotations
 
 import os
+import secrets
 import zlib
 from collections.abc import Iterator
 
@@ -35,6 +36,16 @@ def write_new_file(path: str, content: bytes, *, durable: bool, mode: int = 0o40
         raise
     finally:
         os.close(descriptor)
+
+
+def replace_file(path: str, content: bytes, *, durable: bool, mode: int = 0o400) -> None:
+    """Put a file in place with new content, in one step."""
+    directory = os.path.dirname(path)
+    temporary = os.path.join(directory, f"tmp_{secrets.token_hex(8)}")
+    write_new_file(temporary, content, mode=mode, durable=durable)
+    os.rename(temporary, path)
+    if durable:
+        sync_directory(directory)
 
 
 def read_file(path: str) -> bytes | None:

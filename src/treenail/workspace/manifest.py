@@ -7,12 +7,11 @@ id of its content. A scan (`scan.py`) compares it with what is on disk.
 from __future__ import annotations
 
 import marshal
-import os
 import stat
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from treenail.workspace.disk import decode_records, encode_record, read_file, sync_directory, write_all
+from treenail.workspace.disk import decode_records, encode_record, read_file, replace_file
 
 StateKind = Literal["absent", "file", "directory", "link", "other"]
 
@@ -224,15 +223,6 @@ def load_manifest(path: str) -> Manifest | None:
 def save_manifest(path: str, manifest: Manifest, *, durable: bool) -> None:
     """Keep a manifest on disk."""
     fields = (manifest.position, manifest.root_mode, manifest.uncovered, manifest.directories)
-    temporary = f"{path}.new"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        write_all(descriptor, _MAGIC + encode_record(marshal.dumps(fields, _MARSHAL_VERSION)))
-        if durable:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.rename(temporary, path)
-    if durable:
-        sync_directory(os.path.dirname(path))
+    content = _MAGIC + encode_record(marshal.dumps(fields, _MARSHAL_VERSION))
+    replace_file(path, content, durable=durable, mode=0o600)
     manifest.unsaved = False

@@ -1,9 +1,9 @@
-"""A private git object store, written and read without git.
+"""A private git object store, written and read without running git.
 
 Theory of operation
 -------------------
 The store is a bare git repository that people can look at (`git --git-dir=... log -p`), but nothing
-here runs git to write it: objects are files whose format is simple, and writing them ourselves is
+here runs git: objects are files whose format is simple, and writing them ourselves is
 faster than starting a process, needs no index, and makes each step visible to the crash tests.
 
 - Small objects are *staged*: held in memory until `flush` puts all of them on disk. A store with a *spool*
@@ -13,8 +13,8 @@ faster than starting a process, needs no index, and makes each step visible to t
 - When many small packs have come together they are merged into one, with its content compressed. In a
   fresh pack, content is stored as it is: compressing thousands of small files costs more than reading them.
 
-Whatever git itself wrote meanwhile (`git gc` packs with deltas) is read through `git cat-file` with
-GIT_DIR set to this store, which touches no work tree. That is the only use of git.
+Git is never run. Somebody may run `git gc` here: the store's configuration keeps git from writing what only
+git can read (deltas, packed refs).
 
 Object ids are 20 raw bytes here. Content that is read back is checked against the id that it was asked by.
 """
@@ -24,7 +24,6 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import subprocess
 import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -34,12 +33,12 @@ from treenail.errors import ObjectStoreError
 from treenail.workspace.disk import (
     make_directory,
     read_file,
+    replace_file,
     sync_directory,
     unlink_if_there,
     write_all,
-    write_new_file,
 )
-from treenail.workspace.packs import CHUNK_BYTES, ObjectKind, Pack, PackWriter, hash_object
+from treenail.workspace.packs import CHUNK_BYTES, ObjectKind, Pack, hash_object, write_pack
 from treenail.workspace.spool import Spool
 
 LARGE_BYTES = 1024 * 1024
@@ -61,6 +60,19 @@ MAX_SMALL_PACKS = 48
 """When there are this many small packs, they are merged."""
 
 _SMALL_PACK_OBJECTS = 1_000
+_CONFIG = """\
+[core]
+\trepositoryformatversion = 0
+\tbare = true
+[gc]
+\tauto = 0
+\tpackRefs = false
+\twriteCommitGraph = false
+\taggressiveWindow = 0
+[pack]
+\twindow = 0
+"""
+"""Git never collects garbage here by itself, and what it writes when asked to can be read without git."""
 _MAX_CACHED_TREES = 512
 
 
@@ -162,15 +174,8 @@ class ObjectStore:
         for part in ("objects", "objects/pack", "refs"):
             make_directory(f"{path}/{part}")
         # HEAD comes last: a directory with HEAD is complete.
-        files = {
-            # An automatic gc must not run in the middle of a call.
-            "config": "[core]\n\trepositoryformatversion = 0\n\tbare = true\n[gc]\n\tauto = 0\n",
-            "HEAD": f"ref: refs/heads/{head}\n",
-        }
-        for name, content in files.items():
-            target = f"{path}/{name}"
-            if not os.path.exists(target):
-                self._replace_file(target, content.encode())
+        for name, content in (("config", _CONFIG), ("HEAD", f"ref: refs/heads/{head}\n")):
+            replace_file(f"{path}/{name}", content.encode(), durable=self.durable, mode=0o600)
 
     @property
     def exists(self) -> bool:
@@ -180,45 +185,25 @@ class ObjectStore:
     def read_ref(self, name: str) -> str | None:
         """Return the commit (as text) that a ref such as `refs/heads/main` stands for."""
         raw = read_file(os.path.join(self.path, name))
-        return self._packed_refs().get(name) if raw is None else raw.decode("ascii").strip()
+        return None if raw is None else raw.decode("ascii").strip()
 
     def write_ref(self, name: str, commit: str) -> None:
         """Let a ref stand for a commit."""
         target = os.path.join(self.path, name)
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        self._replace_file(target, commit.encode() + b"\n")
+        replace_file(target, commit.encode() + b"\n", durable=self.durable, mode=0o600)
 
     def delete_ref(self, name: str) -> None:
         """Forget a ref; one that does not exist is fine."""
-        packed = self._packed_refs()
-        if packed.pop(name, None) is not None:
-            lines = [f"{commit} {ref}\n" for ref, commit in sorted(packed.items())]
-            self._replace_file(os.path.join(self.path, "packed-refs"), "".join(lines).encode())
         unlink_if_there(os.path.join(self.path, name))
 
     def refs(self) -> dict[str, str]:
         """Return every ref and its commit."""
-        found = self._packed_refs()
-        for directory, _, names in os.walk(self.path / "refs"):
-            for name in names:
-                full = Path(directory) / name
-                if not name.startswith("tmp_"):
-                    found[full.relative_to(self.path).as_posix()] = full.read_text("ascii").strip()
-        return found
-
-    def _packed_refs(self) -> dict[str, str]:
-        """Return the refs that `git gc` moved into one file."""
-        text = (read_file(os.path.join(self.path, "packed-refs")) or b"").decode("ascii")
-        lines = (line.split(" ", 1) for line in text.splitlines() if line[:1] not in ("#", "^", ""))
-        return {ref: commit for commit, ref in lines}
-
-    def _replace_file(self, target: str, content: bytes) -> None:
-        directory = os.path.dirname(target)
-        temporary = os.path.join(directory, f"tmp_{secrets.token_hex(8)}")
-        write_new_file(temporary, content, mode=0o600, durable=self.durable)
-        os.rename(temporary, target)
-        if self.durable:
-            sync_directory(directory)
+        return {
+            path.relative_to(self.path).as_posix(): path.read_text("ascii").strip()
+            for path in (self.path / "refs").rglob("*")
+            if path.is_file() and not path.name.startswith("tmp_")
+        }
 
     def forget(self) -> None:
         """Drop what was remembered about the store's content, because somebody else has changed it."""
@@ -230,15 +215,9 @@ class ObjectStore:
     # --- writing -----------------------------------------------------------------------------------
 
     def write(self, kind: ObjectKind, data: bytes) -> bytes:
-        """Take an object in and return its id. A small one is on disk after the next `flush`."""
+        """Take an object in and return its id. It is on disk after the next `flush`."""
         oid = hash_object(kind, data)
-        if len(data) >= LARGE_BYTES:
-            if not self.contains(oid):
-                header = b"%s %d\0" % (kind.encode(), len(data))
-                temporary = self._temporary()
-                write_new_file(temporary, zlib.compress(header + data, 0), durable=self.durable)
-                self._place(temporary, oid)
-        elif self._pending(oid) is None and self._find_in_packs(oid) is None:
+        if self._pending(oid) is None and self._find_in_packs(oid) is None:
             self._staged[oid] = (kind, data)
             self._staged_bytes += len(data)
             if self._staged_bytes > MAX_STAGED_BYTES:
@@ -254,7 +233,7 @@ class ObjectStore:
         if size < LARGE_BYTES:
             data = read_exactly(descriptor, size)
             return None if data is None else self.write("blob", data)
-        temporary = self._temporary()
+        temporary = os.path.join(self._objects, f"tmp_obj_{secrets.token_hex(8)}")
         header = b"blob %d\0" % size
         sha = hashlib.sha1(header, usedforsecurity=False)
         packer = zlib.compressobj(0)
@@ -320,14 +299,9 @@ class ObjectStore:
         return self._spool.clear()
 
     def _write_pack(self, objects: Mapping[bytes, tuple[ObjectKind, bytes]]) -> None:
-        with PackWriter(self._pack_directory, durable=self.durable) as writer:
-            for oid, (kind, data) in objects.items():
-                writer.add(oid, kind, data)
+        write_pack(self._pack_directory, objects, durable=self.durable)
         self._list_packs()
         self._merge_small_packs()
-
-    def _temporary(self) -> str:
-        return os.path.join(self._objects, f"tmp_obj_{secrets.token_hex(8)}")
 
     def _place(self, temporary: str, oid: bytes) -> None:
         """Give a loose object its name."""
@@ -350,9 +324,9 @@ class ObjectStore:
 
     def read(self, oid: bytes) -> tuple[ObjectKind, bytes]:
         """Return an object's kind and content. Raises `ObjectStoreError` if it is missing or damaged."""
-        found = (
-            self._pending(oid) or self._read_packed(oid) or self._read_loose(oid) or self._read_with_git(oid)
-        )
+        found = self._pending(oid) or self._read_packed(oid) or self._read_loose(oid)
+        if found is None:
+            raise ObjectStoreError(f"the object {oid.hex()} is missing from {self.path}")
         if hash_object(*found) != oid:
             raise ObjectStoreError(
                 f"the object {oid.hex()} in {self.path} is damaged: its content does not match its name; "
@@ -455,36 +429,6 @@ class ObjectStore:
                     f"the object {oid.hex()} in {self.path} is damaged: {error}"
                 ) from error
 
-    def _read_with_git(self, oid: bytes) -> tuple[ObjectKind, bytes]:
-        """Read an object that is packed in a way that only git can read."""
-        # A clean environment and no configuration but the store's own: nothing that a workspace or a
-        # user's account names is run.
-        environment = {
-            "GIT_DIR": os.fspath(self.path),
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_CONFIG_GLOBAL": os.devnull,
-            "PATH": os.environ.get("PATH", os.defpath),
-            "LC_ALL": "C",
-        }
-        try:
-            answer = subprocess.run(
-                ["git", "cat-file", "--batch"],
-                env=environment,
-                cwd=self.path,
-                input=oid.hex().encode() + b"\n",
-                capture_output=True,
-                check=False,
-            ).stdout
-        except FileNotFoundError:
-            raise ObjectStoreError(
-                f"the object {oid.hex()} is missing from {self.path}, or packed in a way that only git can "
-                f"read; install git"
-            ) from None
-        head, _, data = answer.partition(b"\n")
-        if len(head.split()) != 3:
-            raise ObjectStoreError(f"the object {oid.hex()} is missing from {self.path}, or cannot be read")
-        return _as_kind(head.split()[1]), data[:-1]
-
     # --- packs -------------------------------------------------------------------------------------
 
     def _list_packs(self) -> None:
@@ -541,17 +485,20 @@ class ObjectStore:
             self._list_packs()
 
     def _replace_packs(self, packs: Mapping[str, Pack], kept: Container[bytes] | None) -> None:
-        """Write the objects of some packs (or those to be kept) into a new one, and then remove those."""
-        with PackWriter(self._pack_directory, durable=self.durable, compress=True) as writer:
-            for pack in packs.values():
-                for oid, found in pack.objects():
-                    if kept is None or oid in kept:
-                        kind, data = found if found is not None else self._read_with_git(oid)
-                        if hash_object(kind, data) != oid:
-                            raise ObjectStoreError(f"the object {oid.hex()} in {self.path} is damaged")
-                        writer.add(oid, kind, data)
+        """Write the objects of some packs (or those to be kept) into new ones, and then remove those."""
+        written: set[str] = set()
+        batch: dict[bytes, tuple[ObjectKind, bytes]] = {}
+        size = 0
+        for oid in {oid for pack in packs.values() for oid in pack.ids() if kept is None or oid in kept}:
+            batch[oid] = self.read(oid)
+            size += len(batch[oid][1])
+            if size > MAX_STAGED_BYTES:
+                written.add(write_pack(self._pack_directory, batch, durable=self.durable, compress=True))
+                batch, size = {}, 0
+        if batch:
+            written.add(write_pack(self._pack_directory, batch, durable=self.durable, compress=True))
         for name, pack in packs.items():
-            if name not in writer.index_names:
+            if name not in written:
                 pack.delete()
         self._list_packs()
 
@@ -573,9 +520,6 @@ class ObjectStore:
                 elif len(prefix) == 2 and bytes.fromhex(prefix + name) not in wanted:
                     os.unlink(os.path.join(directory, name))
                     removed += 1
-                elif prefix.startswith("commit-graph") or name in ("commit-graph", "multi-pack-index"):
-                    # Git derived it from objects that may be gone.
-                    os.unlink(os.path.join(directory, name))
         self._list_packs()
         for name, pack in list(self._packs.items()):
             unwanted = sum(oid not in wanted for oid in pack.ids())

@@ -1,31 +1,26 @@
 """Git packs: files that hold many objects, each with an index beside it.
 
 A pack is written under a temporary name and renamed, and its index comes last, because a pack without an
-index does not count. The reader checks content against its id.
+index does not count. Packs here hold no deltas; the configuration of the store keeps git from making any.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import BinaryIO, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 from treenail.errors import ObjectStoreError
-from treenail.workspace.disk import sync_directory, unlink_if_there, write_new_file
+from treenail.workspace.disk import replace_file, unlink_if_there
 
 ObjectKind = Literal["blob", "tree", "commit", "tag"]
 
 CHUNK_BYTES = 1024 * 1024
 """How much is read at once when streaming."""
-
-MAX_PACK_BYTES = 1 << 30
-"""A pack that is this long is completed and the next one begun, so that offsets stay short."""
 
 _PACK_KINDS: dict[int, ObjectKind] = {1: "commit", 2: "tree", 3: "blob", 4: "tag"}
 _PACK_NUMBERS: dict[ObjectKind, int] = {kind: number for number, kind in _PACK_KINDS.items()}
@@ -43,106 +38,56 @@ def hash_object(kind: ObjectKind, data: bytes) -> bytes:
     return hashlib.sha1(head + data, usedforsecurity=False).digest()
 
 
-class PackWriter:
-    """Collects objects into a pack, which appears in its directory as a whole when the block ends.
+def write_pack(
+    directory: str,
+    objects: Mapping[bytes, tuple[ObjectKind, bytes]],
+    *,
+    durable: bool,
+    compress: bool = False,
+) -> str:
+    """Write a pack and return the name of its index; `compress` deflates content instead of storing it.
 
-    Used as a context manager; on an exception nothing appears. Very much content makes several packs.
-    `compress` deflates content; without it, content is stored as it is.
+    The pack is put together in memory. It appears as a whole, or not at all.
     """
+    places: dict[bytes, tuple[int, int]] = {}
+    parts = [struct.pack(">4sII", b"PACK", 2, len(objects))]
+    offset = len(parts[0])
+    for oid, (kind, data) in objects.items():
+        entry = _entry_head(_PACK_NUMBERS[kind], len(data)) + zlib.compress(data, int(compress))
+        places[oid] = (offset, zlib.crc32(entry))
+        parts.append(entry)
+        offset += len(entry)
+    content = b"".join(parts)
+    checksum = hashlib.sha1(content, usedforsecurity=False).digest()
+    name = f"pack-{checksum.hex()}.idx"
+    stem = os.path.join(directory, name.removesuffix(".idx"))
+    if os.path.exists(f"{stem}.idx"):
+        return name
+    # The pack comes first: one without an index does not count.
+    replace_file(f"{stem}.pack", content + checksum, durable=durable)
+    try:
+        replace_file(f"{stem}.idx", _index(places, checksum), durable=durable)
+    except BaseException:
+        unlink_if_there(f"{stem}.pack")
+        raise
+    return name
 
-    def __init__(self, directory: str, *, durable: bool, compress: bool = False) -> None:
-        self.index_names: set[str] = set()
-        """The names of the indexes that were written so far."""
-        self._directory = directory
-        self._durable = durable
-        self._level = 1 if compress else 0
-        self._written: set[bytes] = set()
-        """The objects of the packs that are complete."""
-        self._entries: dict[bytes, tuple[int, int]] = {}
-        """Where each object of the present pack starts, and its checksum there."""
-        self._offset = 0
-        self._output: BinaryIO | None = None
-        self._temporary = ""
 
-    def __enter__(self) -> PackWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        try:
-            if kind is None:
-                self._complete()
-        finally:
-            if self._output is not None:
-                unlink_if_there(self._temporary)
-                with suppress(OSError):  # The disk may be too full for what is still in its buffer.
-                    self._output.close()
-
-    def add(self, oid: bytes, kind: ObjectKind, data: bytes) -> None:
-        """Take an object in, unless this writer has it already."""
-        if oid in self._entries or oid in self._written:
-            return
-        if self._offset >= MAX_PACK_BYTES:
-            self._complete()
-        output = self._output or self._begin()
-        entry = _entry_head(_PACK_NUMBERS[kind], len(data)) + zlib.compress(data, self._level)
-        output.write(entry)
-        self._entries[oid] = (self._offset, zlib.crc32(entry))
-        self._offset += len(entry)
-
-    def _begin(self) -> BinaryIO:
-        self._temporary = os.path.join(self._directory, f"tmp_pack_{secrets.token_hex(8)}")
-        output = self._output = open(self._temporary, "x+b", CHUNK_BYTES)  # noqa: SIM115  # closed by `__exit__`
-        os.fchmod(output.fileno(), 0o400)
-        output.write(bytes(12))
-        self._offset = 12
-        return output
-
-    def _complete(self) -> None:
-        """Let the present pack appear, if there is one."""
-        output = self._output
-        if output is None:
-            return
-        # How many objects there are is known only now, so the checksum needs a second look at the file.
-        output.seek(0)
-        output.write(struct.pack(">4sII", b"PACK", 2, len(self._entries)))
-        output.seek(0)
-        sha = hashlib.sha1(usedforsecurity=False)
-        while chunk := output.read(CHUNK_BYTES):
-            sha.update(chunk)
-        checksum = sha.digest()
-        output.write(checksum)
-        output.flush()
-        if self._durable:
-            os.fsync(output.fileno())
-        name = f"pack-{checksum.hex()}"
-        index_temporary = os.path.join(self._directory, f"tmp_idx_{secrets.token_hex(8)}")
-        write_new_file(index_temporary, self._index(checksum), durable=self._durable)
-        os.rename(self._temporary, os.path.join(self._directory, f"{name}.pack"))
-        os.rename(index_temporary, os.path.join(self._directory, f"{name}.idx"))
-        if self._durable:
-            sync_directory(self._directory)
-        output.close()
-        self._output = None
-        self.index_names.add(f"{name}.idx")
-        self._written.update(self._entries)
-        self._entries = {}
-
-    def _index(self, checksum: bytes) -> bytes:
-        oids = sorted(self._entries)
-        # How many ids begin with each byte or a smaller one.
-        fan_out = [bisect_left(oids, bytes((first,))) for first in range(1, 256)]
-        places = [self._entries[oid] for oid in oids]
-        index = b"".join(
-            (
-                _INDEX_MAGIC,
-                struct.pack(">256I", *fan_out, len(oids)),
-                *oids,
-                *(crc.to_bytes(4, "big") for _, crc in places),
-                *(offset.to_bytes(4, "big") for offset, _ in places),
-                checksum,
-            )
+def _index(places: Mapping[bytes, tuple[int, int]], checksum: bytes) -> bytes:
+    oids = sorted(places)
+    # How many ids begin with each byte or a smaller one.
+    fan_out = [bisect_left(oids, bytes((first,))) for first in range(1, 256)]
+    index = b"".join(
+        (
+            _INDEX_MAGIC,
+            struct.pack(">256I", *fan_out, len(oids)),
+            *oids,
+            *(places[oid][1].to_bytes(4, "big") for oid in oids),
+            *(places[oid][0].to_bytes(4, "big") for oid in oids),
+            checksum,
         )
-        return index + hashlib.sha1(index, usedforsecurity=False).digest()
+    )
+    return index + hashlib.sha1(index, usedforsecurity=False).digest()
 
 
 def _entry_head(number: int, size: int) -> bytes:
@@ -198,20 +143,18 @@ class Pack:
             (offset,) = struct.unpack_from(">Q", self._index, table + count * 4 + (offset & 0x7FFFFFFF) * 8)
         return int(offset)
 
-    def objects(self) -> Iterator[tuple[bytes, tuple[ObjectKind, bytes] | None]]:
-        """Yield every object, as `read` returns it."""
-        for oid in self.ids():
-            yield oid, self.read(self.find(oid) or 0)
-
-    def read(self, offset: int) -> tuple[ObjectKind, bytes] | None:
-        """Return the object at an offset, or None if it is a delta, which only git can read."""
+    def read(self, offset: int) -> tuple[ObjectKind, bytes]:
+        """Return the object at an offset."""
         with open(self._pack_path, "rb") as file:
             file.seek(offset)
             try:
                 byte = file.read(1)[0]
                 kind = _PACK_KINDS.get((byte >> 4) & 7)
                 if kind is None:
-                    return None
+                    raise ObjectStoreError(
+                        f"{self._pack_path} holds deltas, which only git reads; "
+                        f"run git repack -adf --window=0 in that store"
+                    )
                 size, shift = byte & 15, 4
                 while byte & 0x80:
                     byte = file.read(1)[0]

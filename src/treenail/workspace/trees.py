@@ -31,21 +31,12 @@ def tree_entry(state: State) -> TreeEntry | None:
 
 def write_trees(store: ObjectStore, manifest: Manifest) -> bytes:
     """Store every directory of a manifest as a tree and return the root's id."""
-    trees: dict[str, bytes] = {}
-    # Deepest first, so that the trees below a directory are known when it is its turn.
-    for path in sorted(manifest.directories, key=lambda path: path.count("/") + bool(path), reverse=True):
-        prefix = path + "/" if path else ""
-        entries: dict[bytes, TreeEntry] = {}
-        for name, known in manifest.directories[path].items():
-            entry = tree_entry(state_of(known))
-            if entry is not None and entry.mode == MODE_TREE:
-                # A directory that could not be read is known by name alone.
-                below = trees.get(prefix + name)
-                entry = TreeEntry(MODE_TREE, store.write("tree", b"") if below is None else below)
-            if entry is not None:
-                entries[os.fsencode(name)] = entry
-        trees[path] = store.write_tree(entries)
-    return trees.get("", EMPTY_TREE)
+    edits = [
+        (f"{directory}/{name}" if directory else name, tree_entry(state_of(known)))
+        for directory, entries in manifest.directories.items()
+        for name, known in entries.items()
+    ]
+    return patch_tree(store, store.write_tree({}), edits)
 
 
 def patch_tree(store: ObjectStore, root: bytes, edits: Sequence[tuple[str, TreeEntry | None]]) -> bytes:
