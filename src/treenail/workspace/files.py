@@ -1,26 +1,23 @@
 """Reading and changing files below the root of a workspace on disk.
 
 Every change is announced before it is made: `Undo.keep` stores what is there, and `Undo.intend` writes
-down what will be. A file is written beside its place (a `Draft`) and takes it in one step.
+down what will be. A file is written beside its place (a draft) and takes it in one step.
 """
 
 from __future__ import annotations
 
 import builtins
 import errno
-import io
 import os
+import shutil
 import stat
-import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import BinaryIO
 
-from treenail.errors import PathEscapeError, ReadOnlyError, WorkspaceError
+from treenail.errors import PathEscapeError, ReadOnlyError
 from treenail.workspace.base import FileEntry, FileStat, WriteMode, WriteResult
 from treenail.workspace.disk import write_all
-from treenail.workspace.journal import Journal
 from treenail.workspace.manifest import (
     ABSENT,
     ANY,
@@ -47,6 +44,7 @@ from treenail.workspace.rooted import (
     open_file,
     take_place,
 )
+from treenail.workspace.streams import Draft, WriteStream, closed_too_late
 from treenail.workspace.undo import Undo
 
 
@@ -155,18 +153,22 @@ class Files(CommonOperations):
         in a tool call cannot be closed after it: the call has ended, and would be changed afterwards.
         """
         with self._lock:
-            return _WriteStream(self._draft(normalize(path), mode, create_parents))
+            return WriteStream(self._draft(normalize(path), mode, create_parents))
 
-    def _draft(self, path: str, mode: WriteMode, create_parents: bool) -> Draft:
+    def _draft(self, path: str, mode: WriteMode, create_parents: bool) -> FileDraft:
         """Start to write a file; in mode `append`, after a copy of what is there."""
         place, status = self._destination(path, mode, create_parents)
-        draft = Draft(self.undo, place, path, status, durable=self._durable)
         try:
-            draft.open()
-            if mode == "append" and status is not None:
-                draft.copy_from(open_file(place, path))
+            draft = FileDraft(self.undo, place, path, status, durable=self._durable)
         except BaseException:
-            draft.discard()
+            place.__exit__()
+            raise
+        try:
+            if mode == "append" and status is not None:
+                with open(open_file(place, path), "rb") as source:
+                    shutil.copyfileobj(source, draft, CHUNK_BYTES)
+        except BaseException:
+            draft.close()
             raise
         return draft
 
@@ -178,16 +180,11 @@ class Files(CommonOperations):
             self._refuse_root(place, path, "deleted")
             _existing(place, path)
             self._refuse_holding_store(place.path, path)
-            journal = self.undo.journal()
-            found = self._collect(place, journal, recursive=recursive)
-            if journal is not None:
-                self.undo.intend(
-                    journal,
-                    [PathChange(name, before, ABSENT) for name, before in found if before is not None],
-                )
+            found = self._collect(place, recursive=recursive)
+            self.undo.intend(PathChange(name, before, ABSENT) for name, before in found)
             for name, before in found:
                 with self._tree.strict(name) as item:
-                    if before is not None and before.kind == "directory":
+                    if before.kind == "directory":
                         os.rmdir(item.name, dir_fd=item.descriptor)
                     else:
                         os.unlink(item.name, dir_fd=item.descriptor)
@@ -249,10 +246,8 @@ class Files(CommonOperations):
         with self._lock, self._walk(path, follow=True) as place, naming(path):
             self._require_writable()
             _existing(place, path)
-            journal = self.undo.journal()
-            if journal is not None:
-                before = self.undo.keep(journal, place)
-                self.undo.intend(journal, [PathChange(place.path, before, before._replace(mode=permissions))])
+            before = self.undo.keep(place)
+            self.undo.intend([PathChange(place.path, before, before._replace(mode=permissions))])
             change_mode(place, permissions)
 
     def symlink(self, path: str, target: str) -> None:
@@ -262,11 +257,8 @@ class Files(CommonOperations):
             raise ValueError(f"the link target {target!r} is empty or holds a NUL character")
         raw = os.fsencode(target)
         with self._lock, self._destination(path, "create", True)[0] as place, naming(path):
-            journal = self.undo.journal()
-            if journal is not None:
-                after = State("link", 0o777, hash_object("blob", raw), len(raw))
-                before = self.undo.keep(journal, place)
-                self.undo.intend(journal, [PathChange(place.path, before, after)])
+            after = State("link", 0o777, hash_object("blob", raw), len(raw))
+            self.undo.intend([PathChange(place.path, self.undo.keep(place), after)])
             os.symlink(target, place.name, dir_fd=place.descriptor)
 
     # --- inside ------------------------------------------------------------------------------------
@@ -347,13 +339,11 @@ class Files(CommonOperations):
         if len(split(place.path)) + len(names) > MAX_DEPTH + 1:
             fail(errno.ENAMETOOLONG, f"the tree would be more than {MAX_DEPTH} levels deep", path)
         parent = "/".join(split(place.path)[:-1]) or ROOT
-        journal = self.undo.journal()
         full, changes = parent, []
         for name in names:
             full = join(full, name)
             changes.append(PathChange(full, ABSENT, State("directory")))
-        if journal is not None:
-            self.undo.intend(journal, changes)
+        self.undo.intend(changes)
         descriptor = os.dup(place.descriptor)
         try:
             with naming(path):
@@ -373,17 +363,10 @@ class Files(CommonOperations):
             raise
         return Place(descriptor, ROOT, full)
 
-    def _collect(
-        self, place: Place, journal: Journal | None, *, recursive: bool
-    ) -> builtins.list[tuple[str, State | None]]:
-        """Return everything at and below a place, deepest first, with its state (kept, if journalled)."""
-        if journal is not None:
-            state = self.undo.keep(journal, place)
-        else:
-            status = place.lstat()
-            is_directory = status is not None and stat.S_ISDIR(status.st_mode)
-            state = State("directory" if is_directory else "file")
-        found: builtins.list[tuple[str, State | None]] = []
+    def _collect(self, place: Place, *, recursive: bool) -> builtins.list[tuple[str, State]]:
+        """Return everything at and below a place, deepest first, with its state, which is kept."""
+        state = self.undo.keep(place)
+        found: builtins.list[tuple[str, State]] = []
         if state.kind == "directory":
             descriptor = open_directory(place, place.path)
             try:
@@ -396,184 +379,76 @@ class Files(CommonOperations):
                     )
                 for name in names:
                     child = Place(descriptor, name, join(place.path, name))
-                    if is_temporary(name):
-                        found.append((child.path, None))
-                    else:
-                        found += self._collect(child, journal, recursive=True)
+                    found += self._collect(child, recursive=True)
             finally:
                 os.close(descriptor)
         found.append((place.path, state))
         return found
 
     def _intend_move(self, origin: Place, goal: Place) -> None:
-        journal = self.undo.journal()
-        if journal is None:
-            return
         changes: builtins.list[PathChange] = []
-        replaced = self.undo.keep(journal, goal)
-        for path, before in self._collect(origin, journal, recursive=True):
-            if before is None:
-                continue
+        replaced = self.undo.keep(goal)
+        for path, before in self._collect(origin, recursive=True):
             there = goal.path + path[len(origin.path) :]
             changes.append(PathChange(path, before, ABSENT))
             changes.append(PathChange(there, replaced if there == goal.path else ABSENT, before))
-        self.undo.intend(journal, changes)
+        self.undo.intend(changes)
 
 
-class Draft:
+class FileDraft(Draft):
     """A file that is being written beside its place, and takes it when it is published. It owns the place."""
 
     def __init__(
         self, undo: Undo, place: Place, path: str, status: os.stat_result | None, *, durable: bool
     ) -> None:
-        self.path = path
+        self.name = path
         self._undo = undo
         self._place = place
         self._status = status
         self._durable = durable
-        self._descriptor = -1
         self._call = undo.call
-        self._temporary = ""
-        self._is_over = False
+        self._is_published = False
+        self._descriptor = -1
+        self._temporary = undo.intend_temporary(place.path)
+        with naming(path):
+            self._descriptor = create_temporary(place, self._temporary, 0o666 if status is None else 0o600)
 
-    def __enter__(self) -> Draft:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.discard()
-
-    def open(self) -> None:
-        """Make the temporary file."""
-        journal = self._undo.journal()
-        self._temporary = self._undo.temporary_name(journal)
-        if journal is not None:
-            journal.intend_temporary(self._place.path)
-        mode = 0o666 if self._status is None else 0o600
-        with naming(self.path):
-            self._descriptor = create_temporary(self._place, self._temporary, mode)
-
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: object, /) -> int:
         """Add to the end."""
-        with naming(self.path):
-            write_all(self._descriptor, data)
-
-    def copy_from(self, source: int) -> None:
-        """Add another file's content, and close that file."""
-        try:
-            while chunk := os.read(source, CHUNK_BYTES):
-                self.write(chunk)
-        finally:
-            os.close(source)
+        view = memoryview(data).cast("B")  # type: ignore[arg-type]  # any buffer
+        with naming(self.name):
+            write_all(self._descriptor, view)
+        return len(view)
 
     def publish(self) -> None:
         """Let the file take its place."""
         undo, place = self._undo, self._place
-        with undo.lock:
+        with undo.lock, naming(self.name):
             if undo.call is not self._call:
-                self.discard()
-                raise WorkspaceError(
-                    f"the stream for {self.path!r} was closed after the tool call that opened it had ended; "
-                    f"its content was discarded: close streams before the call returns"
-                )
-            journal = undo.journal()
-            with naming(self.path):
-                if self._status is not None:
-                    dress(self._descriptor, self._status)
-                if self._durable:
-                    os.fsync(self._descriptor)
-                if journal is not None:
-                    before = undo.keep(journal, place)
-                    os.lseek(self._descriptor, 0, os.SEEK_SET)
-                    size = os.fstat(self._descriptor).st_size
-                    content = hash_descriptor(self._descriptor, size)
-                    permissions = ANY if self._status is None else stat.S_IMODE(self._status.st_mode)
-                    after = State("file", permissions, content or b"", size)
-                    undo.intend(journal, [PathChange(place.path, before, after)])
-                take_place(place, self._temporary)
-            self._close()
-
-    def discard(self) -> None:
-        """Remove the draft, unless it was published."""
-        if self._descriptor != -1:
-            discard(self._place, self._temporary)
-        self._close()
-
-    def _close(self) -> None:
-        if self._descriptor != -1:
-            os.close(self._descriptor)
-            self._descriptor = -1
-        if not self._is_over:
-            self._is_over = True
-            self._place.__exit__()
-
-
-class _DraftIO(io.RawIOBase):
-    """The raw side of a write stream."""
-
-    def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: object, /) -> int:
-        view = memoryview(data).cast("B")  # type: ignore[arg-type]  # any buffer
-        self._draft.write(view)
-        return len(view)
-
-
-class _WriteStream(io.BufferedWriter):
-    """Collects what is written in a draft and publishes it when closed, unless an exception came first."""
-
-    def __init__(self, draft: Draft) -> None:
-        super().__init__(_DraftIO(draft), CHUNK_BYTES)
-        self._draft: Draft | None = draft
-
-    @property
-    def name(self) -> str:
-        """The path in the workspace."""
-        return "" if self._draft is None else self._draft.path
+                raise closed_too_late(self.name)
+            if self._status is not None:
+                dress(self._descriptor, self._status)
+            if self._durable:
+                os.fsync(self._descriptor)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            size = os.fstat(self._descriptor).st_size
+            content = hash_descriptor(self._descriptor, size)
+            permissions = ANY if self._status is None else stat.S_IMODE(self._status.st_mode)
+            after = State("file", permissions, content or b"", size)
+            undo.intend([PathChange(place.path, undo.keep(place), after)])
+            take_place(place, self._temporary)
+            self._is_published = True
 
     def close(self) -> None:
-        """Let the content appear. Closing again does nothing."""
-        draft, self._draft = self._draft, None
-        if draft is None:
+        """Remove the temporary file, unless it was published."""
+        if self.closed:
             return
-        try:
-            super().close()
-        except BaseException:
-            draft.discard()
-            raise
-        draft.publish()
-
-    def _abandon(self) -> None:
-        draft, self._draft = self._draft, None
-        if draft is not None:
-            super().close()
-            draft.discard()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self._abandon()
-        self.close()
-
-    def __del__(self) -> None:
-        draft = getattr(self, "_draft", None)
-        if draft is not None:
-            # The writer may have been in the middle of writing: a part must not appear.
-            path = draft.path
-            self._abandon()
-            warnings.warn(
-                f"the stream for {path!r} was never closed; its content was discarded",
-                ResourceWarning,
-                stacklevel=1,
-                source=self,
-            )
+        super().close()
+        if self._descriptor != -1:
+            if not self._is_published:
+                discard(self._place, self._temporary)
+            os.close(self._descriptor)
+        self._place.__exit__()
 
 
 def _existing(place: Place, path: str) -> os.stat_result:

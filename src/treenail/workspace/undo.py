@@ -44,6 +44,8 @@ from treenail.workspace.manifest import (
     Manifest,
     PathChange,
     State,
+    StateKind,
+    is_temporary,
     is_within,
     same,
 )
@@ -206,10 +208,16 @@ class Undo:
             )
         return self._ambient
 
-    def keep(self, journal: Journal, place: Place) -> State:
-        """Return what is at a place before it is changed; at the first change its content is stored."""
+    def keep(self, place: Place) -> State:
+        """Return what is at a place before it is changed; at the first change its content is stored.
+
+        Without a journal nothing is stored, and only the kind is looked at.
+        """
+        journal, kind = self.journal(), _kind(place.lstat())
+        if journal is None:
+            return State(kind)
         last = journal.last_state(place.path)
-        if last is not None and last.kind == _kind(place.lstat()):
+        if last is not None and last.kind == kind:
             return last
         # Not touched yet, or an intended change failed: look, and keep what is there.
         state = look(place, self.opened().objects)
@@ -221,14 +229,22 @@ class Undo:
             )
         return state
 
-    def intend(self, journal: Journal, changes: Iterable[PathChange]) -> None:
-        """Write down what is about to be changed; what `keep` found is on disk before."""
-        self.opened().objects.flush()
-        journal.intend(changes)
+    def intend(self, changes: Iterable[PathChange]) -> None:
+        """Write down what is about to be changed; what `keep` found is on disk before.
 
-    def temporary_name(self, journal: Journal | None) -> str:
-        """Return a name for a file that is being written; a recovery knows it by the journal's id."""
+        A file that is being written is removed by a rollback, so it is not put back by one either.
+        """
+        journal = self.journal()
+        if journal is not None:
+            self.opened().objects.flush()
+            journal.intend(change for change in changes if not is_temporary(change.path.rpartition("/")[2]))
+
+    def intend_temporary(self, path: str) -> str:
+        """Return a name for a file that is about to be written for a path; a recovery knows it."""
+        journal = self.journal()
         self._serial += 1
+        if journal is not None:
+            journal.intend_temporary(path)
         owner = self._instance if journal is None else journal.id
         return f"{TEMPORARY_PREFIX}{owner}-{self._serial:x}{TEMPORARY_SUFFIX}"
 
@@ -473,7 +489,7 @@ class Undo:
             plan, current, notes = self.way_back(snapshot, fresh)
             report = ReportBuilder(notes=notes)
             if plan and self.call is not None:
-                self._intend_plan(self.call.journal, plan, current)
+                self._intend_plan(plan, current)
                 self.apply(plan, current, self.call.journal.id, report)
             elif plan:
                 self._apply_as_restore(snapshot, plan, current, report)
@@ -547,7 +563,7 @@ class Undo:
         self.opened().hold()
         self.call = call
         try:
-            self._intend_plan(journal, plan, current)
+            self._intend_plan(plan, current)
             self.apply(plan, current, journal.id, report)
             missed = set(report.conflicts)
             changes = [
@@ -559,7 +575,7 @@ class Undo:
             raise
         call.finish()
 
-    def _intend_plan(self, journal: Journal, plan: Mapping[str, State], current: Mapping[str, State]) -> None:
+    def _intend_plan(self, plan: Mapping[str, State], current: Mapping[str, State]) -> None:
         """Write down that paths will be brought to their goals.
 
         A path on its way there may have the goal's content without its bits and owner. Where a directory
@@ -572,7 +588,7 @@ class Undo:
                 changes.append(PathChange(path, before, ABSENT))
                 before = ABSENT
             changes.append(PathChange(path, before, goal._replace(mode=ANY, uid=ANY, gid=ANY)))
-        self.intend(journal, changes)
+        self.intend(changes)
 
     def apply(
         self, plan: Mapping[str, State], current: Mapping[str, State], owner: str, report: ReportBuilder
@@ -581,7 +597,7 @@ class Undo:
         Restorer(self.tree, self.opened().objects, owner, report, sync=self._durable).apply(plan, current)
 
 
-def _kind(status: os.stat_result | None) -> str:
+def _kind(status: os.stat_result | None) -> StateKind:
     if status is None:
         return "absent"
     if stat.S_ISDIR(status.st_mode):

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import builtins
 import errno
-import io
 import threading
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import BinaryIO
 
-from treenail.errors import PathEscapeError, WorkspaceError
+from treenail.errors import PathEscapeError
 from treenail.workspace.base import FileEntry, FileStat, WriteMode, WriteResult
 from treenail.workspace.operations import CommonOperations
 from treenail.workspace.paths import MAX_DEPTH, MAX_LINKS, ROOT, fail, is_below, join, normalize, split
+from treenail.workspace.streams import Draft, WriteStream, closed_too_late
 
 MAX_TOTAL_BYTES = 1024 * 1024 * 1024
 """What all files together may hold, unless the tree says otherwise; a stream holds no more either."""
@@ -234,13 +232,10 @@ class VirtualTree(CommonOperations):
         def publish(content: bytes) -> None:
             with self.lock:
                 if self.unfinished() != calls:
-                    raise WorkspaceError(
-                        f"the stream for {path!r} was closed after the tool call that opened it had ended; "
-                        f"its content was discarded: close streams before the call returns"
-                    )
+                    raise closed_too_late(path)
                 self.write_bytes(path, content, mode=mode, create_parents=create_parents)
 
-        return WriteStream(path, publish, self.max_stream_bytes)
+        return WriteStream(MemoryDraft(path, publish, self.max_stream_bytes))
 
     def delete(self, path: str, *, recursive: bool = False) -> None:
         """Delete a file or a link, or a directory (with its content if `recursive`)."""
@@ -333,49 +328,23 @@ def _refuse_root(canonical: str, path: str, participle: str) -> None:
         raise ValueError(f"the workspace root {path!r} cannot be {participle}; name something below it")
 
 
-class WriteStream(io.BytesIO):
-    """Collects what is written and publishes it when closed, unless an exception came first."""
+class MemoryDraft(Draft):
+    """A file that is being written in memory."""
 
     def __init__(self, path: str, publish: Callable[[bytes], None], max_bytes: int) -> None:
-        super().__init__()
         self.name = path
-        self._publish: Callable[[bytes], None] | None = publish
+        self._put = publish
         self._max_bytes = max_bytes
+        self._content = bytearray()
 
     def write(self, data: object, /) -> int:
         """Add bytes to the content that will appear."""
-        written = super().write(data)  # type: ignore[arg-type]  # any buffer
-        if self.tell() > self._max_bytes:
-            self._publish = None
+        before = len(self._content)
+        self._content += memoryview(data).cast("B")  # type: ignore[arg-type]  # any buffer
+        if len(self._content) > self._max_bytes:
             fail(errno.ENOSPC, f"more than {self._max_bytes} bytes do not fit; the stream is lost", self.name)
-        return written
+        return len(self._content) - before
 
-    def close(self) -> None:
-        """Let the content appear. Closing again does nothing."""
-        publish, self._publish = self._publish, None
-        content = b"" if self.closed else self.getvalue()
-        super().close()
-        if publish is not None:
-            publish(content)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self._publish = None
-        self.close()
-
-    def __del__(self) -> None:
-        if self._publish is not None:
-            # The writer may have been in the middle of writing: a part must not appear.
-            self._publish = None
-            warnings.warn(
-                f"the stream for {self.name!r} was never closed; its content was discarded",
-                ResourceWarning,
-                stacklevel=1,
-                source=self,
-            )
-        super().close()
+    def publish(self) -> None:
+        """Let the content appear."""
+        self._put(bytes(self._content))
