@@ -7,7 +7,7 @@ Its work runs in a chain below the parent's containment, so it spends the parent
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from uuid import UUID
 
 import anyio
@@ -37,17 +37,18 @@ def open_child_session(parent: Session, session_id: UUID, tags: Mapping[str, str
 
 
 @contextmanager
-def stopped_by(clock: Clock, seconds: float, token: CancellationToken) -> Iterator[anyio.CancelScope]:
-    """Cancel the block when its time is over or its token is cancelled.
+def stopped_by(
+    clock: Clock, seconds: float | None, token: CancellationToken | None = None
+) -> Iterator[anyio.CancelScope]:
+    """Cancel the block when its time is over or its token is cancelled, if it has either.
 
     Afterwards `cancel_called` of the scope says whether that happened.
     """
     with anyio.CancelScope() as scope:
-        cancel = threadsafe(scope.cancel)
-        timer = call_later(clock, seconds, cancel)
-        forget = token.on_cancel(cancel)
-        try:
+        with ExitStack() as stack:
+            cancel = threadsafe(scope.cancel)
+            if seconds is not None:
+                stack.callback(call_later(clock, seconds, cancel).cancel)
+            if token is not None:
+                stack.callback(token.on_cancel(cancel))
             yield scope
-        finally:
-            forget()
-            timer.cancel()

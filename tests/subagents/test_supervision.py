@@ -374,44 +374,6 @@ async def test_a_child_at_work_reads_what_it_is_sent_when_it_is_done() -> None:
     assert told(state) == ["queued", "started", "input", "finished"]
 
 
-async def test_only_a_read_only_child_is_tried_again_after_a_failure_of_transport() -> None:
-    lost = ModelCallError("connection lost", kind="connection", retryable=True)
-    for mode, expected in (("read_only", S.COMPLETED), ("shared", S.FAILED)):
-        state = parent()
-        attempts: list[int] = []
-
-        def answer(request, attempts=attempts):
-            attempts.append(1)
-            return Answer("", error=lost) if len(attempts) == 1 else "found"
-
-        async with subagents(state, _Counting(answer)) as s:
-            child = s.spawn("worker", "look", workspace=mode)
-            await s.wait()
-        assert child.status is expected
-        assert ("retrying" in told(state)) is (mode == "read_only")
-
-
-class _Counting:
-    """A model that asks a function for each answer, however often it was asked before."""
-
-    name = "scripted"
-    model = "scripted"
-
-    def __init__(self, answer) -> None:
-        self._answer = answer
-
-    def estimate_usd(self, request) -> float:
-        return 0.0
-
-    async def stream(self, request):
-        provider = saying(*([self._answer] * (request.answers_so_far + 1)))
-        async for each in provider.stream(request):
-            yield each
-
-
-# --- limits -------------------------------------------------------------------------------------------
-
-
 def test_a_wish_is_narrowed_to_the_operator_s_word_and_that_is_said() -> None:
     limits = SubagentLimits(timeout_s=60, budget=Limits(max_steps=10, max_cost_usd=0.5))
     granted, notes = narrow(limits, Allowance(timeout_s=600, max_steps=3, max_cost_usd=2))

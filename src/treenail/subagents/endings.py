@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from treenail.subagents.states import SubagentStatus
 from treenail.subagents.subagent import Subagent
 from treenail.turns.states import TurnState
+from treenail.turns.turn import TurnResult
 
 STATUS_OF_TURN: Mapping[TurnState, SubagentStatus] = {
     TurnState.COMPLETED: SubagentStatus.COMPLETED,
@@ -24,38 +24,34 @@ NO_ANSWER = "(it completed its turn without a text answer)"
 """The summary of a subagent that completed and wrote nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What the supervision knows when a subagent's work is over."""
+def ending_of(
+    turn: TurnState,
+    ended: TurnResult | None,
+    *,
+    crashed_with: str = "",
+    is_overdue: bool = False,
+    cancel_reason: str = "",
+) -> tuple[SubagentStatus, str]:
+    """Return a subagent's status and the reason for it; the reason may be empty.
 
-    turn: TurnState
-    """The state of its newest turn, from its own log."""
-    has_returned: bool
-    """Whether its turn returned, instead of being cancelled from outside."""
-    details: str = ""
-    """What the turn says about its ending."""
-    crashed_with: str = ""
-    """The error that its task died of, if it did."""
-    is_overdue: bool = False
-    cancel_reason: str = ""
-
-
-def ending_of(seen: Seen) -> tuple[SubagentStatus, str]:
-    """Return a subagent's status and the reason for it; the reason may be empty."""
-    status, details = STATUS_OF_TURN[seen.turn], seen.details
-    if seen.crashed_with:
-        return SubagentStatus.FAILED, f"it crashed: {seen.crashed_with}"
-    if seen.is_overdue:
+    `turn` is the state of its newest turn in its own log. `ended` is what that turn returned; None if it was
+    cancelled from outside.
+    """
+    details = "" if ended is None else ended.details
+    status = STATUS_OF_TURN[turn]
+    if crashed_with:
+        return SubagentStatus.FAILED, f"it crashed: {crashed_with}"
+    if is_overdue:
         return SubagentStatus.TIMED_OUT, "it did not stop when its time was over"
     if status is SubagentStatus.COMPLETED:
         return status, ""
-    if not seen.has_returned:
-        return SubagentStatus.CANCELLED, seen.cancel_reason or "its parent's run was cancelled"
+    if ended is None:
+        return SubagentStatus.CANCELLED, cancel_reason or "its parent's run was cancelled"
     if status is SubagentStatus.CANCELLED:
-        return status, seen.cancel_reason or details or "its parent's run was stopped"
-    if seen.turn is TurnState.HELD:
+        return status, cancel_reason or details or "its parent's run was stopped"
+    if turn is TurnState.HELD:
         return status, f"held: {details or 'a tool call waits for a person'}"
-    if seen.turn is TurnState.UNFINISHED:
+    if turn is TurnState.UNFINISHED:
         return status, details or "its log has no ending"
     if status is SubagentStatus.TIMED_OUT:
         return status, details or "its time was over"

@@ -26,15 +26,12 @@ class SubagentLimits:
     """Ceilings of each subagent, besides the parent's. The lower of its timeout and `timeout_s` counts."""
     max_children: int = 100
     """How many subagents a parent may ever start."""
-    retries: int = 1
-    """How often a read-only subagent is retried after the connection to its model failed."""
 
     def __post_init__(self) -> None:
         integer("SubagentLimits", "max_threads", self.max_threads)
         integer("SubagentLimits", "max_depth", self.max_depth, zero_ok=True)
         number("SubagentLimits", "timeout_s", self.timeout_s)
         integer("SubagentLimits", "max_children", self.max_children)
-        integer("SubagentLimits", "retries", self.retries, zero_ok=True)
         as_config(self.budget)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Literal
 
@@ -52,23 +52,19 @@ class WaitOutcome:
 
     def render(self) -> str:
         """Write it as JSON for a model."""
-        return json.dumps(
-            {
-                "status": self.status,
-                "complete": self.complete,
-                "partial": self.partial,
-                "counts": dict(self.counts),
-                "buckets": {name: list(ids) for name, ids in self.buckets.items() if ids},
-                "results": {
-                    each: text if len(text) <= MAX_SHOWN_SUMMARY else text[:MAX_SHOWN_SUMMARY] + " ... (cut)"
-                    for each, text in self.results.items()
-                },
-                "next_actions": list(self.next_actions),
-                "summary": self.summary,
-                "observed_at": self.observed_at.isoformat(),
-            },
-            ensure_ascii=False,
-        )
+        results = {
+            each: text if len(text) <= MAX_SHOWN_SUMMARY else text[:MAX_SHOWN_SUMMARY] + " ... (cut)"
+            for each, text in self.results.items()
+        }
+        shown = {
+            **asdict(self),
+            "complete": self.complete,
+            "partial": self.partial,
+            "buckets": {name: ids for name, ids in self.buckets.items() if ids},
+            "results": results,
+            "observed_at": self.observed_at.isoformat(),
+        }
+        return json.dumps(shown, ensure_ascii=False)
 
 
 def bucket_of(child: Subagent) -> str:

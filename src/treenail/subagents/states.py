@@ -72,20 +72,11 @@ TRANSITIONS: Mapping[SubagentStatus, frozenset[SubagentStatus]] = MappingProxyTy
 """Every legal move."""
 
 EVENT_NAMES: Mapping[SubagentStatus, str] = MappingProxyType(
-    {
-        _Q: "queued",
-        _R: "started",
-        _C: "finished",
-        _F: "failed",
-        _T: "timed_out",
-        _X: "cancelled",
-        _D: "detached",
-        _Z: "closed",
-    }
+    {each: each.value for each in SubagentStatus} | {_R: "started", _C: "finished"}
 )
 """The name of the event that moves a subagent to each state."""
 
-REMARKS = frozenset({"input", "cancel_requested", "retrying", "reattached"})
+REMARKS = frozenset({"input", "cancel_requested", "reattached"})
 """Events that do not change the state."""
 
 EVIDENCE: Mapping[SubagentStatus, tuple[str, ...]] = MappingProxyType(

@@ -27,7 +27,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
-from random import Random
 from types import TracebackType
 from typing import Any, Literal
 
@@ -35,10 +34,10 @@ import anyio
 
 from treenail import telemetry
 from treenail.agent import Agent
+from treenail.children import stopped_by
 from treenail.clock import new_id
 from treenail.containment import ExecutionContext, current_call
 from treenail.containment.limits import UNLIMITED
-from treenail.containment.threads import call_later, threadsafe
 from treenail.errors import UsageError
 from treenail.state.execution import ExecutionState
 from treenail.subagents.background import BackgroundTasks
@@ -83,7 +82,6 @@ class Subagents:
         containment: ExecutionContext | None = None,
         permissions: Permissions | None = None,
         depth: int = 0,
-        rng: Random | None = None,
     ) -> None:
         self.agents: dict[str, Agent] = {}
         for each in agents.values() if isinstance(agents, Mapping) else agents:
@@ -97,7 +95,6 @@ class Subagents:
         self._runner = runner
         self._containment = containment
         self._chain: ExecutionContext | None = None
-        self._rng = rng or state.rng or Random()
         self._clock = state.clock
         self._roster = Roster(state.session, self.limits)
         self._queue: deque[Subagent] = deque()
@@ -311,7 +308,6 @@ class Subagents:
                 self.permissions,
                 self._chain,
                 self._run_turn,
-                self._rng,
             )
             self._tasks.start(self._supervise, work)
 
@@ -335,7 +331,6 @@ class Subagents:
             containment=run.containment,
             permissions=run.permissions,
             depth=run.depth,
-            rng=self._rng,
         ) as below:
             return await self._runner.run(replace(run, extra_tools=subagent_tools(below)))
 
@@ -386,18 +381,9 @@ class Subagents:
         self._refuse_deadlock(chosen)
         enough = all if until == "all" else any
         if chosen and timeout_s != 0:
-            with anyio.CancelScope() as scope:
-                timer = (
-                    None
-                    if timeout_s is None
-                    else call_later(self._clock, timeout_s, threadsafe(scope.cancel))
-                )
-                try:
-                    while self._tasks is not None and not enough(each.is_settled for each in chosen):
-                        await self._changed.wait()
-                finally:
-                    if timer is not None:
-                        timer.cancel()
+            with stopped_by(self._clock, timeout_s):
+                while self._tasks is not None and not enough(each.is_settled for each in chosen):
+                    await self._changed.wait()
         return wait_outcome(chosen, self._clock.now())
 
     def _refuse_deadlock(self, chosen: Sequence[Subagent]) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from random import Random
 from typing import Any
 
 import anyio
@@ -21,7 +20,7 @@ from treenail.errors import TreenailError, UsageError
 from treenail.state.execution import ExecutionState
 from treenail.state.resources import ResourceRegistry
 from treenail.state.session import Session
-from treenail.subagents.endings import NO_ANSWER, Seen, ending_of, next_actions
+from treenail.subagents.endings import NO_ANSWER, ending_of, next_actions
 from treenail.subagents.events import SubagentCharter
 from treenail.subagents.limits import SubagentLimits, config_of
 from treenail.subagents.recovery import last_answer
@@ -41,12 +40,6 @@ _logger = logging.getLogger("treenail.subagents")
 GRACE_S = 5.0
 """How long a subagent that was told to stop may take before its task is cancelled."""
 
-RETRY_JITTER_S = 0.25
-"""The longest pause before a retry. Each pause is random, so that many retries do not come at once."""
-
-TRANSPORT_FAILURES = frozenset({"connection", "transient", "throttled", "rate_limit"})
-"""Failures on the way to the model, after which the same request may succeed."""
-
 _STRICTEST_LAST = (PermissionMode.AUTO, PermissionMode.ASK, PermissionMode.READ_ONLY)
 
 
@@ -63,7 +56,6 @@ class SubagentWork:
     containment: ExecutionContext
     """The parent's chain; the subagent gets one below it."""
     run_turn: Callable[[ChildRun], Awaitable[TurnResult]]
-    rng: Random
     _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _token: CancellationToken = field(default_factory=CancellationToken)
     _chain: ExecutionContext | None = None
@@ -215,26 +207,8 @@ class SubagentWork:
                     workspace=workspace.root,
                 )
             )
-            if await self._retries_after(ended):
-                continue
             if turn_state(session) is not TurnState.COMPLETED:
                 return ended
-
-    async def _retries_after(self, ended: TurnResult) -> bool:
-        """Retry after a transport failure, if the subagent is read-only and so cannot have done harm."""
-        child = self.child
-        if (
-            ended.error_kind not in TRANSPORT_FAILURES
-            or child.workspace_mode != "read_only"
-            or child.attempt > self.limits.retries
-            or self._token.is_cancelled
-        ):
-            return False
-        child.attempt += 1
-        child.resumes_turn = True
-        self.roster.remark(child, "retrying", reason=f"{ended.error_kind}: {ended.details}")
-        await self.parent.clock.async_sleep(self.rng.random() * RETRY_JITTER_S)
-        return True
 
     # .. ending ..
 
@@ -249,15 +223,13 @@ class SubagentWork:
         """Record how the subagent ended, as its own log has it."""
         child = self.child
         turn = turn_state(session)
-        seen = Seen(
+        status, reason = ending_of(
             turn,
-            has_returned=ended is not None,
-            details="" if ended is None else ended.details,
+            ended,
             crashed_with=crashed_with,
             is_overdue=self._is_overdue,
             cancel_reason=child.cancel_reason,
         )
-        status, reason = ending_of(seen)
         child.is_pending, child.cancel_reason = False, ""
         child.turn_state = turn
         child.error_kind = None if ended is None else ended.error_kind

@@ -254,8 +254,6 @@ class Workflow:
             max_threads=min(given.max_threads, spec.max_concurrency),
             # A person who asks for more attempts is allowed them.
             max_children=given.max_children + sum(each.attempt for each in self._views()),
-            # The workflow itself retries steps.
-            retries=0,
         )
 
     def _left_s(self) -> float:
