@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from treenail.errors import BudgetExceededError
@@ -59,15 +58,10 @@ def refuse_exhausted(tracker: BudgetTracker) -> None:
     """Raise `BudgetExceededError` if nothing is left of a ceiling. Reaching it is enough."""
     tracker.check()
     left = tracker.remaining()
-    spent = {
-        "deadline": left.time is not None and left.time <= timedelta(0),
-        "input": left.input_tokens is not None and left.input_tokens <= 0,
-        "output": left.output_tokens is not None and left.output_tokens <= 0,
-        "total": left.total_tokens is not None and left.total_tokens <= 0,
-        "cost": left.cost_usd is not None and left.cost_usd <= 0,
-    }
-    for dimension, is_spent in spent.items():
-        if is_spent:
+    names = {"deadline": "time", "input": "input_tokens", "output": "output_tokens", "total": "total_tokens"}
+    for dimension, name in {**names, "cost": "cost_usd"}.items():
+        amount = getattr(left, name)
+        if amount is not None and amount <= type(amount)(0):
             raise BudgetExceededError(
                 f"the run's budget has nothing left for a judge ({dimension}); raise the ceiling, or give "
                 f"the judge a budget of its own",

@@ -20,6 +20,7 @@ import anyio
 import anyio.to_thread
 
 from treenail.clock import Clock, SystemClock, new_id
+from treenail.containment.limits import number
 from treenail.errors import CancelledByToken, UsageError
 from treenail.judges.calls import ask
 from treenail.judges.context import MAX_NESTED_DURATION, JudgeContext
@@ -211,8 +212,7 @@ class CommandChecker:
     """Environment variables that the command may see although their names look secret."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.timeout_s < float("inf"):
-            raise UsageError(f"CommandChecker.timeout_s must be more than 0 and finite, not {self.timeout_s}")
+        number("CommandChecker", "timeout_s", self.timeout_s)
         if not self.command:
             raise UsageError("CommandChecker.command is empty; give the command that must exit with 0")
         if not self.name:

@@ -32,8 +32,8 @@ from uuid import UUID
 import anyio.lowlevel
 
 from treenail.clock import Clock, SystemClock, new_id, new_span_id
-from treenail.containment import CancellationToken, ChainMetadata, ExecutionContext, Limits
-from treenail.containment.limits import UNLIMITED
+from treenail.containment import CancellationToken, ExecutionContext, Limits
+from treenail.containment.limits import UNLIMITED, integer, number
 from treenail.errors import NestedEvaluationError, UsageError
 from treenail.judges.events import NestedEvaluated
 from treenail.prompt.output import OutputT
@@ -81,21 +81,13 @@ class NestedExecutionConfig:
     """The adapter for judges, instead of the run's own: a cheaper model, another provider."""
 
     def __post_init__(self) -> None:
-        if self.max_nested_duration <= timedelta(0):
-            raise UsageError(
-                f"NestedExecutionConfig.max_nested_duration must be positive, not {self.max_nested_duration}"
-            )
-        for name, least in (("max_nesting_depth", 0), ("max_completion_checks", 1)):
-            value: object = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(
-                    f"NestedExecutionConfig.{name} must be a whole number of at least {least}, not {value!r}"
-                )
+        owner = "NestedExecutionConfig"
+        number(owner, "max_nested_duration", self.max_nested_duration.total_seconds())
+        integer(owner, "max_nesting_depth", self.max_nesting_depth, zero_ok=True)
+        integer(owner, "max_completion_checks", self.max_completion_checks)
         for name in ("on_feedback_failure", "on_completion_failure"):
             if getattr(self, name) not in ("open", "closed"):
-                raise UsageError(
-                    f'NestedExecutionConfig.{name} must be "open" or "closed", not {getattr(self, name)!r}'
-                )
+                raise UsageError(f'{owner}.{name} must be "open" or "closed", not {getattr(self, name)!r}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +249,7 @@ def refuse_mutable(resource_type: type, value: object) -> None:
     if isinstance(value, Binding):
         # A binding with a provider makes a fresh object for the judge; a bound instance is shared.
         value = value.provided
-    if value is None or isinstance(value, BudgetTracker):
-        return
-    if isinstance(value, SessionView):
+    if value is None or isinstance(value, BudgetTracker | SessionView):
         return
     if isinstance(value, _NEVER):
         raise UsageError(
@@ -305,16 +295,8 @@ def nested_chain(
 ) -> ExecutionContext:
     """Open the chain of a nested evaluation: below the run's, or a root if the run has none."""
     root = parent if parent is not None else ExecutionContext(UNLIMITED, clock=clock)
-    mine = root.metadata
-    metadata = ChainMetadata(
-        request_id=mine.request_id,
-        chain_id=str(new_id()),
-        org_id=mine.org_id,
-        team=mine.team,
-        service=mine.service,
-        user_id=mine.user_id,
-        tags={**mine.tags, **nesting_tags(depth, ceiling)},
-    )
+    tags = {**root.metadata.tags, **nesting_tags(depth, ceiling)}
+    metadata = replace(root.metadata, chain_id=str(new_id()), tags=tags)
     # A failing judge must not use up the run's retries, nor stop the run's calls.
     return root.spawn_child(limits, metadata=metadata, onlooker=True)
 

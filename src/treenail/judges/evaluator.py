@@ -111,25 +111,30 @@ class NestedEvaluator(Generic[OutputT]):
         """Do the same as `evaluate` from async code."""
         frame = self._frame(budget_tracker)
         began = frame.clock.monotonic()
+        name, kind = self._prompt.name, ""
         error: BaseException | None = None
         response: PromptResponse[OutputT] | None = None
         try:
             if frame.depth > frame.ceiling:
-                raise _too_deep(frame, self._prompt.name)
+                raise NestedEvaluationError(
+                    f"the nested evaluation of {name!r} would be at depth {frame.depth}, and the limit is "
+                    f"{frame.ceiling}; remove the judges from the judge's prompt, or raise max_nesting_depth",
+                    prompt_name=name,
+                    kind="depth",
+                )
             with self._opened(frame) as state:
                 response = await self._in_time(frame, state)
-            frame.settle()
-        except BaseException as raised:  # noqa: BLE001 - sorted below, and raised again if it is not ours
-            error = raised
-        passing = error is not None and _passes(error, frame)
-        failure = None if error is None or passing else _captured(error, self._prompt.name)
-        frame.tell(self._adapter.name, self._prompt.name, error, failure, frame.clock.monotonic() - began)
-        if error is not None and failure is None:
-            raise _named(error, frame)
+            if frame.tracker is not None:
+                frame.tracker.check()
+        except BaseException as raised:  # noqa: BLE001 - sorted, and raised again below if it is not ours
+            kind, error = _sorted(raised, frame, name)
+        frame.report(self._adapter.name, name, kind, error, frame.clock.monotonic() - began)
+        if error is not None and not isinstance(error, NestedEvaluationError):
+            raise error
         return NestedEvaluationResult(
-            success=failure is None,
-            output=None if response is None or failure is not None else self._output(response),
-            error=failure,
+            success=error is None,
+            output=None if response is None or error is not None else self._output(response),
+            error=error,
             usage=frame.usage,
             child_run_context=frame.run_context,
             cost_usd=frame.cost_usd,
@@ -342,44 +347,51 @@ class _Frame:
         if uncounted.total or cost:
             self.tracker.record_cumulative(self.run_context.run_id.hex, uncounted, cost or None)
 
-    def settle(self) -> None:
-        """Raise `BudgetExceededError` if the answer used more than the budget."""
-        if self.tracker is not None:
-            self.tracker.check()
-
-    def report(self, adapter: str, prompt_name: str, kind: str, elapsed_s: float) -> None:
-        """Write a log line and record measurements."""
+    def report(
+        self, adapter: str, prompt_name: str, kind: str, error: BaseException | None, elapsed_s: float
+    ) -> None:
+        """Leave the evaluation's event for the run's log, write a log line and record measurements."""
+        done = NestedEvaluated(
+            judge=self.scope.judge,
+            prompt_name=prompt_name,
+            adapter=adapter,
+            child_session_id=self.run_context.session_id if self.chain is not None else None,
+            success=error is None,
+            error_kind=kind,
+            detail="" if error is None else shortened(describe(error), 1_000),
+            usage=self.usage,
+            cost_usd=self.cost_usd,
+            budget=self.tracker_kind,
+            depth=self.depth,
+            run_context=self.run_context,
+            elapsed_ms=elapsed_s * 1000,
+        )
+        self.scope.evaluations.append(done)
         used = self.usage or TokenUsage()
-        run = self.run_context
         _logger.log(
-            logging.INFO if not kind else logging.WARNING,
+            logging.WARNING if kind else logging.INFO,
             "the nested evaluation of %s %s after %.3f s",
             prompt_name,
             f"failed ({kind})" if kind else "succeeded",
             elapsed_s,
             extra={
-                "judge": self.scope.judge,
+                "judge": done.judge,
                 "prompt_name": prompt_name,
                 "adapter": adapter,
                 "nested_error_kind": kind,
-                "nested_session_id": str(run.session_id),
-                "nested_run_id": run.run_id.hex,
-                "nested_trace_id": run.trace_id,
-                "nested_parent_span_id": run.parent_span_id,
-                "nested_depth": self.depth,
-                "nested_budget": self.tracker_kind,
+                "nested_session_id": str(self.run_context.session_id),
+                "nested_depth": done.depth,
+                "nested_budget": done.budget,
                 "nested_input_tokens": used.input_tokens,
                 "nested_output_tokens": used.output_tokens,
-                "nested_cost_usd": self.cost_usd,
-                "nested_elapsed_ms": round(elapsed_s * 1000, 3),
+                "nested_cost_usd": done.cost_usd,
+                "nested_elapsed_ms": round(done.elapsed_ms, 3),
             },
         )
-        if not telemetry.is_on():
-            return
         about = {
-            "gen_ai__evaluation__name": self.scope.judge or None,
+            "gen_ai__evaluation__name": done.judge or None,
             "gen_ai__prompt__name": prompt_name,
-            "treenail__nested__budget": self.tracker_kind,
+            "treenail__nested__budget": done.budget,
         }
         telemetry.record("treenail.nested.duration", elapsed_s, **about, error__type=kind or None)
         for token_type, tokens in (("input", used.input_tokens), ("output", used.output_tokens)):
@@ -387,109 +399,54 @@ class _Frame:
                 telemetry.record(
                     "treenail.nested.token.usage", tokens, **about, gen_ai__token__type=token_type
                 )
-        if self.cost_usd is not None:
-            telemetry.record("treenail.nested.cost", self.cost_usd, **about)
-
-    def tell(
-        self,
-        adapter: str,
-        prompt_name: str,
-        error: BaseException | None,
-        failure: NestedEvaluationError | None,
-        elapsed_s: float,
-    ) -> None:
-        """Report the evaluation, and leave its event for the run's log."""
-        kind = "" if error is None else failure.kind if failure is not None else _raised_kind(error)
-        self.report(adapter, prompt_name, kind, elapsed_s)
-        self.scope.evaluations.append(
-            NestedEvaluated(
-                judge=self.scope.judge,
-                prompt_name=prompt_name,
-                adapter=adapter,
-                child_session_id=self.run_context.session_id if self.chain is not None else None,
-                success=error is None,
-                error_kind=kind,
-                detail="" if error is None else shortened(describe(failure or error), 1_000),
-                usage=self.usage,
-                cost_usd=self.cost_usd,
-                budget=self.tracker_kind,
-                depth=self.depth,
-                run_context=self.run_context,
-                elapsed_ms=elapsed_s * 1000,
-            )
-        )
+        if done.cost_usd is not None:
+            telemetry.record("treenail.nested.cost", done.cost_usd, **about)
 
 
 # --- failures ------------------------------------------------------------------------------------------
 
-_REFUSALS: dict[str, type[DeadlineExceededError | BudgetExceededError]] = {
+_LIMITS: dict[str, type[DeadlineExceededError | BudgetExceededError]] = {
     "timeout": DeadlineExceededError,
     "budget_exceeded": BudgetExceededError,
 }
 
+_KINDS: tuple[tuple[type[Exception], str], ...] = (
+    (ThrottleError, "throttled"),
+    (OutputParseError, "output"),
+    (PromptEvaluationError, "evaluation"),
+    (CallRefused, "refused"),
+)
 
-def _passes(error: BaseException, frame: _Frame) -> bool:
-    """Say whether an error is raised: a limit, a person's interrupt, or the run's own cancellation."""
-    if isinstance(error, DeadlineExceededError | BudgetExceededError | KeyboardInterrupt):
-        return True
-    if isinstance(error, CallRefused) and error.stop_reason in _REFUSALS:
-        return True
-    if isinstance(error, CancelledByToken):
+
+def _sorted(error: BaseException, frame: _Frame, prompt_name: str) -> tuple[str, BaseException]:
+    """Return a word for a failure, and its error: a `NestedEvaluationError` if it is captured in the result.
+
+    Any other error is raised: a limit that was reached, a person's interrupt, the run's own cancellation.
+    """
+    cause = error
+    if isinstance(error, CallRefused) and error.stop_reason in _LIMITS:
+        error = _LIMITS[error.stop_reason](str(error))
+    elif isinstance(error, CancelledByToken) and not frame.is_run_stopped():
+        error = DeadlineExceededError(f"the nested evaluation was stopped: {error}")
+    elif not isinstance(error, NestedEvaluationError) and not _is_raised(error):
+        error = NestedEvaluationError(
+            f"the nested evaluation of {prompt_name!r} failed: {describe(error)}",
+            prompt_name=prompt_name,
+            kind=next((word for kind, word in _KINDS if isinstance(error, kind)), "crashed"),
+        )
+    if error is not cause:
+        error.__cause__ = cause
+    if isinstance(error, NestedEvaluationError):
+        return error.kind, error
+    if isinstance(error, DeadlineExceededError):
+        return "deadline", error
+    return "budget" if isinstance(error, BudgetExceededError) else "cancelled", error
+
+
+def _is_raised(error: BaseException) -> bool:
+    if isinstance(error, DeadlineExceededError | BudgetExceededError | KeyboardInterrupt | CancelledByToken):
         return True
     return isinstance(error, anyio.get_cancelled_exc_class()) and is_being_cancelled()
-
-
-def _named(error: BaseException, frame: _Frame) -> BaseException:
-    """Return what to raise: a refusal by the containment becomes the error of the limit that was reached."""
-    if isinstance(error, CallRefused):
-        made = _REFUSALS[error.stop_reason or ""](str(error))
-        made.__cause__ = error
-        return made
-    if isinstance(error, CancelledByToken) and not frame.is_run_stopped():
-        made = DeadlineExceededError(f"the nested evaluation was stopped: {error}")
-        made.__cause__ = error
-        return made
-    return error
-
-
-def _raised_kind(error: BaseException) -> str:
-    if isinstance(error, BudgetExceededError):
-        return "budget"
-    if isinstance(error, CallRefused):
-        return "budget" if error.stop_reason == "budget_exceeded" else "deadline"
-    if isinstance(error, DeadlineExceededError):
-        return "deadline"
-    return "cancelled"
-
-
-def _captured(error: BaseException, prompt_name: str) -> NestedEvaluationError:
-    if isinstance(error, NestedEvaluationError):
-        return error
-    kind = "crashed"
-    if isinstance(error, ThrottleError):
-        kind = "throttled"
-    elif isinstance(error, OutputParseError):
-        kind = "output"
-    elif isinstance(error, PromptEvaluationError):
-        kind = "evaluation"
-    elif isinstance(error, CallRefused):
-        kind = "refused"
-    made = NestedEvaluationError(
-        f"the nested evaluation of {prompt_name!r} failed: {describe(error)}",
-        prompt_name=prompt_name,
-        kind=kind,
-    )
-    made.__cause__ = error
-    return made
-
-
-def _too_deep(frame: _Frame, prompt_name: str) -> NestedEvaluationError:
-    return NestedEvaluationError(
-        f"the nested evaluation of {prompt_name!r} would be at depth {frame.depth}, and the limit is "
-        f"{frame.ceiling}; remove the judges from the judge's prompt, or raise max_nesting_depth",
-        prompt_name=prompt_name,
-        kind="depth",
-    )
 
 
 def is_being_cancelled() -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from treenail.errors import UsageError
+from treenail.containment.limits import integer, number
 from treenail.judges.context import JudgeContext
 from treenail.judges.events import Feedback, Severity
 from treenail.prompt.template import Prompt
@@ -34,14 +34,10 @@ class FeedbackTrigger:
     """When this file is in the workspace; once in the life of the session."""
 
     def __post_init__(self) -> None:
-        calls: object = self.every_n_calls
-        if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int) or calls < 1):
-            raise UsageError(f"FeedbackTrigger.every_n_calls counts from 1, so it cannot be {calls!r}")
-        seconds: object = self.every_n_seconds
-        if seconds is not None and (
-            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0
-        ):
-            raise UsageError(f"FeedbackTrigger.every_n_seconds must be more than 0, not {seconds!r}")
+        if self.every_n_calls is not None:
+            integer("FeedbackTrigger", "every_n_calls", self.every_n_calls)
+        if self.every_n_seconds is not None:
+            number("FeedbackTrigger", "every_n_seconds", self.every_n_seconds)
 
     def is_due(self, *, calls: int, last: datetime | None, now: datetime) -> bool:
         """Say whether it is due, by the calls since it was last asked and the time of that."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from treenail.errors import NestedEvaluationError
 from treenail.judges.completion import TaskCompletionContext, TaskCompletionResult
-from treenail.judges.context import MAX_NESTED_DURATION, JudgeContext, NestedEvaluationResult
+from treenail.judges.context import MAX_NESTED_DURATION, JudgeContext
 from treenail.judges.evaluator import NestedEvaluator, run_blocking
 from treenail.judges.events import Feedback, Observation
 from treenail.judges.feedback import FeedbackContext
@@ -32,7 +32,7 @@ from treenail.judges.prompts import (
 )
 from treenail.prompt.template import Prompt
 from treenail.providers.adapter import ProviderAdapter
-from treenail.state.budget import Budget
+from treenail.state.budget import Budget, BudgetTracker
 
 T = TypeVar("T")
 
@@ -81,13 +81,10 @@ class LLMTrajectoryFeedback:
         """Ask the model."""
         share = context.config.share_budget
         shares = self.budget is None if share is None else share
-        evaluator = NestedEvaluator(
-            needed(self.adapter or context.adapter, self.name),
-            prompt=fill(self.evaluation_prompt, evidence_of(context, self.shown_tool_calls)),
-            context=context.create_nested_context(budget=self.budget, max_duration=self.max_duration),
-        )
+        evidence = evidence_of(context, self.shown_tool_calls)
         tracker = context.budget_tracker if shares else None
-        return self._as_feedback(answer_of(await evaluator.aevaluate(budget_tracker=tracker)))
+        prompt = fill(self.evaluation_prompt, evidence)
+        return self._as_feedback(await _asked(self, context, prompt, self.budget, tracker))
 
     def _as_feedback(self, assessment: TrajectoryAssessment) -> Feedback | None:
         if assessment.on_track and assessment.severity == "info" and self.quiet_when_on_track:
@@ -139,12 +136,8 @@ class LLMCompletionVerifier:
         tracker = context.budget_tracker if shares else None
         # A run without a budget has none to share.
         budget = None if tracker is not None else self.budget
-        evaluator = NestedEvaluator(
-            needed(self.adapter or context.adapter, self.name),
-            prompt=fill(self.verification_prompt, evidence),
-            context=context.create_nested_context(budget=budget, max_duration=self.max_duration),
-        )
-        return self._as_result(answer_of(await evaluator.aevaluate(budget_tracker=tracker)))
+        prompt = fill(self.verification_prompt, evidence)
+        return self._as_result(await _asked(self, context, prompt, budget, tracker))
 
     def _as_result(self, verdict: CompletionVerdict) -> TaskCompletionResult:
         if verdict.complete:
@@ -168,18 +161,24 @@ def shown_task(task: str) -> str:
     return quoted("task", task) if task.strip() else "The task is not known; judge by the evidence."
 
 
-def needed(adapter: ProviderAdapter | None, judge: str) -> ProviderAdapter:
-    """Return the adapter, or raise `NestedEvaluationError` if there is none."""
+async def _asked(
+    judge: LLMTrajectoryFeedback | LLMCompletionVerifier,
+    context: JudgeContext,
+    prompt: Prompt[T],
+    budget: Budget | None,
+    tracker: BudgetTracker | None,
+) -> T:
+    """Ask a judge's model, and return its answer. Raises `NestedEvaluationError` if there is none."""
+    adapter = judge.adapter or context.adapter
     if adapter is None:
         raise NestedEvaluationError(
-            f"{judge} has no adapter to ask a model with; give it one, or set NestedExecutionConfig.adapter",
+            f"{judge.name} has no adapter to ask a model with; give it one, or set "
+            "NestedExecutionConfig.adapter",
             kind="adapter",
         )
-    return adapter
-
-
-def answer_of(result: NestedEvaluationResult[T]) -> T:
-    """Return a judge's answer, or raise its error."""
+    nested = context.create_nested_context(budget=budget, max_duration=judge.max_duration)
+    evaluator = NestedEvaluator(adapter, prompt=prompt, context=nested)
+    result = await evaluator.aevaluate(budget_tracker=tracker)
     if result.error is not None:
         raise result.error
     if result.output is None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from treenail.errors import UsageError
 from treenail.state.session import Session
-from treenail.workflows.events import WorkflowEvent, WorkflowEventKind, WorkflowRecord, check_event, record_of
+from treenail.workflows.events import log_event, record_of
 from treenail.workflows.outcomes import Checkpoint
 from treenail.workflows.states import StepState
 
@@ -40,7 +39,7 @@ def answer_step(
         next_actions=(),
         changes_wanted=ready and apply and step.has_copy and step.auto_apply and bool(view.subagent_id),
     )
-    _log(session, record, "checkpoint_decided", step_id=step_id, checkpoint=decided)
+    log_event(session, record, "checkpoint_decided", step_id=step_id, checkpoint=decided)
 
 
 def rerun_steps(session: Session, step_ids: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -64,11 +63,5 @@ def rerun_steps(session: Session, step_ids: Sequence[str] | None = None) -> tupl
     ordered = tuple(each.id for each in record.spec.steps if each.id in chosen)
     for each in ordered:
         if record.steps[each].state is not StepState.PENDING:
-            _log(session, record, "step_reset", step_id=each)
+            log_event(session, record, "step_reset", step_id=each)
     return ordered
-
-
-def _log(session: Session, record: WorkflowRecord, kind: WorkflowEventKind, **facts: Any) -> None:
-    event = WorkflowEvent(kind, record.spec.id, record.spec.title, session.clock.now(), **facts)
-    check_event(record, event)
-    session.dispatch(event)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from treenail.errors import UsageError
 from treenail.log.event import Channel, SlicePolicy
@@ -139,6 +139,17 @@ def check_event(record: WorkflowRecord, happened: WorkflowEvent) -> None:
         after = moved(view, happened).state
         if after is not view.state or after is StepState.RUNNING:
             check_step_move(view.step_id, view.state, after)
+
+
+def log_event(
+    session: Session, record: WorkflowRecord, kind: WorkflowEventKind, **facts: Any
+) -> WorkflowEvent:
+    """Log an event of a workflow, then let it take effect on its record. An illegal move changes nothing."""
+    happened = WorkflowEvent(kind, record.spec.id, record.spec.title, session.clock.now(), **facts)
+    check_event(record, happened)
+    session.dispatch(happened)
+    record.take(happened)
+    return happened
 
 
 def record_of(session: Session) -> WorkflowRecord:

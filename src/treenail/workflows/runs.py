@@ -46,17 +46,17 @@ def run_workflow(
     check_agents(spec, agents)
     session = Session(log=open_log(store), tags={**(tags or {}), "agent": "workflow", "workflow": spec.id})
     state, root = open_state(session, workspace, store)
+    workflow = Workflow(
+        state,
+        agents,
+        LoopRunner(provider),
+        limits=limits,
+        ceiling=ceiling,
+        permissions=permissions or Permissions(),
+        workspace=root,
+        watch=watch,
+    )
     try:
-        workflow = Workflow(
-            state,
-            agents,
-            LoopRunner(provider),
-            limits=limits,
-            ceiling=ceiling,
-            permissions=permissions or Permissions(),
-            workspace=root,
-            watch=watch,
-        )
         return anyio.run(workflow.run, spec)
     finally:
         close_state(state, store)

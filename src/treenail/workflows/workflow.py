@@ -52,8 +52,8 @@ from treenail.workflows.events import (
     WorkflowEvent,
     WorkflowEventKind,
     WorkflowRecord,
-    check_event,
     has_workflow,
+    log_event,
     record_of,
 )
 from treenail.workflows.globs import overlaps
@@ -467,13 +467,7 @@ class Workflow:
 
     def _log(self, kind: WorkflowEventKind, **facts: Any) -> None:
         """Log an event, then let it take effect."""
-        event = WorkflowEvent(
-            kind, self._record.spec.id, self._record.spec.title, self.state.clock.now(), **facts
-        )
-        check_event(self._record, event)
-        self._session.dispatch(event)
-        self._record.take(event)
-        self._show(event)
+        self._show(log_event(self._session, self._record, kind, **facts))
 
     def _show(self, event: WorkflowEvent) -> None:
         if self.watch is not None:
