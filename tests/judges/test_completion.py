@@ -26,6 +26,7 @@ from treenail.judges import (
     CompletionVerdict,
     CompositeChecker,
     FileOutputChecker,
+    JudgedRun,
     JudgeEvent,
     Judges,
     LLMCompletionVerifier,
@@ -82,7 +83,7 @@ def judges(
     session: Session, checker: Any, *, config: NestedExecutionConfig | None = None, **more: Any
 ) -> Judges:
     prompt = work_prompt(task_completion_checker=checker, nested_execution_config=config)
-    return Judges(prompt=prompt, session=session, evaluation_id="e1", **more)
+    return Judges(JudgedRun(prompt=prompt, session=session, given_evaluation_id="e1", **more))
 
 
 def stop(judges: Judges, text: str = "all done", output: object = None) -> str | None:
@@ -139,7 +140,8 @@ def test_refusals_are_counted_across_a_resume_and_per_evaluation(tmp_path: Path)
     third = judges(again, always(NOT))
     stop(third)
     assert third.exhausted
-    other = Judges(prompt=work_prompt(task_completion_checker=always(NOT)), session=again, evaluation_id="e2")
+    prompt = work_prompt(task_completion_checker=always(NOT))
+    other = Judges(JudgedRun(prompt=prompt, session=again, given_evaluation_id="e2"))
     stop(other)
     assert not other.exhausted
     again.close()
@@ -150,7 +152,7 @@ def test_the_evaluation_is_found_in_the_conversation_if_nobody_names_it() -> Non
     session = Session()
     enable_inner_message_recording(session)
     session.dispatch(InnerMessage("user", "do it", "found", 0))
-    mine = Judges(prompt=work_prompt(task_completion_checker=always(NOT)), session=session)
+    mine = Judges(JudgedRun(prompt=work_prompt(task_completion_checker=always(NOT)), session=session))
     stop(mine)
     assert session[CompletionChecked].all()[0].evaluation_id == "found"
 

@@ -35,6 +35,7 @@ from treenail.judges import (
     FeedbackProviderConfig,
     FeedbackTrigger,
     FileTriggerFired,
+    JudgedRun,
     JudgeEvent,
     Judges,
     NestedEvaluated,
@@ -85,7 +86,7 @@ def judges(
         for each in providers
     ]
     prompt = work_prompt(feedback_providers=configs, nested_execution_config=config)
-    return Judges(prompt=prompt, session=session, **more)
+    return Judges(JudgedRun(prompt=prompt, session=session, **more))
 
 
 def round_of(judges: Judges) -> str | None:
@@ -722,7 +723,7 @@ def test_a_run_without_judges_is_left_alone() -> None:
     session = Session()
     called(session, 3)
     head = session.head
-    mine = Judges(prompt=work_prompt(), session=session)
+    mine = Judges(JudgedRun(prompt=work_prompt(), session=session))
     assert (mine.has_feedback, mine.has_completion) == (False, False)
     assert round_of(mine) is None
     assert session.head == head

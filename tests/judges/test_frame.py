@@ -22,6 +22,7 @@ from treenail.judges import (
     FeedbackContext,
     FeedbackProviderConfig,
     FeedbackTrigger,
+    JudgedRun,
     Judges,
     NestedExecutionConfig,
     NestedExecutionContext,
@@ -192,10 +193,15 @@ def test_nothing_that_a_judge_is_handed_leads_to_something_that_can_change_the_r
         task_completion_checker=looks,
     )
     token = CancellationToken()
-    mine = Judges(
-        prompt=prompt, session=session, containment=limits, budget_tracker=tracker, filesystem=root,
+    run = JudgedRun(
+        prompt=prompt,
+        session=session,
+        containment=limits,
+        budget_tracker=tracker,
+        filesystem=root,
         cancellation=token,
-    )  # fmt: skip
+    )
+    mine = Judges(run)
     anyio.run(mine.after_tools)
     anyio.run(mine.before_stop, "done", None, "stop")
     assert len(handed) == 2

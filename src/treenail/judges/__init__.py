@@ -35,6 +35,7 @@ from treenail.judges.feedback import (
     StaticFeedback,
     StaticFeedbackProvider,
 )
+from treenail.judges.judged_run import JudgedRun
 from treenail.judges.judges import Judges, nested_usage
 from treenail.judges.llm import LLMCompletionVerifier, LLMTrajectoryFeedback
 from treenail.judges.prompts import (
@@ -61,6 +62,7 @@ __all__ = [
     "FileOutputChecker",
     "FileTriggerFired",
     "JudgeEvent",
+    "JudgedRun",
     "Judges",
     "LLMCompletionVerifier",
     "LLMTrajectoryFeedback",

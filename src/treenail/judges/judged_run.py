@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Generic, TypeVar
 
@@ -65,17 +65,31 @@ class JudgedRun:
 
     prompt: Prompt[Any]
     session: Session
-    config: NestedExecutionConfig
-    clock: Clock
-    cancellation: CancellationToken
     adapter: ProviderAdapter | None = None
     containment: ExecutionContext | None = None
     deadline: Deadline | None = None
     budget_tracker: BudgetTracker | None = None
     run_context: RunContext | None = None
     filesystem: Filesystem | None = None
+    cancellation: CancellationToken = field(default_factory=CancellationToken)
     task: str = ""
     given_evaluation_id: str = ""
+    config: NestedExecutionConfig = field(init=False)
+
+    def __post_init__(self) -> None:
+        config = self.prompt.nested_execution_config
+        if config is not None and not isinstance(config, NestedExecutionConfig):
+            raise UsageError(
+                f"nested_execution_config of the prompt {self.prompt.name!r} is a "
+                f"{type(config).__qualname__}; use NestedExecutionConfig(...)"
+            )
+        self.config = config or NestedExecutionConfig()
+        self.adapter = self.config.adapter or self.adapter
+
+    @property
+    def clock(self) -> Clock:
+        """The session's clock."""
+        return self.session.clock
 
     @property
     def evaluation_id(self) -> str:
@@ -145,7 +159,21 @@ class JudgedRun:
         elapsed_ms: float,
     ) -> None:
         """Record that a judge gave no answer, in the run's log and, unless it was silent, as a log line."""
+        silence = JudgeEvent(
+            judge=judge,
+            kind=kind,
+            outcome=outcome,
+            reason=reason,
+            detail=shortened(detail, 2_000),
+            failed_closed=failed_closed,
+            prompt_name=self.prompt.name,
+            evaluation_id=self.evaluation_id,
+            call_index=call_index,
+            created_at=self.clock.now(),
+            elapsed_ms=elapsed_ms,
+        )
         if outcome != "silent":
+            about = {f"judge_{name}": getattr(silence, name) for name in ("kind", "outcome", "reason")}
             _logger.log(
                 logging.INFO if kind == "feedback" and outcome == "skipped" else logging.WARNING,
                 "the %s judge %s %s (%s): %s",
@@ -155,30 +183,14 @@ class JudgedRun:
                 reason,
                 detail,
                 extra={
+                    **about,
                     "judge": judge,
-                    "judge_kind": kind,
-                    "judge_outcome": outcome,
-                    "judge_reason": reason,
                     "judge_elapsed_ms": round(elapsed_ms, 3),
                     "judged_session_id": str(self.session.session_id),
                     "prompt_name": self.prompt.name,
                 },
             )
-        self.session.dispatch(
-            JudgeEvent(
-                judge=judge,
-                kind=kind,
-                outcome=outcome,
-                reason=reason,
-                detail=shortened(detail, 2_000),
-                failed_closed=failed_closed,
-                prompt_name=self.prompt.name,
-                evaluation_id=self.evaluation_id,
-                call_index=call_index,
-                created_at=self.clock.now(),
-                elapsed_ms=elapsed_ms,
-            )
-        )
+        self.session.dispatch(silence)
 
     # .. calling a judge ..
 
@@ -199,11 +211,10 @@ class JudgedRun:
             if failed is not None:
                 span.fail(failed)
             span.set("gen_ai.evaluation.score.label", found)
-        if telemetry.is_on():
-            telemetry.record(
-                "treenail.judgements", 1, **about, gen_ai__evaluation__score__label=found, error__type=failed
-            )
-            telemetry.record("treenail.judge.duration", asked.elapsed_ms / 1000, **about, error__type=failed)
+        telemetry.record(
+            "treenail.judgements", 1, **about, gen_ai__evaluation__score__label=found, error__type=failed
+        )
+        telemetry.record("treenail.judge.duration", asked.elapsed_ms / 1000, **about, error__type=failed)
         return asked
 
     async def _call(

@@ -12,25 +12,16 @@ which the model hears of it are one append.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
-from treenail.clock import Clock
-from treenail.containment import CancellationToken, ExecutionContext
-from treenail.errors import UsageError
 from treenail.judges.completion import TaskCompletionChecker
 from treenail.judges.completion_round import CompletionRound
-from treenail.judges.context import NestedExecutionConfig
 from treenail.judges.events import NestedEvaluated, NestedUsage
 from treenail.judges.feedback import FeedbackProviderConfig
 from treenail.judges.feedback_round import EventsOfText, FeedbackRound
 from treenail.judges.judged_run import JudgedRun
-from treenail.prompt.template import Prompt
-from treenail.providers.adapter import ProviderAdapter
-from treenail.state.budget import BudgetTracker, Deadline, TokenUsage
-from treenail.state.run_context import RunContext
-from treenail.state.session import Session
+from treenail.state.budget import TokenUsage
 from treenail.state.views import SessionProtocol
-from treenail.workspace.base import Filesystem
 
 
 class Judges:
@@ -40,47 +31,10 @@ class Judges:
     turn ends as incomplete, with `last_reason`. Refusals count from the place `refusals_after` in the log.
     """
 
-    def __init__(
-        self,
-        *,
-        prompt: Prompt[Any],
-        session: Session,
-        adapter: ProviderAdapter | None = None,
-        containment: ExecutionContext | None = None,
-        deadline: Deadline | None = None,
-        budget_tracker: BudgetTracker | None = None,
-        run_context: RunContext | None = None,
-        filesystem: Filesystem | None = None,
-        cancellation: CancellationToken | None = None,
-        clock: Clock | None = None,
-        task: str = "",
-        evaluation_id: str = "",
-        refusals_after: int = 0,
-    ) -> None:
-        config = prompt.nested_execution_config
-        if config is not None and not isinstance(config, NestedExecutionConfig):
-            raise UsageError(
-                f"nested_execution_config of the prompt {prompt.name!r} is a {type(config).__qualname__}; "
-                "use NestedExecutionConfig(...)"
-            )
-        self.config = config or NestedExecutionConfig()
-        run = JudgedRun(
-            prompt=prompt,
-            session=session,
-            config=self.config,
-            clock=clock or session.clock,
-            cancellation=cancellation or CancellationToken(),
-            adapter=self.config.adapter or adapter,
-            containment=containment,
-            deadline=deadline,
-            budget_tracker=budget_tracker,
-            run_context=run_context,
-            filesystem=filesystem,
-            task=task,
-            given_evaluation_id=evaluation_id,
-        )
-        providers = cast("tuple[FeedbackProviderConfig, ...]", prompt.feedback_providers)
-        checker = cast("TaskCompletionChecker | None", prompt.task_completion_checker)
+    def __init__(self, run: JudgedRun, *, refusals_after: int = 0) -> None:
+        providers = cast("tuple[FeedbackProviderConfig, ...]", run.prompt.feedback_providers)
+        checker = cast("TaskCompletionChecker | None", run.prompt.task_completion_checker)
+        self.config = run.config
         self._feedback = FeedbackRound(run, providers)
         self._completion = (
             None

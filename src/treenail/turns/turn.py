@@ -27,6 +27,7 @@ from treenail.conversation.messages import InnerMessage, ToolCallRecord, get_pen
 from treenail.errors import IllegalEndingError, LogError, OutputParseError, PromptEvaluationError
 from treenail.judges.events import CompletionChecked, Feedback
 from treenail.judges.feedback import placed
+from treenail.judges.judged_run import JudgedRun
 from treenail.judges.judges import Judges
 from treenail.prompt.events import PromptExecuted, PromptRendered, PromptResponse
 from treenail.prompt.render import parse_output
@@ -375,7 +376,7 @@ class InnerLoop:
     # .. judges ..
 
     def _make_judges(self, task: str, *, refusals_after: int) -> Judges:
-        return Judges(
+        run = JudgedRun(
             prompt=self.prompt,
             session=self.state.session,
             adapter=self.adapter,
@@ -385,11 +386,10 @@ class InnerLoop:
             run_context=self.run_context,
             filesystem=filesystem_of(self.state),
             cancellation=self.cancellation,
-            clock=self.state.clock,
             task=task,
-            evaluation_id=self._frame.record.evaluation_id,
-            refusals_after=refusals_after,
+            given_evaluation_id=self._frame.record.evaluation_id,
         )
+        return Judges(run, refusals_after=refusals_after)
 
     async def _hear_feedback(self) -> None:
         """Ask the judges: their feedback follows the results, so that what was sent stays a prefix."""
