@@ -261,13 +261,6 @@ def test_ceilings_of_the_wrong_type_are_refused_by_name(bad: Any) -> None:
         ExecutionContext(bad)
 
 
-@pytest.mark.parametrize("bad", ["redis://localhost", object()], ids=["url", "object"])
-def test_a_pot_that_is_none_is_refused_by_name(config: Config, bad: Any) -> None:
-    """Shared money needs something that keeps it; the address of it is not it."""
-    with pytest.raises(UsageError, match=r"ExecutionConfig\.budget_backend .* reserve"):
-        config(budget_backend=bad)
-
-
 def test_a_call_of_the_wrong_type_is_refused(config: Config) -> None:
     """What is no function, and options that are none, are the caller's mistake and no step."""
     ctx = ExecutionContext(config())

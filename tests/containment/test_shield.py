@@ -152,8 +152,6 @@ def test_events_are_capped() -> None:
         pipeline.before_llm_call(ToolCallContext(request_id=str(number)))
     events = pipeline.get_events()
     assert (len(events), events[0].request_id) == (1000, "5")
-    pipeline.clear_events()
-    assert pipeline.get_events() == []
 
 
 # --- the pipeline in a chain ----------------------------------------------------------------------------
@@ -405,20 +403,13 @@ def test_a_token_budget_degrades_near_its_end() -> None:
 
 
 def test_long_inputs_are_compressed_and_far_too_long_ones_halted() -> None:
-    """The plan asks for the threshold; a compressor does it."""
-
-    class Cut:
-        def compress(self, text: str, target_tokens: int) -> str:
-            return text[:target_tokens]
-
-    hook = InputCompressionHook(100, 200, compressor=Cut())
+    """The plan asks for the threshold."""
+    hook = InputCompressionHook(100, 200)
     assert hook.before_llm_call(ToolCallContext("r", tokens_in=99)) is None
     plan = hook.before_llm_call(ToolCallContext("r", tokens_in=100))
     assert isinstance(plan, DegradePlan)
     assert plan.trim_to_tokens == 100
     assert hook.before_llm_call(ToolCallContext("r", tokens_in=200)) is Decision.HALT
-    assert hook.compress_if_needed("a" * 300, 150) == "a" * 100
-    assert hook.compress_if_needed("short", 5) == "short"
     with pytest.raises(UsageError, match="halt_threshold_tokens"):
         InputCompressionHook(100, 50)
 
@@ -428,7 +419,7 @@ def test_nights_and_weekends_get_a_smaller_window(clock: FakeClock) -> None:
     policy = TimeAwarePolicy(weekend_multiplier=0.5, offhour_multiplier=0.8)
     assert policy.get_multiplier(datetime(2026, 11, 11, 12, tzinfo=UTC)) == 1.0
     assert policy.get_multiplier(datetime(2026, 11, 11, 18, tzinfo=UTC)) == 0.8
-    assert policy.evaluate(datetime(2026, 11, 14, 12, tzinfo=UTC)).classification == "weekend"
+    assert policy.get_multiplier(datetime(2026, 11, 14, 12, tzinfo=UTC)) == 0.5
     night = FakeClock(datetime(2026, 11, 11, 3, tzinfo=UTC))
     hook = BudgetWindowHook(
         10, degrade_threshold=1.0, clock=night, schedule=TimeAwarePolicy(offhour_multiplier=0.8, clock=night)
@@ -443,12 +434,11 @@ def test_an_adaptive_ceiling_tightens_and_loosens(clock: FakeClock) -> None:
     hook = AdaptiveBudgetHook(100, window_seconds=60, clock=clock)
     incident = SafetyEvent("budget_exceeded", Decision.HALT, "", "ExecutionContext")
     hook.feed_events([incident, incident, SafetyEvent("other", Decision.HALT, "", "x")])
-    assert hook.adjust().action == "hold"
-    hook.feed_event(incident)
-    assert [hook.adjust().adjusted_ceiling for _ in range(3)] == [90, 80, 80]
+    assert hook.adjust() == 100
+    hook.feed_events([incident])
+    assert [hook.adjust() for _ in range(3)] == [90, 80, 80]
     clock.advance(61)
-    result = hook.adjust()
-    assert (result.action, result.adjusted_ceiling) == ("loosen", 85)
+    assert hook.adjust() == 85
     assert [hook.before_llm_call(CTX) for _ in range(86)].count(None) == 85
 
 

@@ -97,23 +97,21 @@ class Permit:
 
     def succeed(self) -> None:
         """Say that the call went well."""
-        if (breaker := self._take()) is not None:
-            breaker._settle(self._epoch, is_probe=self.is_probe, outcome=True)
+        self._settle(outcome=True)
 
     def fail(self, error: BaseException | None = None) -> None:
         """Say that the call failed; whether that counts is the breaker's `failure_predicate`'s to say."""
-        if (breaker := self._take()) is not None:
-            counts = breaker._counts(error)
-            breaker._settle(self._epoch, is_probe=self.is_probe, outcome=False if counts else None)
+        breaker = self._breaker
+        self._settle(outcome=False if breaker is None or breaker.counts(error) else None)
 
     def release(self) -> None:
         """Say that the call told nothing about the provider."""
-        if (breaker := self._take()) is not None:
-            breaker._settle(self._epoch, is_probe=self.is_probe, outcome=None)
+        self._settle(outcome=None)
 
-    def _take(self) -> CircuitBreaker | None:
+    def _settle(self, *, outcome: bool | None) -> None:
         breaker, self._breaker = self._breaker, None
-        return breaker
+        if breaker is not None:
+            breaker.settle(self._epoch, is_probe=self.is_probe, outcome=outcome)
 
 
 class CircuitBreaker:
@@ -202,7 +200,7 @@ class CircuitBreaker:
 
         An error that does not count gives a probe slot back and changes nothing else.
         """
-        counts = self._counts(error)
+        counts = self.counts(error)
         with self._lock:
             if not counts:
                 self._probe_since = None
@@ -219,7 +217,8 @@ class CircuitBreaker:
         with self._lock:
             self._close()
 
-    def _counts(self, error: BaseException | None) -> bool:
+    def counts(self, error: BaseException | None) -> bool:
+        """Say whether an error is the provider's."""
         if error is None or self._predicate is None:
             return True
         try:
@@ -228,7 +227,8 @@ class CircuitBreaker:
             logger.exception("a failure predicate failed; the error counts")
             return True
 
-    def _settle(self, epoch: int, *, is_probe: bool, outcome: bool | None) -> None:
+    def settle(self, epoch: int, *, is_probe: bool, outcome: bool | None) -> None:
+        """Hear from a permit: True for success, False for failure, None if nothing was learned."""
         with self._lock:
             if epoch != self._epoch:
                 return

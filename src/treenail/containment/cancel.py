@@ -8,7 +8,7 @@ waiting caller, a subprocess's owner) register with `on_cancel`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from treenail.clock import Clock
@@ -165,7 +165,8 @@ class PartialResultBuffer:
         self._chunks: list[str] = []
         self._bytes = 0
         self._is_complete = False
-        self._metadata: dict[str, object] = {}
+        self.metadata: dict[str, object] = {}
+        """Notes about the result, such as the model that made it."""
 
     def append(self, chunk: str) -> None:
         """Keep one more piece.
@@ -195,11 +196,6 @@ class PartialResultBuffer:
             return "".join(self._chunks)
 
     @property
-    def chunk_count(self) -> int:
-        """How many pieces are kept."""
-        return len(self._chunks)
-
-    @property
     def is_complete(self) -> bool:
         """Whether `mark_complete()` was called."""
         return self._is_complete
@@ -209,14 +205,3 @@ class PartialResultBuffer:
         """Whether something is kept that was never completed."""
         with self._lock:
             return bool(self._chunks) and not self._is_complete
-
-    @property
-    def metadata(self) -> Mapping[str, object]:
-        """A copy of what `set_metadata` noted."""
-        with self._lock:
-            return dict(self._metadata)
-
-    def set_metadata(self, key: str, value: object) -> None:
-        """Note something about the result, such as the model that made it."""
-        with self._lock:
-            self._metadata[key] = value

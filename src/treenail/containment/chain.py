@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import cast
+from typing import Any
 
 from treenail.clock import Clock
 from treenail.containment.attempts import Attempt, Call
@@ -26,6 +26,7 @@ from treenail.containment.ledger import (
     Books,
     ChainStopped,
     Ledger,
+    LedgerEvent,
     Reserved,
     RetryTaken,
     Settled,
@@ -36,7 +37,6 @@ from treenail.containment.records import (
     ContextSnapshot,
     Frozen,
     GraphSummary,
-    NodeRecord,
     Status,
 )
 from treenail.containment.shield import Decision, SafetyEvent
@@ -217,60 +217,38 @@ class Chain:
         """Return how long the chain has been running; a clock that is set back never makes it negative."""
         return max(0.0, (self.clock.monotonic() - self._started) * 1000)
 
-    def _elapsed_above_ms(self) -> tuple[float, ...]:
-        # How long a chain elsewhere has been running is for its own journal to say.
-        return (0.0,) * len(self._above_ids) + tuple(chain.elapsed_ms() for chain in self.line[:0:-1])
-
     # --- the journal ------------------------------------------------------------------------------
 
     def journal_reserved(self, attempt: Attempt) -> None:
         """Write down that an attempt is about to be dispatched; the caller waits until it is durable."""
-        if self.ledger.journal is not None:
-            call = attempt.call
-            self.ledger.journal(
-                Reserved(
-                    reservation_id=attempt.reservation_id,
-                    lineage=self.lineage,
-                    node_id=call.node_id,
-                    kind=call.kind,
-                    operation_name=call.operation_name,
-                    cost_usd=to_usd(attempt.reserved),
-                    at=self.clock.now(),
-                    elapsed_ms=self.elapsed_ms(),
-                    elapsed_above_ms=self._elapsed_above_ms(),
-                )
-            )
+        call, cost = attempt.call, to_usd(attempt.reserved)
+        self._write(Reserved, attempt, kind=call.kind, operation_name=call.operation_name, cost_usd=cost)
 
     def journal_settled(self, attempt: Attempt, status: Status) -> None:
         """Write down what an attempt has really cost."""
-        if self.ledger.journal is not None:
-            self.ledger.journal(
-                Settled(
-                    reservation_id=attempt.reservation_id,
-                    lineage=self.lineage,
-                    node_id=attempt.call.node_id,
-                    status=status,
-                    cost_usd=to_usd(attempt.settled),
-                    at=self.clock.now(),
-                    elapsed_ms=self.elapsed_ms(),
-                    elapsed_above_ms=self._elapsed_above_ms(),
-                )
-            )
+        self._write(Settled, attempt, status=status, cost_usd=to_usd(attempt.settled))
 
     def journal_retry(self, attempt: Attempt) -> None:
         """Write down that a failed attempt took a unit of the retry budget."""
-        if self.ledger.journal is not None:
-            uncounted = len(self.lineage) - len(self._retry_lineage)
-            self.ledger.journal(
-                RetryTaken(
-                    reservation_id=attempt.reservation_id,
-                    lineage=self._retry_lineage,
-                    node_id=attempt.call.node_id,
-                    at=self.clock.now(),
-                    elapsed_ms=self.elapsed_ms(),
-                    elapsed_above_ms=self._elapsed_above_ms()[uncounted:],
-                )
-            )
+        self._write(RetryTaken, attempt, lineage=self._retry_lineage)
+
+    def _write(self, make: Callable[..., LedgerEvent], attempt: Attempt | None = None, **fields: Any) -> None:
+        """Give the journal an event of this chain, and of one of its attempts."""
+        if self.ledger.journal is None:
+            return
+        if attempt is not None:
+            fields |= {"reservation_id": attempt.reservation_id, "node_id": attempt.call.node_id}
+        lineage: tuple[str, ...] = fields.setdefault("lineage", self.lineage)
+        # How long a chain elsewhere has been running is for its own journal to say.
+        above_ms = [0.0] * len(self._above_ids) + [chain.elapsed_ms() for chain in self.line[:0:-1]]
+        uncounted = len(self.lineage) - len(lineage)
+        event = make(
+            at=self.clock.now(),
+            elapsed_ms=self.elapsed_ms(),
+            elapsed_above_ms=tuple(above_ms[uncounted:]),
+            **fields,
+        )
+        self.ledger.journal(event)
 
     # --- nodes ------------------------------------------------------------------------------------
 
@@ -318,19 +296,10 @@ class Chain:
                 self._events.append(self.event(reason, Decision.HALT, detail))
         if reason in (StopReason.ABORTED, StopReason.TIMEOUT):
             self.token.cancel(reason, detail=detail)
-        if self.ledger.journal is not None:
-            stopped = ChainStopped(
-                self.lineage,
-                str(reason),
-                detail,
-                self.clock.now(),
-                self.elapsed_ms(),
-                self._elapsed_above_ms(),
-            )
-            try:
-                self.ledger.journal(stopped)
-            except Exception:  # noqa: BLE001 - logged; the stop is for the record, and holds without it
-                logger.exception("the journal could not record that the chain %s stopped", self.id)
+        try:
+            self._write(ChainStopped, reason=str(reason), detail=detail)
+        except Exception:  # noqa: BLE001 - logged; the stop is for the record, and holds without it
+            logger.exception("the journal could not record that the chain %s stopped", self.id)
         if self._ends_parent and self.parent is not None:
             self.parent.stop(reason, f"the child chain {self.id} has stopped: {detail}")
 
@@ -399,12 +368,11 @@ class Chain:
             elapsed_ms=self.elapsed_ms(),
             nodes=Frozen(
                 self._nodes,
-                count,
-                _read_node,
+                Call.record,
                 # Copied in one step: calls leave this dict without the lock.
                 {index: call.record() for index, call in self._running.copy().items()},
             ),
-            events=Frozen(self._events, len(self._events), _read_event),
+            events=Frozen(self._events, _unchanged),
             cost_usd_reserved=to_usd(account.reserved),
             stop_reason=stop,
             graph_summary=GraphSummary(
@@ -428,12 +396,8 @@ class Chain:
         )
 
 
-def _read_node(call: object) -> NodeRecord:
-    return cast("Call", call).record()
-
-
-def _read_event(event: object) -> SafetyEvent:
-    return cast("SafetyEvent", event)
+def _unchanged(event: SafetyEvent) -> SafetyEvent:
+    return event
 
 
 def _expire(this: weakref.ref[Chain]) -> None:

@@ -211,7 +211,7 @@ class ShieldGuard(Guard):
         judged: _Judged | None = attempt.held.get(self)
         if judged is not None:
             for pipeline, verdict in judged.verdicts:
-                pipeline.release(judged.ctx, [verdict])
+                pipeline.release(judged.ctx, verdict)
             judged.verdicts.clear()
 
     def settle(self, attempt: Attempt, value: object, status: Status, error: BaseException | None) -> None:
@@ -231,9 +231,9 @@ class ShieldGuard(Guard):
                 if verdict.is_blocking:
                     self._refused_charge = verdict.reason
             if attempt.call.kind == "llm" and status == "ok":
-                self._chain.note(*pipeline.after_llm_call(ctx, value))
+                self._chain.note(*pipeline.tell("after_llm_call", ctx, value))
             elif attempt.call.kind == "llm":
-                self._chain.note(*pipeline.after_failed_call(ctx))
+                self._chain.note(*pipeline.tell("after_failed_call", ctx))
 
     def after_error(self, attempt: Attempt, error: BaseException) -> tuple[Decision, DegradePlan | None]:
         """Ask what should follow a failed attempt: a decision, and a plan for the next attempt."""

@@ -13,28 +13,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, tzinfo
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 from treenail.clock import Clock, SystemClock
-from treenail.containment.limits import StopReason, integer, number
+from treenail.containment.limits import StopReason, check_fields, fraction, integer, number
 from treenail.containment.shield import Answer, Decision, DegradePlan, SafetyEvent, ToolCallContext
 from treenail.errors import UsageError
-
-
-def _fraction(owner: str, field_name: str, value: object) -> float:
-    checked = number(owner, field_name, value)
-    if checked > 1:
-        raise UsageError(f"{owner}.{field_name} must be at most 1, not {value!r}")
-    return checked
-
-
-@dataclass(frozen=True, slots=True)
-class TimeResult:
-    """How a moment counts: the share of the usual budget that applies, and why."""
-
-    multiplier: float
-    classification: Literal["work", "offhour", "weekend"]
 
 
 class TimeAwarePolicy:
@@ -50,8 +34,8 @@ class TimeAwarePolicy:
         *,
         clock: Clock | None = None,
     ) -> None:
-        self.weekend_multiplier = _fraction("TimeAwarePolicy", "weekend_multiplier", weekend_multiplier)
-        self.offhour_multiplier = _fraction("TimeAwarePolicy", "offhour_multiplier", offhour_multiplier)
+        self.weekend_multiplier = fraction("TimeAwarePolicy", "weekend_multiplier", weekend_multiplier)
+        self.offhour_multiplier = fraction("TimeAwarePolicy", "offhour_multiplier", offhour_multiplier)
         if work_start >= work_end:
             raise UsageError(
                 f"TimeAwarePolicy.work_end must be after work_start ({work_start}), not {work_end}"
@@ -61,18 +45,13 @@ class TimeAwarePolicy:
         self._tz = tz
         self._clock = clock or SystemClock()
 
-    def evaluate(self, moment: datetime | None = None) -> TimeResult:
-        """Say how `moment` (now, if left out) counts; a weekend night counts as weekend."""
+    def get_multiplier(self, moment: datetime | None = None) -> float:
+        """Return the share of the usual budget at `moment` (now, if left out); a weekend night is weekend."""
         local = (moment or self._clock.now()).astimezone(self._tz)
         if local.weekday() >= 5:
-            return TimeResult(self.weekend_multiplier, "weekend")
-        if not self.work_start <= local.time() < self.work_end:
-            return TimeResult(self.offhour_multiplier, "offhour")
-        return TimeResult(1.0, "work")
-
-    def get_multiplier(self, moment: datetime | None = None) -> float:
-        """Return the share of the usual budget that applies at `moment`."""
-        return self.evaluate(moment).multiplier
+            return self.weekend_multiplier
+        is_work = self.work_start <= local.time() < self.work_end
+        return 1.0 if is_work else self.offhour_multiplier
 
 
 class _Window:
@@ -119,7 +98,7 @@ class BudgetWindowHook:
     ) -> None:
         self.max_calls = integer("BudgetWindowHook", "max_calls", max_calls)
         self.window_seconds = number("BudgetWindowHook", "window_seconds", window_seconds)
-        self.degrade_threshold = _fraction("BudgetWindowHook", "degrade_threshold", degrade_threshold)
+        self.degrade_threshold = fraction("BudgetWindowHook", "degrade_threshold", degrade_threshold)
         self._plan = plan or DegradePlan()
         self._schedule = schedule
         self._lock = threading.Lock()
@@ -128,16 +107,18 @@ class BudgetWindowHook:
 
     def before_llm_call(self, ctx: ToolCallContext) -> Answer:
         """Admit and count the call, degrade it, or halt it."""
-        ceiling: float = self.max_calls
-        if self._schedule is not None:
-            ceiling = max(1, int(self.max_calls * self._schedule.get_multiplier()))
         with self._lock:
-            used = self._window.count()
-            self.last_reason = f"{used} of {ceiling:g} calls were made in the last {self.window_seconds:g} s"
+            ceiling, used = self._ceiling(), self._window.count()
+            self.last_reason = f"{used} of {ceiling} calls were made in the last {self.window_seconds:g} s"
             if used >= ceiling:
                 return Decision.HALT
             self._window.add()
         return self._plan if used >= ceiling * self.degrade_threshold else None
+
+    def _ceiling(self) -> int:
+        if self._schedule is None:
+            return self.max_calls
+        return max(1, int(self.max_calls * self._schedule.get_multiplier()))
 
     def before_tool_call(self, ctx: ToolCallContext) -> Answer:
         """Count a tool call as a model call is counted, if the hook stands at that boundary too."""
@@ -162,7 +143,7 @@ class TokenBudgetHook:
     ) -> None:
         self.max_output_tokens = integer("TokenBudgetHook", "max_output_tokens", max_output_tokens)
         self.max_total_tokens = integer("TokenBudgetHook", "max_total_tokens", max_total_tokens, zero_ok=True)
-        self.degrade_threshold = _fraction("TokenBudgetHook", "degrade_threshold", degrade_threshold)
+        self.degrade_threshold = fraction("TokenBudgetHook", "degrade_threshold", degrade_threshold)
         self._lock = threading.Lock()
         self._pending: dict[str, tuple[int, int]] = {}
         self.input_total = 0
@@ -223,74 +204,39 @@ class SafeModeHook:
     last_reason = "safe mode is on"
 
     def __init__(self, enabled: bool = True) -> None:
-        self._enabled = enabled
-
-    @property
-    def enabled(self) -> bool:
-        """Whether everything is stopped."""
-        return self._enabled
+        self.enabled = enabled
 
     def enable(self) -> None:
         """Stop everything from the next call on."""
-        self._enabled = True
+        self.enabled = True
 
     def disable(self) -> None:
         """Let calls through again."""
-        self._enabled = False
+        self.enabled = False
 
-    def _answer(self) -> Answer:
-        return Decision.HALT if self._enabled else None
+    def before_llm_call(self, ctx: ToolCallContext, *_: object) -> Answer:
+        """Halt what is asked about while safe mode is on."""
+        return Decision.HALT if self.enabled else None
 
-    def before_llm_call(self, ctx: ToolCallContext) -> Answer:
-        """Halt the call while safe mode is on."""
-        return self._answer()
-
-    def before_tool_call(self, ctx: ToolCallContext) -> Answer:
-        """Halt the call while safe mode is on."""
-        return self._answer()
-
-    def before_egress(self, ctx: ToolCallContext, url: str, method: str) -> Answer:
-        """Halt the request while safe mode is on."""
-        return self._answer()
-
-    def on_error(self, ctx: ToolCallContext, err: BaseException) -> Answer:
-        """Allow no retry while safe mode is on."""
-        return self._answer()
-
-
-class Compressor(Protocol):
-    """Makes a text shorter."""
-
-    def compress(self, text: str, target_tokens: int) -> str:
-        """Return a text of at most about `target_tokens` that says the same."""
-        ...
+    before_tool_call = before_egress = on_error = before_llm_call
 
 
 class InputCompressionHook:
     """Degrades a call whose input is long, and halts one whose input is far too long.
 
-    The plan asks for `compression_threshold_tokens`; with a `compressor`, `compress_if_needed` does it.
+    The plan asks for `compression_threshold_tokens`; the called function does the compressing.
     """
 
     event_type = "input_size"
 
-    def __init__(
-        self,
-        compression_threshold_tokens: int = 4000,
-        halt_threshold_tokens: int = 8000,
-        compressor: Compressor | None = None,
-    ) -> None:
-        self.compression_threshold_tokens = integer(
-            "InputCompressionHook", "compression_threshold_tokens", compression_threshold_tokens
-        )
-        self.halt_threshold_tokens = integer(
-            "InputCompressionHook", "halt_threshold_tokens", halt_threshold_tokens
-        )
+    def __init__(self, compression_threshold_tokens: int = 4000, halt_threshold_tokens: int = 8000) -> None:
+        self.compression_threshold_tokens = compression_threshold_tokens
+        self.halt_threshold_tokens = halt_threshold_tokens
+        check_fields(self, integer, "compression_threshold_tokens", "halt_threshold_tokens")
         if halt_threshold_tokens < compression_threshold_tokens:
             raise UsageError(
                 "InputCompressionHook.halt_threshold_tokens must not be below compression_threshold_tokens"
             )
-        self._compressor = compressor
         self.last_reason = ""
 
     def before_llm_call(self, ctx: ToolCallContext) -> Answer:
@@ -303,25 +249,8 @@ class InputCompressionHook:
             return DegradePlan(trim_to_tokens=self.compression_threshold_tokens, reason=self.last_reason)
         return None
 
-    def compress_if_needed(self, text: str, tokens: int) -> str:
-        """Return the text, compressed if it is over the threshold and a compressor was given."""
-        if tokens < self.compression_threshold_tokens or self._compressor is None:
-            return text
-        return self._compressor.compress(text, self.compression_threshold_tokens)
 
-
-@dataclass(frozen=True, slots=True)
-class AdjustmentResult:
-    """What `AdaptiveBudgetHook.adjust` did, and to what."""
-
-    action: Literal["tighten", "loosen", "hold"]
-    adjusted_ceiling: int
-    ceiling_multiplier: float
-    base_ceiling: int
-    tighten_events_in_window: int
-
-
-class AdaptiveBudgetHook:
+class AdaptiveBudgetHook(BudgetWindowHook):
     """A ceiling on calls per window that tightens while incidents happen and loosens when they stop.
 
     Feed it the events of the chain; each `adjust()` moves the ceiling by one step, at most
@@ -329,7 +258,6 @@ class AdaptiveBudgetHook:
     """
 
     event_type = "adaptive_budget"
-    stop_reason = StopReason.PROVIDER_RATE_LIMIT
 
     def __init__(
         self,
@@ -343,68 +271,41 @@ class AdaptiveBudgetHook:
         tighten_event_types: Iterable[str] = (StopReason.BUDGET_EXCEEDED, StopReason.PROVIDER_RATE_LIMIT),
         clock: Clock | None = None,
     ) -> None:
-        owner = "AdaptiveBudgetHook"
+        owner = type(self).__name__
         self.base_ceiling = integer(owner, "base_ceiling", base_ceiling)
-        self.window_seconds = number(owner, "window_seconds", window_seconds)
+        super().__init__(base_ceiling, window_seconds, degrade_threshold=1.0, clock=clock)
         self._trigger = integer(owner, "tighten_trigger", tighten_trigger)
-        self._tighten = _fraction(owner, "tighten_pct", tighten_pct)
-        self._loosen = _fraction(owner, "loosen_pct", loosen_pct)
-        self._most = _fraction(owner, "max_adjustment", max_adjustment)
+        self._tighten = fraction(owner, "tighten_pct", tighten_pct)
+        self._loosen = fraction(owner, "loosen_pct", loosen_pct)
+        self._most = fraction(owner, "max_adjustment", max_adjustment)
         self._types = frozenset(str(event_type) for event_type in tighten_event_types)
-        self._clock = clock or SystemClock()
-        self._lock = threading.Lock()
-        self._incidents = _Window(self.window_seconds, self._clock)
-        self._calls = _Window(self.window_seconds, self._clock)
+        self._incidents = _Window(self.window_seconds, clock or SystemClock())
         self.ceiling_multiplier = 1.0
-        self.last_reason = ""
 
     @property
     def adjusted_ceiling(self) -> int:
         """The ceiling that applies now; at least one call."""
         return max(1, round(self.base_ceiling * self.ceiling_multiplier))
 
-    def feed_event(self, event: SafetyEvent) -> None:
-        """Take note of an incident, if it is of a kind that tightens."""
-        if event.event_type in self._types:
-            with self._lock:
-                self._incidents.add()
+    def _ceiling(self) -> int:
+        return self.adjusted_ceiling
 
     def feed_events(self, events: Iterable[SafetyEvent]) -> None:
-        """Take note of several incidents."""
-        for event in events:
-            self.feed_event(event)
+        """Take note of the incidents that are of a kind that tightens."""
+        with self._lock:
+            for event in events:
+                if event.event_type in self._types:
+                    self._incidents.add()
 
-    def adjust(self) -> AdjustmentResult:
+    def adjust(self) -> int:
         """Move the ceiling one step: down if enough incidents are in the window, up if there are none."""
         with self._lock:
             seen = self._incidents.count()
-            before = self.ceiling_multiplier
             if seen >= self._trigger:
-                after = max(1 - self._most, before - self._tighten)
+                self.ceiling_multiplier = max(1 - self._most, self.ceiling_multiplier - self._tighten)
             elif seen == 0:
-                after = min(1 + self._most, before + self._loosen)
-            else:
-                after = before
-            self.ceiling_multiplier = after
-        action: Literal["tighten", "loosen", "hold"] = (
-            "tighten" if after < before else "loosen" if after > before else "hold"
-        )
-        return AdjustmentResult(action, self.adjusted_ceiling, after, self.base_ceiling, seen)
-
-    def before_llm_call(self, ctx: ToolCallContext) -> Answer:
-        """Admit and count the call, or halt it at the adjusted ceiling."""
-        with self._lock:
-            used = self._calls.count()
-            self.last_reason = f"{used} of {self.adjusted_ceiling} calls were made in the window"
-            if used >= self.adjusted_ceiling:
-                return Decision.HALT
-            self._calls.add()
-        return None
-
-    def release(self, ctx: ToolCallContext) -> None:
-        """Give back the place of a call that was not made."""
-        with self._lock:
-            self._calls.drop_newest()
+                self.ceiling_multiplier = min(1 + self._most, self.ceiling_multiplier + self._loosen)
+            return self.adjusted_ceiling
 
 
 class EgressBoundaryHook:
@@ -442,10 +343,8 @@ class DegradationConfig:
     rate_limit: float = 0.90
 
     def __post_init__(self) -> None:
-        integer("DegradationConfig", "trim_to_tokens", self.trim_to_tokens)
-        integer("DegradationConfig", "rate_limit_ms", self.rate_limit_ms)
-        for name in ("model_downgrade", "context_trim", "rate_limit"):
-            _fraction("DegradationConfig", name, getattr(self, name))
+        check_fields(self, integer, "trim_to_tokens", "rate_limit_ms")
+        check_fields(self, fraction, "model_downgrade", "context_trim", "rate_limit")
 
 
 class DegradationLadder:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import threading
-from datetime import datetime
 from pathlib import Path
 
+from treenail.codec import Codec, TypeRegistry, parse_json
 from treenail.containment.ledger import ChainStopped, LedgerEvent, Reserved, RetryTaken, Settled
 from treenail.containment.limits import number
-from treenail.errors import LogDamagedError, UsageError
+from treenail.errors import LogDamagedError, TreenailError, UsageError
 
 _TYPES: dict[str, type[LedgerEvent]] = {
     "reserved": Reserved,
@@ -20,50 +19,34 @@ _TYPES: dict[str, type[LedgerEvent]] = {
     "chain_stopped": ChainStopped,
 }
 _NAMES = {event_type: name for name, event_type in _TYPES.items()}
+_codec = Codec(TypeRegistry())
 
 
 def event_to_json(event: LedgerEvent) -> str:
     """Return the event as one line of JSON."""
-    fields = {"type": _NAMES[type(event)], **dataclasses.asdict(event), "at": event.at.isoformat()}
-    return json.dumps(fields, separators=(",", ":"))
+    return json.dumps({"type": _NAMES[type(event)], **_codec.record_to_data(event)}, separators=(",", ":"))
 
 
 def event_from_json(line: str) -> LedgerEvent:
     """Return the event that `event_to_json` wrote; `UsageError` if the line is not one."""
     try:
-        fields = json.loads(line)
-        event_type = _TYPES[fields.pop("type")]
-        fields["at"] = datetime.fromisoformat(fields["at"])
-        for name in ("lineage", "elapsed_above_ms"):
-            if not isinstance(fields.get(name, []), list):
-                raise UsageError(f"{name} is not a list")
-            fields[name] = tuple(fields.get(name, ()))
-        event = event_type(**fields)
+        fields = parse_json(line)
+        event = _codec.record_from_data(_TYPES[fields.pop("type")], fields)
         _check(event)
         return event
-    except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, TreenailError) as error:
         raise UsageError(f"not a ledger event: {line[:80]!r} ({error})") from error
 
 
 def _check(event: LedgerEvent) -> None:
     """Refuse an event that would give money or time back, or that cannot be counted."""
-    owner = type(event).__name__
-    if not event.lineage:
-        raise UsageError("lineage names no chain")
+    ids = (*event.lineage, getattr(event, "reservation_id", ""))
+    if not event.lineage or not all(isinstance(each, str) for each in ids):
+        raise UsageError("it must name its chains, and its reservation if it has one, by their ids")
     if event.elapsed_above_ms and len(event.elapsed_above_ms) != len(event.lineage) - 1:
         raise UsageError("elapsed_above_ms does not fit lineage")
-    for field in dataclasses.fields(event):
-        value = getattr(event, field.name)
-        if field.name in ("cost_usd", "elapsed_ms"):
-            number(owner, field.name, value, zero_ok=True)
-        elif field.name in ("lineage", "elapsed_above_ms"):
-            for item in value:
-                if field.name == "elapsed_above_ms":
-                    number(owner, field.name, item, zero_ok=True)
-                elif not isinstance(item, str):
-                    raise UsageError(f"lineage must name chains by their ids, not {item!r}")
-        elif field.name != "at" and not isinstance(value, str):
-            raise UsageError(f"{owner}.{field.name} must be a text, not {value!r}")
+    for amount in (getattr(event, "cost_usd", 0.0), event.elapsed_ms, *event.elapsed_above_ms):
+        number(type(event).__name__, "cost_usd and elapsed_ms", amount, zero_ok=True)
 
 
 class JsonlJournal:

@@ -14,7 +14,6 @@ between calls does not matter to the fold.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -94,7 +93,7 @@ Journal: TypeAlias = Callable[[LedgerEvent], object]
 """Takes each event to where it lasts, and returns when it is there."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Spent:
     """What one chain and everything below it has used up."""
 
@@ -136,16 +135,12 @@ def fold(events: Iterable[LedgerEvent]) -> dict[str, Spent]:
         is_open = reservation_id not in settled
         cost = reserved[reservation_id] if is_open else settled[reservation_id]
         for chain_id in lineage:
-            before = spent[chain_id]
-            spent[chain_id] = dataclasses.replace(
-                before,
-                steps=before.steps + 1,
-                cost_pico=before.cost_pico + cost,
-                unsettled=before.unsettled + is_open,
-            )
+            spent[chain_id].steps += 1
+            spent[chain_id].cost_pico += cost
+            spent[chain_id].unsettled += is_open
     for lineage in retried.values():
         for chain_id in lineage:
-            spent[chain_id] = dataclasses.replace(spent[chain_id], retries=spent[chain_id].retries + 1)
+            spent[chain_id].retries += 1
     return spent
 
 

@@ -11,7 +11,7 @@ import math
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from treenail.errors import UsageError
 
@@ -22,8 +22,6 @@ PICO = 1_000_000_000_000
 
 OnUnknownPrice = Literal["halt", "warn", "estimate"]
 """What becomes of a call to a model without a known price under a ceiling in USD."""
-
-_POT_METHODS = ("reserve", "commit", "rollback", "add")
 
 
 class StopReason(StrEnum):
@@ -81,13 +79,30 @@ def integer(owner: str, field: str, value: object, *, zero_ok: bool = False) -> 
     return value
 
 
-def _check_ceilings(owner: str, cost_usd: object, steps: object, depth: object) -> None:
-    if cost_usd is not None:
-        number(owner, "max_cost_usd", cost_usd)
-    if steps is not None:
-        integer(owner, "max_steps", steps)
-    if depth is not None:
-        integer(owner, "max_depth", depth, zero_ok=True)
+def fraction(owner: str, field: str, value: object, *, zero_ok: bool = False) -> float:
+    """Return `value` if it is a positive number of at most 1; else refuse it, naming the field."""
+    checked = number(owner, field, value, zero_ok=zero_ok)
+    if checked > 1:
+        raise UsageError(f"{owner}.{field} must be at most 1, not {value!r}")
+    return checked
+
+
+class Check(Protocol):
+    """`number`, `integer` or `fraction`."""
+
+    def __call__(self, owner: str, field: str, value: object, *, zero_ok: bool = False) -> object:
+        """Refuse a value that is not one."""
+        ...
+
+
+def check_fields(
+    record: object, check: Check, *fields: str, zero_ok: bool = False, none_ok: bool = False
+) -> None:
+    """Check some fields of a record; None passes if `none_ok`."""
+    for field in fields:
+        value = getattr(record, field)
+        if value is not None or not none_ok:
+            check(type(record).__name__, field, value, zero_ok=zero_ok)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,22 +130,15 @@ class ExecutionConfig:
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
-        _check_ceilings(owner, self.max_cost_usd, self.max_steps, self.max_depth)
-        if self.max_retries_total is not None:
-            integer(owner, "max_retries_total", self.max_retries_total)
-        integer(owner, "timeout_ms", self.timeout_ms, zero_ok=True)
+        check_fields(self, number, "max_cost_usd", none_ok=True)
+        check_fields(self, integer, "max_steps", "max_retries_total", none_ok=True)
+        check_fields(self, integer, "max_depth", zero_ok=True, none_ok=True)
+        check_fields(self, integer, "timeout_ms", zero_ok=True)
         if self.on_unknown_price not in ("halt", "warn", "estimate"):
             raise UsageError(
                 f'{owner}.on_unknown_price must be "halt", "warn" or "estimate", '
                 f"not {self.on_unknown_price!r}"
             )
-        if self.budget_backend is not None:
-            lacks = [name for name in _POT_METHODS if not callable(getattr(self.budget_backend, name, None))]
-            if lacks:
-                raise UsageError(
-                    f"{owner}.budget_backend must be a BudgetBackend, not {self.budget_backend!r}: it has no "
-                    f"{', '.join(lacks)}"
-                )
         if self.budget_backend is not None and self.max_cost_usd is None:
             raise UsageError(f"{owner}.budget_backend needs {owner}.max_cost_usd, which is its ceiling")
 
@@ -150,11 +158,9 @@ class Limits:
     max_depth: int | None = None
 
     def __post_init__(self) -> None:
-        _check_ceilings("Limits", self.max_cost_usd, self.max_steps, self.max_depth)
-        if self.max_retries is not None:
-            integer("Limits", "max_retries", self.max_retries)
-        if self.timeout is not None:
-            number("Limits", "timeout", self.timeout)
+        check_fields(self, number, "max_cost_usd", "timeout", none_ok=True)
+        check_fields(self, integer, "max_steps", "max_retries", none_ok=True)
+        check_fields(self, integer, "max_depth", zero_ok=True, none_ok=True)
         self.to_config()
 
     def to_config(self) -> ExecutionConfig:

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
-from treenail.containment.limits import integer
+from treenail.containment.limits import check_fields, integer
 from treenail.errors import UsageError
 
 Signature = tuple[str, str, str]
@@ -44,13 +44,10 @@ class LoopPolicy:
     """Refuse the call that would complete this many turns of a cycle."""
 
     def __post_init__(self) -> None:
-        counts = ("tool_repeats", "llm_repeats", "cycle_turns", "max_cycle_length", "window")
-        for name in (*counts, "tool_frequency", "llm_frequency"):
-            integer("LoopPolicy", name, getattr(self, name))
-        for name in ("halt_repeats", "halt_cycle_turns"):
-            if getattr(self, name) is not None:
-                integer("LoopPolicy", name, getattr(self, name))
-        for name in ("tool_repeats", "llm_repeats", "cycle_turns", "halt_repeats", "halt_cycle_turns"):
+        repeats, halts = ("tool_repeats", "llm_repeats", "cycle_turns"), ("halt_repeats", "halt_cycle_turns")
+        check_fields(self, integer, *repeats, "max_cycle_length", "window", "tool_frequency", "llm_frequency")
+        check_fields(self, integer, *halts, none_ok=True)
+        for name in (*repeats, *halts):
             if getattr(self, name) == 1:
                 raise UsageError(f"LoopPolicy.{name} must be at least 2: once is not a loop")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 from uuid import uuid4
 
-from treenail.containment.limits import number, to_pico, to_usd
+from treenail.containment.limits import fraction, number, to_pico, to_usd
 from treenail.errors import UsageError
 
 
@@ -155,9 +155,7 @@ class DynamicAllocator:
     """
 
     def __init__(self, least_share: float = 0.25) -> None:
-        self._least = number("DynamicAllocator", "least_share", least_share, zero_ok=True)
-        if self._least > 1:
-            raise UsageError(f"DynamicAllocator.least_share must be at most 1, not {least_share!r}")
+        self._least = fraction("DynamicAllocator", "least_share", least_share, zero_ok=True)
         self._lock = threading.Lock()
         self._seen: dict[str, float] = {}
 

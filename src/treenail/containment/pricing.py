@@ -12,13 +12,14 @@ from __future__ import annotations
 import functools
 import json
 import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from treenail.containment.limits import integer, number
+from treenail.containment.limits import check_fields, integer, number
 from treenail.errors import UsageError
 
 MILLION = 1_000_000
@@ -40,8 +41,7 @@ class CallUsage:
     """Output that was reasoning."""
 
     def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            integer("CallUsage", name, getattr(self, name), zero_ok=True)
+        check_fields(self, integer, *self.__dataclass_fields__, zero_ok=True)
         if self.cached_input_tokens + self.cache_write_tokens > self.input_tokens:
             raise UsageError(
                 f"CallUsage.input_tokens ({self.input_tokens}) counts all input, so it cannot be less than "
@@ -55,13 +55,7 @@ class CallUsage:
             )
 
     def __add__(self, other: CallUsage) -> CallUsage:
-        return CallUsage(
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-            self.cached_input_tokens + other.cached_input_tokens,
-            self.cache_write_tokens + other.cache_write_tokens,
-            self.reasoning_tokens + other.reasoning_tokens,
-        )
+        return CallUsage(*map(operator.add, astuple(self), astuple(other)))
 
 
 def usage_of(value: object) -> CallUsage | None:
@@ -144,10 +138,9 @@ class Price:
     reasoning_per_mtok: float | None = None
 
     def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if value is not None or name in ("input_per_mtok", "output_per_mtok"):
-                number("Price", name, value, zero_ok=True)
+        required, optional = fields(self)[:2], fields(self)[2:]
+        check_fields(self, number, *(each.name for each in required), zero_ok=True)
+        check_fields(self, number, *(each.name for each in optional), zero_ok=True, none_ok=True)
 
     def cost_usd(self, usage: CallUsage) -> float:
         """Return the cost of a call with that usage."""
@@ -244,38 +237,6 @@ def _tier(price: Any, input_tokens: int) -> Any:
 def default_prices() -> PackagedPrices:
     """Return the table that ships with the package; it is read on first use."""
     return PackagedPrices()
-
-
-class GenaiPrices:
-    """Prices from the optional `genai-prices` package (`treenail[prices]`): newer ones, of more vendors.
-
-    `provider_id` settles which vendor's price applies to a model that several sell.
-    """
-
-    def __init__(self, provider_id: str | None = None) -> None:
-        try:
-            import genai_prices
-        except ImportError as error:
-            raise UsageError(
-                "GenaiPrices needs the package genai-prices; run `pip install genai-prices`, or list the "
-                "prices yourself with StaticPrices"
-            ) from error
-        self._prices = genai_prices
-        self._provider_id = provider_id
-
-    def cost_usd(self, model: str, usage: CallUsage) -> float | None:
-        """Return the cost, or None if the table does not know the model."""
-        counted = self._prices.Usage(
-            input_tokens=usage.input_tokens,
-            output_tokens=usage.output_tokens,
-            cache_read_tokens=usage.cached_input_tokens or None,
-            cache_write_tokens=usage.cache_write_tokens or None,
-        )
-        try:
-            price = self._prices.calc_price(counted, model, provider_id=self._provider_id)
-        except LookupError:
-            return None
-        return float(price.total_price)
 
 
 class FirstKnown:

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from treenail.clock import Clock
-from treenail.containment.limits import integer, number
+from treenail.containment.limits import check_fields, integer, number
 from treenail.errors import UsageError
 
 
@@ -21,11 +21,9 @@ class RatePolicy:
     """Over how long the rate is taken."""
 
     def __post_init__(self) -> None:
-        if self.max_usd_per_minute is not None:
-            number("RatePolicy", "max_usd_per_minute", self.max_usd_per_minute)
-        if self.max_tokens_per_minute is not None:
-            integer("RatePolicy", "max_tokens_per_minute", self.max_tokens_per_minute)
-        number("RatePolicy", "window_seconds", self.window_seconds)
+        check_fields(self, number, "max_usd_per_minute", none_ok=True)
+        check_fields(self, integer, "max_tokens_per_minute", none_ok=True)
+        check_fields(self, number, "window_seconds")
         if self.max_usd_per_minute is None and self.max_tokens_per_minute is None:
             raise UsageError(
                 "RatePolicy needs max_usd_per_minute or max_tokens_per_minute; it watches nothing else"

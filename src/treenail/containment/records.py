@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar, overload
 
 from treenail.containment.cancel import PartialResultBuffer
-from treenail.containment.limits import StopReason, integer, number
+from treenail.containment.limits import StopReason, check_fields, integer, number
 from treenail.containment.shield import Decision, DegradePlan, SafetyEvent
 from treenail.errors import BudgetExceededError, CallRefused, CancelledByToken, DeadlineExceededError
 
@@ -96,14 +96,8 @@ class WrapOptions:
 
     def __post_init__(self) -> None:
         number("WrapOptions", "cost_estimate_hint", self.cost_estimate_hint, zero_ok=True)
-        if self.timeout_ms is not None:
-            integer("WrapOptions", "timeout_ms", self.timeout_ms)
-        if self.retry_policy_override is not None:
-            integer("WrapOptions", "retry_policy_override", self.retry_policy_override, zero_ok=True)
-        if self.input_tokens is not None:
-            integer("WrapOptions", "input_tokens", self.input_tokens, zero_ok=True)
-        if self.max_output_tokens is not None:
-            integer("WrapOptions", "max_output_tokens", self.max_output_tokens)
+        check_fields(self, integer, "timeout_ms", "max_output_tokens", none_ok=True)
+        check_fields(self, integer, "retry_policy_override", "input_tokens", zero_ok=True, none_ok=True)
 
 
 NO_OPTIONS = WrapOptions()
@@ -143,14 +137,13 @@ class Frozen(Sequence[Item], Generic[Item]):
 
     def __init__(
         self,
-        source: Sequence[object],
-        length: int,
-        read: Callable[[object], Item],
+        source: Sequence[T],
+        read: Callable[[T], Item],
         pinned: Mapping[int, Item] | None = None,
     ) -> None:
-        self._source = source
-        self._length = length
-        self._read = read
+        self._source: Sequence[Any] = source
+        self._length = len(source)
+        self._read: Callable[[Any], Item] = read
         self._pinned = pinned or {}
 
     def __len__(self) -> int:
@@ -168,16 +161,12 @@ class Frozen(Sequence[Item], Generic[Item]):
             raise IndexError(f"index {index} is outside of {self._length} items")
         return self._at(at)
 
-    def __iter__(self) -> Iterator[Item]:
-        return (self._at(at) for at in range(self._length))
-
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Frozen | list | tuple):
             return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
         return NotImplemented
 
-    def __hash__(self) -> int:
-        return hash(tuple(self))
+    __hash__ = None  # type: ignore[assignment] # it equals lists, which have no hash
 
     def __repr__(self) -> str:
         return repr(list(self))

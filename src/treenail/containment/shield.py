@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from treenail.clock import Clock, SystemClock
-from treenail.containment.limits import integer
+from treenail.containment.limits import check_fields, integer
 from treenail.containment.threads import call_later, describe, logger, workers
 from treenail.errors import UsageError
 
@@ -106,10 +106,9 @@ class DegradePlan:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        for name, zero_ok in (("trim_to_tokens", True), ("max_output_tokens", False), ("delay_ms", True)):
-            value = getattr(self, name)
-            if value is not None:
-                integer("DegradePlan", name, value, zero_ok=zero_ok)
+        check_fields(self, integer, "trim_to_tokens", zero_ok=True, none_ok=True)
+        check_fields(self, integer, "max_output_tokens", none_ok=True)
+        check_fields(self, integer, "delay_ms", zero_ok=True)
         named: object = self.model
         if named is not None and (not isinstance(named, str) or not named):
             raise UsageError(f"DegradePlan.model must be a model's name, not {named!r}")
@@ -153,8 +152,6 @@ class Verdict:
         """Whether the call must not be made."""
         return self.decision in BLOCKING
 
-
-_ALLOWED = Verdict()
 
 Hooks: TypeAlias = object | Sequence[object] | None
 
@@ -202,7 +199,7 @@ class ShieldPipeline:
             integer("ShieldPipeline", "hook_timeout_ms", hook_timeout_ms)
         self._hook_timeout_ms = hook_timeout_ms
         self._on_error_policy = Decision(on_error_policy)
-        self._on_hook_failure = on_hook_failure
+        self._on_hook_failure = Decision.HALT if on_hook_failure == "closed" else Decision.ALLOW
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._events: deque[SafetyEvent] = deque(maxlen=self.MAX_EVENTS)
@@ -225,15 +222,9 @@ class ShieldPipeline:
                 if not any(hook is present for present in given[boundary]):
                     given[boundary].append(hook)
         self._hooks = {boundary: tuple(named) for boundary, named in given.items()}
-        seen: list[object] = []
-        for hook in [*hooks, *(h for named in given.values() for h in named)]:
-            is_told = callable(getattr(hook, "after_llm_call", None))
-            if is_told and not any(hook is present for present in seen):
-                seen.append(hook)
-        self._after = tuple(seen)
-        self._after_failed = tuple(
-            hook for hook in seen if callable(getattr(hook, "after_failed_call", None))
-        )
+        everyone = [*hooks, *(hook for named in given.values() for hook in named)]
+        told = [hook for hook in everyone if callable(getattr(hook, "after_llm_call", None))]
+        self._told = tuple({id(hook): hook for hook in told}.values())
 
     # --- the boundaries, as the plain decision --------------------------------------------------
 
@@ -262,51 +253,36 @@ class ShieldPipeline:
         with self._lock:
             return list(self._events)
 
-    def clear_events(self) -> None:
-        """Forget the events."""
-        with self._lock:
-            self._events.clear()
-
     # --- the boundaries, as the whole verdict ---------------------------------------------------
 
     def judge(self, boundary: HookPoint, ctx: ToolCallContext, *details: object) -> Verdict:
         """Ask every hook of a boundary in order and return what they said together."""
-        hooks = self._hooks[boundary]
-        if not hooks:
-            return _ALLOWED
+        verdict = Verdict()
         plan: DegradePlan | None = None
         events: list[SafetyEvent] = []
         admitted: list[object] = []
-        for hook in hooks:
-            method: Callable[..., object] = getattr(hook, boundary)
+        for hook in self._hooks[boundary]:
             try:
-                decision, wanted = _read(self._ask(method, ctx, *details))
+                decision, wanted = _read(self._ask(getattr(hook, boundary), ctx, *details))
+                event_type, reason = _words(hook, decision, wanted)
             except Exception as error:  # noqa: BLE001 - whatever a hook raises is answered as configured
-                closed = self._on_hook_failure == "closed"
-                decision, wanted = (Decision.HALT if closed else Decision.ALLOW), None
+                decision, event_type = self._on_hook_failure, "hook_failed"
                 reason = f"{type(hook).__name__}.{boundary} raised {describe(error)}"
-                events.append(self._event("hook_failed", decision, reason, hook, ctx))
-                if closed:
-                    return self._recorded(
-                        Verdict(decision, None, hook, reason, tuple(events), tuple(admitted))
-                    )
-                continue
-            if decision is Decision.ALLOW:
-                admitted.append(hook)
-                continue
-            reason = (wanted.reason if wanted else "") or _reason(hook, decision)
-            events.append(self._event(_event_type(hook), decision, reason, hook, ctx))
-            if decision is Decision.DEGRADE:
-                admitted.append(hook)
-                wanted = replace(wanted, reason=reason) if wanted else DegradePlan(reason=reason)
-                plan = wanted if plan is None else plan.merged(wanted)
-                continue
-            return self._recorded(Verdict(decision, None, hook, reason, tuple(events), tuple(admitted)))
-        if plan is None:
-            return self._recorded(Verdict(events=tuple(events), admitted_by=tuple(admitted)))
-        return self._recorded(
-            Verdict(Decision.DEGRADE, plan, None, plan.reason, tuple(events), tuple(admitted))
-        )
+                events.append(self._event(event_type, decision, reason, hook, ctx))
+            else:
+                if decision is not Decision.ALLOW:
+                    events.append(self._event(event_type, decision, reason, hook, ctx))
+                if decision not in BLOCKING:
+                    admitted.append(hook)
+                if decision is Decision.DEGRADE:
+                    wanted = replace(wanted or DegradePlan(), reason=reason)
+                    plan = wanted if plan is None else plan.merged(wanted)
+                    verdict = Verdict(decision, plan, None, plan.reason)
+            if decision in BLOCKING:
+                verdict = Verdict(decision, None, hook, reason)
+                break
+        self._record(events)
+        return replace(verdict, events=tuple(events), admitted_by=tuple(admitted))
 
     def judge_error(self, ctx: ToolCallContext, err: BaseException) -> Verdict:
         """Ask the retry hooks what should follow an error."""
@@ -319,27 +295,20 @@ class ShieldPipeline:
         """Whether a hook, rather than `on_error_policy`, answers errors."""
         return bool(self._hooks["on_error"])
 
-    def after_llm_call(self, ctx: ToolCallContext, response: object) -> tuple[SafetyEvent, ...]:
-        """Tell the hooks that a model call was made; return the events of those that failed to listen."""
-        return self._tell(self._after, "after_llm_call", ctx, response)
-
-    def after_failed_call(self, ctx: ToolCallContext) -> tuple[SafetyEvent, ...]:
-        """Tell the hooks that have an `after_failed_call` that a model call came to nothing."""
-        return self._tell(self._after_failed, "after_failed_call", ctx)
-
-    def _tell(
-        self, hooks: tuple[object, ...], method: str, ctx: ToolCallContext, *details: object
+    def tell(
+        self, method: Literal["after_llm_call", "after_failed_call"], ctx: ToolCallContext, *details: object
     ) -> tuple[SafetyEvent, ...]:
+        """Tell the hooks how a model call ended; return the events of those that failed to listen."""
         events = []
-        for hook in hooks:
+        for hook in self._told:
+            listen = getattr(hook, method, None)
             try:
-                self._ask(getattr(hook, method), ctx, *details)
+                if callable(listen):
+                    self._ask(listen, ctx, *details)
             except Exception as error:  # noqa: BLE001 - the call is over; a hook cannot undo it
                 reason = f"{type(hook).__name__}.{method} raised {describe(error)}"
                 events.append(self._event("hook_failed", Decision.ALLOW, reason, hook, ctx))
-        if events:
-            with self._lock:
-                self._events.extend(events)
+        self._record(events)
         return tuple(events)
 
     def _ask(self, method: Callable[..., object], *details: object) -> object:
@@ -356,22 +325,19 @@ class ShieldPipeline:
             raise TimeoutError(f"it has not answered within {self._hook_timeout_ms} ms")
         return asked.result()
 
-    def release(self, ctx: ToolCallContext, verdicts: Iterable[Verdict]) -> None:
+    def release(self, ctx: ToolCallContext, verdict: Verdict) -> None:
         """Tell the hooks that admitted this call that it was not made after all."""
-        for verdict in verdicts:
-            for hook in verdict.admitted_by:
-                undo = getattr(hook, "release", None)
+        for hook in verdict.admitted_by:
+            undo = getattr(hook, "release", None)
+            try:
                 if callable(undo):
-                    try:
-                        self._ask(undo, ctx)
-                    except Exception:  # noqa: BLE001 - logged; the call is not made either way
-                        logger.exception("a hook could not take back a call that was not made")
+                    self._ask(undo, ctx)
+            except Exception:  # noqa: BLE001 - logged; the call is not made either way
+                logger.exception("a hook could not take back a call that was not made")
 
-    def _recorded(self, verdict: Verdict) -> Verdict:
-        if verdict.events:
-            with self._lock:
-                self._events.extend(verdict.events)
-        return verdict
+    def _record(self, events: list[SafetyEvent]) -> None:
+        with self._lock:
+            self._events.extend(events)
 
     def _event(
         self, event_type: str, decision: Decision, reason: str, hook: object, ctx: ToolCallContext
@@ -409,16 +375,8 @@ def _read(answer: object) -> tuple[Decision, DegradePlan | None]:
     raise TypeError(f"a hook must answer with a Decision, a DegradePlan or None, not {answer!r}")
 
 
-def _event_type(hook: object) -> str:
-    try:
-        return str(getattr(hook, "event_type", "") or "hook_decision")
-    except Exception:  # noqa: BLE001 - somebody else's attribute; the decision stands without its name
-        return "hook_decision"
-
-
-def _reason(hook: object, decision: Decision) -> str:
-    try:
-        said = str(getattr(hook, "last_reason", "") or "")
-    except Exception:  # noqa: BLE001 - somebody else's attribute; the decision stands without its words
-        said = ""
-    return said or f"{type(hook).__name__} answered {decision}"
+def _words(hook: object, decision: Decision, plan: DegradePlan | None) -> tuple[str, str]:
+    """Return the type and the reason of the event that tells of a hook's answer."""
+    said = (plan.reason if plan else "") or str(getattr(hook, "last_reason", "") or "")
+    event_type = str(getattr(hook, "event_type", "") or "hook_decision")
+    return event_type, said or f"{type(hook).__name__} answered {decision}"
