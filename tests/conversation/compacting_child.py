@@ -27,14 +27,13 @@ class DyingLog(SqliteLog):
 
     when = ""
 
-    def append(self, lease: Any, drafts: Any, **keywords: Any) -> Any:
+    def append(self, lease: Any, drafts: Any, **keywords: Any) -> None:
         is_compaction = any(draft.type == "treenail.HistoryCompacted" for draft in drafts)
         if is_compaction and self.when == "before it is logged":
             die()
-        done = super().append(lease, drafts, **keywords)
+        super().append(lease, drafts, **keywords)
         if is_compaction and self.when == "after it is logged":
             die()
-        return done
 
 
 def main(directory: Path, when: str) -> None:

@@ -37,12 +37,11 @@ class DyingLog(SqliteLog):
 
     left = 0
 
-    def append(self, lease: Any, drafts: Any, **keywords: Any) -> Any:
-        done = super().append(lease, drafts, **keywords)
+    def append(self, lease: Any, drafts: Any, **keywords: Any) -> None:
+        super().append(lease, drafts, **keywords)
         self.left -= any(draft.type in ("treenail.InnerMessage", "treenail.TurnStarted") for draft in drafts)
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        return done
 
 
 def main(url: str, where: Path, lives_for: int) -> None:

@@ -27,13 +27,12 @@ class DyingLog(SqliteLog):
     dies_after = 0
     kinds: list[Kind] = []  # of all logs of the process, on purpose
 
-    def append(self, lease: Any, drafts: Any, *, expected_seq: int) -> Any:
-        stored = super().append(lease, drafts, expected_seq=expected_seq)
+    def append(self, lease: Any, drafts: Any, *, expected_seq: int) -> None:
+        super().append(lease, drafts, expected_seq=expected_seq)
         is_child = self.info(lease.session_id).parent_id is not None
         DyingLog.kinds.append((is_child, tuple(_kind(each.type, each.payload) for each in drafts)))
         if len(DyingLog.kinds) == DyingLog.dies_after:
             os.kill(os.getpid(), signal.SIGKILL)
-        return stored
 
 
 def dies_after(number: int) -> None:

@@ -86,7 +86,9 @@ def append_some(log: SqliteLog, lease: Lease, random: Random, count: int) -> Seq
         # What an append says twice is stored once.
         said = b'"%s"' % random.randbytes(random.choice([40, 400])).hex().encode()
         batch = [each._replace(payload=each.payload + said) for each in batch]
-    return log.append(lease, batch, expected_seq=log.info(lease.session_id).head)
+    head = log.info(lease.session_id).head
+    log.append(lease, batch, expected_seq=head)
+    return list(log.read(lease.session_id, after=head))
 
 
 def describe(log: SqliteLog, history: History) -> History:

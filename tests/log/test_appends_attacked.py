@@ -113,7 +113,7 @@ while True:
     head = log.info(session_id).head
     for _ in range(chance.randrange(1, 30)):
         try:
-            (written,) = log.append(lease, [Draft("t", b"%d" % number, 1)], expected_seq=head)
+            log.append(lease, [Draft("t", b"%d" % number, 1)], expected_seq=head)
         except StaleWriterError as error:
             assert "taken over" in str(error), error
             try:
@@ -121,6 +121,7 @@ while True:
             except StaleWriterError:
                 break
             raise SystemExit("a writer that was refused got through at the second attempt")
+        (written,) = log.read(session_id, after=head, upto=head + 1)
         head += 1
         os.write(1, b"%d %s\\n" % (head, written.checksum.hex().encode()))
 """

@@ -42,12 +42,11 @@ class DyingLog(SqliteLog):
 
     left = 0
 
-    def append(self, lease: Any, drafts: Any, **keywords: Any) -> Any:
-        done = super().append(lease, drafts, **keywords)
+    def append(self, lease: Any, drafts: Any, **keywords: Any) -> None:
+        super().append(lease, drafts, **keywords)
         self.left -= any(draft.type in ("treenail.InnerMessage", "treenail.TurnStarted") for draft in drafts)
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        return done
 
 
 def provider_of(api: str, url: str) -> Provider:

@@ -11,7 +11,7 @@ from typing import Any
 import pydantic
 
 from treenail.log.base import Lease
-from treenail.log.event import Draft, Envelope
+from treenail.log.event import Draft
 from treenail.log.memory import MemoryLog
 from treenail.log.sqlite import SqliteLog
 from treenail.state import (
@@ -146,14 +146,13 @@ class CountingLog(MemoryLog):
         self.refusal: BaseException | None = None
         self.fails_after_writing = False
 
-    def append(self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int) -> Sequence[Envelope]:
+    def append(self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int) -> None:
         if self.refusal is not None and not self.fails_after_writing:
             raise self.refusal
-        written = super().append(lease, drafts, expected_seq=expected_seq)
+        super().append(lease, drafts, expected_seq=expected_seq)
         self.batches.append(len(drafts))
         if self.refusal is not None:
             raise self.refusal
-        return written
 
 
 @contextmanager

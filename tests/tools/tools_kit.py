@@ -52,14 +52,13 @@ class TroubledLog:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.behind, name)
 
-    def append(self, lease: Any, drafts: Sequence[Any], *, expected_seq: int) -> Any:
+    def append(self, lease: Any, drafts: Sequence[Any], *, expected_seq: int) -> None:
         if self.before is not None:
             self.before(drafts)
-        stored = self.behind.append(lease, drafts, expected_seq=expected_seq)
+        self.behind.append(lease, drafts, expected_seq=expected_seq)
         self.appends.append([each.type.removeprefix("treenail.") for each in drafts])
         if self.after is not None:
             self.after(drafts)
-        return stored
 
 
 def once(error: BaseException) -> Callable[[Sequence[Any]], None]:

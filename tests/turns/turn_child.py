@@ -35,10 +35,9 @@ class DyingLog(SqliteLog):
     kill_at = 0
 
     def append(self, lease, drafts, *, expected_seq):
-        stored = super().append(lease, drafts, expected_seq=expected_seq)
+        super().append(lease, drafts, expected_seq=expected_seq)
         if self.kill_at and expected_seq + len(drafts) >= self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        return stored
 
 
 def main(directory: Path, kill_at: int) -> None:

@@ -118,7 +118,7 @@ class Log(Protocol):
         """Give the lease back. Releasing a lease that was taken over does nothing."""
         ...
 
-    def append(self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int) -> Sequence[Envelope]:
+    def append(self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int) -> None:
         """Append all drafts after `expected_seq`, in one transaction, or none.
 
         When this returns, the events are as durable as the store promises. Raises `StaleWriterError`

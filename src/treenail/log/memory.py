@@ -38,28 +38,41 @@ class _Session:
         self.first = 1
         self.anchor = GENESIS
         """The checksum of the event before the first one."""
-        self.events: list[Envelope] = []
+        self._events: list[Envelope] = []
+        """The events that were read, with their checksums."""
+        self._unread: list[Draft] = []
+        """The events after those. A checksum is computed when somebody reads it."""
         self.snapshots: dict[int, bytes] = {}
         self.lease = rules.LeaseState()
 
     @property
     def head(self) -> int:
-        return self.first - 1 + len(self.events)
+        return self.first - 1 + len(self._events) + len(self._unread)
 
-    @property
-    def last_checksum(self) -> bytes:
-        return self.events[-1].checksum if self.events else self.anchor
+    def add(self, drafts: Sequence[Draft]) -> None:
+        """Keep events behind the newest one."""
+        self._unread += drafts
+
+    def events(self) -> list[Envelope]:
+        """Return all events, with their checksums."""
+        if self._unread:
+            previous = self._events[-1].checksum if self._events else self.anchor
+            first = self.first + len(self._events)
+            self._events += chained(self.session_id, previous, first, self._unread)
+            self._unread = []
+        return self._events
 
     def drop(self, upto: int) -> None:
         """Drop the events up to `upto`."""
-        count = upto + 1 - self.first
-        self.anchor = self.events[count - 1].checksum
-        self.events = self.events[count:]
+        count, events = upto + 1 - self.first, self.events()
+        self.anchor = events[count - 1].checksum
+        self._events = events[count:]
         self.first = upto + 1
 
     @property
     def used_us(self) -> int:
-        return max(self.created_us, self.events[-1].at_us if self.events else self.created_us)
+        newest = (self._unread or self._events)[-1:]
+        return max([self.created_us, *(each.at_us for each in newest)])
 
 
 class MemoryLog:
@@ -148,7 +161,7 @@ class MemoryLog:
             if stored is not None and stored.lease[:2] == (lease.epoch, lease.owner):
                 stored.lease = rules.LeaseState(epoch=lease.epoch)
 
-    def append(self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int) -> Sequence[Envelope]:
+    def append(self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int) -> None:
         """Append all drafts after `expected_seq`, or none.
 
         Raises `StaleWriterError` if the lease was taken over or if `expected_seq` is not the head.
@@ -156,18 +169,15 @@ class MemoryLog:
         rules.check_drafts(drafts)
         with self._lock:
             stored = self._writable(lease)
-            head = stored.head
-            rules.check_head(lease, expected_seq=expected_seq, head=head)
-            added = chained(lease.session_id, stored.last_checksum, head + 1, drafts)
-            stored.events += added
-            return added
+            rules.check_head(lease, expected_seq=expected_seq, head=stored.head)
+            stored.add(drafts)
 
     def read(self, session_id: UUID, *, after: int = 0, upto: int | None = None) -> Iterator[Envelope]:
         """Yield the events with `after < seq <= upto`, in order, as they stand when reading begins."""
         with self._lock:
             stored = self._find(session_id)
             stop = None if upto is None else max(upto + 1 - stored.first, 0)
-            return iter(stored.events[max(after + 1 - stored.first, 0) : stop])
+            return iter(stored.events()[max(after + 1 - stored.first, 0) : stop])
 
     def put_snapshot(self, lease: Lease, seq: int, payload: bytes) -> None:
         """Keep a snapshot of the folded state after event `seq`, in place of older ones."""
@@ -223,7 +233,7 @@ class MemoryLog:
         """Report on a session. Events in memory cannot be damaged, so the report is always good."""
         with self._lock:
             stored = self._find(session_id)
-            return LogReport(session_id, events=len(stored.events), last_good_seq=stored.head)
+            return LogReport(session_id, events=stored.head + 1 - stored.first, last_good_seq=stored.head)
 
     def close(self) -> None:
         """Release the leases held through this object."""

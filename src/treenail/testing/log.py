@@ -176,11 +176,10 @@ class LogConformance:
     # --- appending and reading -----------------------------------------------------------------------
 
     def test_what_was_appended_is_read(self, log: Log, session_id: UUID, lease: Lease) -> None:
-        """Numbers run from 1 without gaps, and what append returns is what read yields."""
-        first = log.append(lease, drafts(b"one", b"two"), expected_seq=0)
-        second = log.append(lease, drafts(b"three"), expected_seq=2)
+        """Numbers run from 1 without gaps."""
+        log.append(lease, drafts(b"one", b"two"), expected_seq=0)
+        log.append(lease, drafts(b"three"), expected_seq=2)
         events = list(log.read(session_id))
-        assert events == [*first, *second]
         assert [event.seq for event in events] == [1, 2, 3]
         assert [event.payload for event in events] == [b"one", b"two", b"three"]
         assert {event.session_id for event in events} == {session_id}
@@ -245,7 +244,7 @@ class LogConformance:
     def test_an_empty_append_changes_nothing(self, log: Log, session_id: UUID, lease: Lease) -> None:
         """It is allowed, and is still a check that the writer is the one that counts."""
         log.append(lease, drafts(b"one"), expected_seq=0)
-        assert list(log.append(lease, [], expected_seq=1)) == []
+        log.append(lease, [], expected_seq=1)
         assert log.info(session_id).head == 1
         with pytest.raises(StaleWriterError):
             log.append(lease, [], expected_seq=0)
@@ -254,7 +253,8 @@ class LogConformance:
         self, log: Log, session_id: UUID, lease: Lease
     ) -> None:
         """Behind or ahead: the message names both numbers, and nothing is written."""
-        before = list(log.append(lease, drafts(b"one", b"two"), expected_seq=0))
+        log.append(lease, drafts(b"one", b"two"), expected_seq=0)
+        before = list(log.read(session_id))
         for expected_seq in (-1, 0, 1, 3, 100):
             with pytest.raises(StaleWriterError, match=rf"\b2\b.*{expected_seq}"):
                 log.append(lease, drafts(b"three"), expected_seq=expected_seq)
@@ -317,7 +317,8 @@ class LogConformance:
         self, log: Log, session_id: UUID, lease: Lease, tmp_path: Path, clock: FakeClock
     ) -> None:
         """After closing and opening again everything is there, and the lease is free."""
-        events = list(log.append(lease, drafts(b"one", b"two"), expected_seq=0))
+        log.append(lease, drafts(b"one", b"two"), expected_seq=0)
+        events = list(log.read(session_id))
         log.put_snapshot(lease, 2, b"state")
         again = self.reopen(log, tmp_path, clock)
         try:
@@ -464,7 +465,8 @@ class LogConformance:
 
     def test_prune_needs_a_snapshot(self, log: Log, session_id: UUID, lease: Lease) -> None:
         """Only what a stored snapshot covers can go; a refusal changes nothing."""
-        events = list(log.append(lease, drafts(*[b"x"] * 5), expected_seq=0))
+        log.append(lease, drafts(*[b"x"] * 5), expected_seq=0)
+        events = list(log.read(session_id))
         with pytest.raises(UsageError, match="snapshot"):
             log.prune(lease, upto=1)
         log.put_snapshot(lease, 3, b"state")
@@ -477,7 +479,8 @@ class LogConformance:
         self, log: Log, session_id: UUID, lease: Lease, tmp_path: Path, clock: FakeClock
     ) -> None:
         """Numbers and checksums of what is kept do not change; the next append continues from there."""
-        events = list(log.append(lease, drafts(*(bytes([n]) for n in range(8))), expected_seq=0))
+        log.append(lease, drafts(*(bytes([n]) for n in range(8))), expected_seq=0)
+        events = list(log.read(session_id))
         log.put_snapshot(lease, 6, b"state")
         assert log.prune(lease, upto=4) == 4
         assert log.prune(lease, upto=4) == 0
@@ -499,14 +502,15 @@ class LogConformance:
 
     def test_everything_can_be_pruned(self, log: Log, session_id: UUID, lease: Lease) -> None:
         """A session of which only the snapshot is left continues with the next number."""
-        kept = log.append(lease, drafts(b"1", b"2", b"3"), expected_seq=0)
+        log.append(lease, drafts(b"1", b"2", b"3"), expected_seq=0)
+        kept = list(log.read(session_id))
         log.put_snapshot(lease, 3, b"state")
         assert log.prune(lease, upto=3) == 3
         assert list(log.read(session_id)) == []
         assert (log.info(session_id).first, log.info(session_id).head) == (4, 3)
-        new = log.append(lease, drafts(b"4"), expected_seq=3)
-        assert new[0].checksum == chain_checksum(kept[-1].checksum, session_id, 4, new[0].draft)
-        assert list(log.read(session_id)) == list(new)
+        log.append(lease, drafts(b"4"), expected_seq=3)
+        (new,) = log.read(session_id)
+        assert new.checksum == chain_checksum(kept[-1].checksum, session_id, 4, new.draft)
         assert log.check(session_id).ok
 
     def test_an_erased_session_is_gone(self, log: Log, session_id: UUID, lease: Lease) -> None:
@@ -514,7 +518,8 @@ class LogConformance:
         other = new_id()
         log.create(other, created_at=BIRTH, parent_id=session_id)
         neighbour = log.acquire(other, owner=this_process_owner())
-        kept = list(log.append(neighbour, drafts(b"kept"), expected_seq=0))
+        log.append(neighbour, drafts(b"kept"), expected_seq=0)
+        kept = list(log.read(other))
         log.append(lease, drafts(b"gone"), expected_seq=0)
         log.put_snapshot(lease, 1, b"gone")
         log.release(lease)
@@ -718,8 +723,7 @@ class _History(RuleBasedStateMachine):
     @rule(batch=st.lists(_drafts, max_size=4))
     def append(self, batch: list[Draft]) -> None:
         assert self.lease is not None
-        got = self.log.append(self.lease, batch, expected_seq=len(self.events))
-        assert [event.draft for event in got] == batch
+        self.log.append(self.lease, batch, expected_seq=len(self.events))
         self.events += batch
 
     @rule(batch=st.lists(_drafts, max_size=2), off=st.sampled_from([-1, 1]))

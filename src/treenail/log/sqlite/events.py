@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from treenail.errors import LogDamagedError, LogError, SessionNotFoundError
 from treenail.log import rules
 from treenail.log.base import Lease
-from treenail.log.event import Draft, Envelope, chained
+from treenail.log.event import Draft, Envelope, chain_checksum
 from treenail.log.rows import Row, verified
 from treenail.log.sqlite import sessions
 from treenail.log.sqlite.database import Database
@@ -52,7 +52,7 @@ def append(
     parts: Sequence[tuple[Sequence[Draft], bytes]],
     expected_seq: int,
     where: object,
-) -> Sequence[Envelope]:
+) -> None:
     """Write packed events behind a session's end, if the writer counts and expects that end."""
     session_id = lease.session_id
     found = connection.execute(_WRITER_AND_HEAD, (session_id.bytes,)).fetchone()
@@ -68,12 +68,11 @@ def append(
             f"session {session_id} had {witnessed} events, and its index now leads to {seq}"
         )
     rules.check_head(lease, expected_seq=expected_seq, head=seq)
-    written: list[Envelope] = []
     for part, payload in parts:
-        written += chained(session_id, checksum, seq + 1, part)
-        seq, checksum = written[-1].seq, written[-1].checksum
-        insert(connection, key, Row(seq, written[-1].at_us, checksum, payload))
-    return written
+        for draft in part:
+            seq += 1
+            checksum = chain_checksum(checksum, session_id, seq, draft)
+        insert(connection, key, Row(seq, part[-1].at_us, checksum, payload))
 
 
 def place_before(connection: sqlite3.Connection, row: SessionRow, seq: int) -> tuple[int, bytes]:

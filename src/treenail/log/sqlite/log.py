@@ -191,7 +191,7 @@ class SqliteLog:
 
     # --- events --------------------------------------------------------------------------------------
 
-    def append(self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int) -> Sequence[Envelope]:
+    def append(self, lease: Lease, drafts: Sequence[Draft], *, expected_seq: int) -> None:
         """Append all drafts after `expected_seq`, in one transaction, or none.
 
         When this returns, the events are on the disk (`"FULL"`) or with the operating system
@@ -205,7 +205,7 @@ class SqliteLog:
                 f"refused; nothing was written; open the session again"
             )
         parts = [(part, rows.pack(part)) for part in rows.split(drafts)]
-        return self._database.write(
+        self._database.write(
             f"append to session {lease.session_id}",
             lambda connection: events.append(connection, lease, parts, expected_seq, self.path),
         )
