@@ -122,6 +122,7 @@ class AnnotationCoder:
         return Coder(
             lambda value: value if type(value) is kind else tagged(value),
             lambda data: data if type(data) is kind else otherwise(data),
+            frozenset((kind,)),
         )
 
     def _exactly(self, kind: type, encode: Encode, decode: Decode) -> Coder:
@@ -157,10 +158,11 @@ class AnnotationCoder:
         others = [each for each in members if each is not type(None)]
         if len(others) == 1 and len(members) == 2:
             # One type or None: the type's own form, and null.
-            encode_it, decode_it = self.coder(others[0])
+            encode_it, decode_it, plain = self.coder(others[0])
             return Coder(
                 lambda value: None if value is None else encode_it(value),
                 lambda data: None if data is None else decode_it(data),
+                plain | {type(None)},
             )
         # Otherwise a value names its type, unless JSON's own types already tell.
         for each in others:
@@ -178,7 +180,7 @@ class AnnotationCoder:
         return Coder(encode, decode)
 
     def _collection(self, target: Any, arguments: tuple[Any, ...]) -> Coder:
-        encode_item, decode_item = self.coder(arguments[0] if arguments else Any)
+        encode_item, decode_item, _ = self.coder(arguments[0] if arguments else Any)
 
         def decode(data: Json) -> list[Any]:
             return code_items(expect(data, list, "an array"), decode_item)

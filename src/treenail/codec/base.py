@@ -25,6 +25,8 @@ class Coder(NamedTuple):
 
     encode: Encode
     decode: Decode
+    plain: frozenset[type] = frozenset()
+    """The types whose values `encode` returns as they are."""
 
 
 def at(part: str, error: CodecError) -> CodecError:

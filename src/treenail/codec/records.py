@@ -55,6 +55,8 @@ class Field(NamedTuple):
     name: str
     encode: Encode
     decode: Decode
+    plain: frozenset[type]
+    """The types whose values are stored as they are."""
     default: Callable[[dict[str, Any]], Any] | None
     """Makes its value from the earlier ones where the stored form lacks it."""
     empty: object
@@ -114,10 +116,10 @@ class Record:
         out: dict[str, Json] = {}
         name = ""
         try:
-            for name, encode, _, _, empty in self.fields:
+            for name, encode, _, plain, _, empty in self.fields:
                 item = getattr(value, name)
                 if item is not empty:  # Python has one None, one False, one 0, one "" and one ().
-                    out[name] = encode(item)
+                    out[name] = item if type(item) in plain else encode(item)
         except CodecError as error:
             raise at(f".{name}", error) from None
         except AttributeError:
@@ -136,7 +138,7 @@ class Record:
         found: dict[str, Any] = {}
         name = ""
         try:
-            for name, _, decode, default, _ in self.fields:
+            for name, _, decode, _, default, _ in self.fields:
                 found[name] = decode(data[name]) if name in data else self._missing(name, default, found)
         except CodecError as error:
             raise at(f".{name}", error) from None

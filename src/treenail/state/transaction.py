@@ -182,6 +182,8 @@ class Transaction:
         self, changes: Sequence[SliceChange], results: Sequence[DispatchResult]
     ) -> Sequence[DispatchResult]:
         """Tell observers and subscribers, who stand outside this call wherever they are called from."""
+        if not changes and self._core.dispatcher is None:
+            return results
         token = _transactions.set(tuple(each for each in _transactions.get() if each is not self))
         try:
             return self._core.notify(changes, results)

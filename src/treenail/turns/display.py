@@ -67,6 +67,8 @@ class TurnDisplay:
     def status(self, status: Status, *, ahead: int = 0, detail: str = "") -> None:
         """Show what the turn does now; `ahead` is 1 while the next answer is being made."""
         self._is_waiting = status == "waiting"
+        if self.watch is None:
+            return
         self.show(StatusChanged(status, self.record.turn_id, ahead + self._steps, detail))
 
     @property
@@ -103,10 +105,14 @@ class TurnDisplay:
 
     def call_began(self, call: ToolCall) -> None:
         """Show that a tool call begins."""
+        if self.watch is None:
+            return
         self.show(ToolCallBegan(call.id, call.name, call.arguments_json))
 
     def call_ended(self, call: ToolCall, result: ToolResult[Any] | None, elapsed_s: float) -> None:
         """Show how a tool call ended; without a result, it was refused, held or cut off."""
+        if self.watch is None:
+            return
         success, summary = (False, "") if result is None else (result.success, result.message)
         self.show(ToolCallFinished(call.id, call.name, success, summary[:_SUMMARY_CHARS], 1000 * elapsed_s))
         self.plan()

@@ -185,8 +185,9 @@ class ModelCaller:
         """Make a model call, in as many attempts as it takes; the turn's deadline cuts it off."""
         self._frame.cancellation.raise_if_cancelled()
         deadline = self._frame.deadline
-        seconds = None if deadline is None else max(deadline.remaining().total_seconds(), 0)
-        with anyio.move_on_after(seconds):
+        if deadline is None:
+            return await self._in_attempts(asked)
+        with anyio.move_on_after(max(deadline.remaining().total_seconds(), 0)):
             return await self._in_attempts(asked)
         raise DeadlineExceededError("the deadline passed while the model was answering")
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
 
+from treenail import telemetry
 from treenail.containment import WrapOptions
 from treenail.conversation.messages import InnerMessage
 from treenail.errors import CancelledByToken, VisibilityExpansionRequired
@@ -87,6 +88,8 @@ async def contain(proceed: Next, call: TurnCall) -> ToolResult[Any]:
 
 async def trace(proceed: Next, call: TurnCall) -> ToolResult[Any]:
     """Put the call, its commit or rollback included, into a span."""
+    if not telemetry.is_on():
+        return await proceed(call)
     with tool_span(call.request, call.frame.state.clock) as traced:
         result = await proceed(call)
         traced.ended(success=result.success)

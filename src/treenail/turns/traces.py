@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -62,9 +62,17 @@ def turn_span(
         yield TurnSpan(span, context)
 
 
-@contextmanager
-def model_span(provider: str, model: str, clock: Clock, collector: Collector) -> Iterator[None]:
+def model_span(
+    provider: str, model: str, clock: Clock, collector: Collector
+) -> AbstractContextManager[object]:
     """Put a model call into a span, while its answer is collected."""
+    if not telemetry.is_on():
+        return nullcontext()
+    return _model_span(provider, model, clock, collector)
+
+
+@contextmanager
+def _model_span(provider: str, model: str, clock: Clock, collector: Collector) -> Iterator[None]:
     began = clock.monotonic()
     about = {
         "gen_ai__operation__name": "chat",
@@ -81,8 +89,7 @@ def model_span(provider: str, model: str, clock: Clock, collector: Collector) ->
         finally:
             elapsed = clock.monotonic() - began
             telemetry.record("gen_ai.client.operation.duration", elapsed, **about, error__type=failed)
-            if telemetry.is_on():
-                _record_usage(span, collector.answer(), about)
+            _record_usage(span, collector.answer(), about)
 
 
 def _record_usage(span: Span, answer: CollectedAnswer, about: dict[str, str]) -> None:
