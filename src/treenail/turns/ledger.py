@@ -1,19 +1,17 @@
 """The containment of a run, with its ledger in the session's log.
 
-Every reservation is durable before its call is dispatched and every settlement when it is
-known, so that a process that takes over knows what was spent: also by a call that was
-dispatched and never heard of again, which counts in full.
+Every reservation is durable before its call is dispatched, and every settlement as soon as it is known. So a
+process that takes over knows what was spent; a call that was dispatched and has no settlement counts in full.
 
-One run has one ledger, and it is in the log of the session at its root. A child that is spawned
-from the run's containment (a nested evaluation, a subagent, a workflow's step) books there, whatever
-session its own conversation is in: so after a kill of everything the root alone knows what all of
-them had reserved, without opening their logs. Only a child that lives in another process keeps its
-ledger in its own log; its events name the chains above it, and its parent takes them in when it is
-opened again (`contain(..., above=...)` there, `contain(..., also=...)` here).
+One run has one ledger, in the log of the session at its root. A child that is spawned from the run's
+containment (a nested evaluation, a subagent, a workflow's step) books there, whatever session its own
+conversation is in: after a kill of everything, the root alone knows what all of them had reserved, without
+opening their logs. Only a child in another process keeps its ledger in its own log; its events name the
+chains above it, and its parent reads them when it is opened again (`contain(..., above=...)` there,
+`contain(..., also=...)` here).
 
-The ceilings are in the log as well: a turn that begins or goes on under other ones than those of before
-says so there (`CeilingsSet`). Whoever goes on without a word about ceilings is held to the newest ones, or
-they would end with the process that was told of them.
+The ceilings are in the log as well: a turn that begins or resumes under new ones records them
+(`CeilingsSet`). A turn that names none keeps the newest ones, so that ceilings outlive their process.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ event(name="treenail.SafetyEvent", policy=SlicePolicy.LOG)(SafetyEvent)
 @event(name="treenail.CeilingsSet", policy=SlicePolicy.LOG, outlives_prune=True)
 @dataclass(frozen=True, slots=True)
 class CeilingsSet:
-    """What a run may use up from here on, children included; the newest one holds."""
+    """What a run and its children may use up from here on; the newest one counts."""
 
     limits: Limits
     by: str = ""
@@ -63,7 +61,7 @@ class CeilingsSet:
 
 
 def ceilings_of(session: Session) -> Limits | None:
-    """Return the ceilings that a session was last put under; None if it never was.
+    """Return the newest ceilings of a session; None if it never had any.
 
     A pot of money that is shared with other chains is not among them: it lives in a process.
     """
@@ -72,9 +70,9 @@ def ceilings_of(session: Session) -> Limits | None:
 
 
 def newly_set(session: Session, containment: ExecutionContext | None) -> tuple[CeilingsSet, ...]:
-    """Return what a session's log has yet to say about its ceilings: nothing, if they are as they were.
+    """Return the ceilings that the session's log does not have yet: nothing, if they are unchanged.
 
-    Ceilings of a chain that is a child of another session's are that session's matter.
+    The ceilings of a child chain are recorded by the session at its root.
     """
     if containment is None or containment.chain_id != str(session.session_id):
         return ()
@@ -98,7 +96,7 @@ def _who() -> str:
 
 
 def ledger_of(session: Session) -> list[LedgerEvent]:
-    """Return what a session's log says about reservations and settlements. Their order does not matter."""
+    """Return the ledger events of a session's log. Their order does not matter."""
     return [each for kind in LEDGER_EVENTS for each in session.select_all(kind)]
 
 
@@ -113,7 +111,7 @@ def contain(
     above: Sequence[str] = (),
     also: Iterable[LedgerEvent] = (),
 ) -> ExecutionContext:
-    """Put a session's work under ceilings, going on from what its log says was spent.
+    """Put a session's work under ceilings, starting from what its log says was spent.
 
     `above` are the ids of the sessions, from the root down, that this one is a child of in another
     process. `also` is what children in other processes have spent: `ledger_of` their sessions. What is

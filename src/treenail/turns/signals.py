@@ -1,14 +1,14 @@
 """Ctrl-C and SIGTERM as causes: a turn that they stop knows which one it was.
 
 Inside an event loop both arrive as the same cancellation. While a turn runs in the main thread, the handlers
-here note which signal came and then let things take their course: Ctrl-C goes on to whoever handled it
-before; SIGTERM, unless the program handles it itself, stops the turn as Ctrl-C does, and ends the process
-when the turn's ending is in the log. When no turn runs nothing is installed.
+here note which signal came. Then the previous handler of Ctrl-C runs; SIGTERM, unless the program handles it
+itself, stops the turn as Ctrl-C does, and ends the process when the turn's ending is in the log. While no
+turn runs, nothing is installed.
 
-One thing is changed on the way. A second Ctrl-C is raised wherever the main thread happens to be, and if that
-is the event loop itself, which has just taken a callback from its queue, the callback is lost: a task that
-it would have woken waits for ever, and the loop cannot even be closed. So an interrupt that meets the loop's
-own code is raised by a callback of the loop instead, and one that meets a program's code is raised there.
+A second Ctrl-C is raised wherever the main thread happens to be. If that is the event loop itself, which has
+just taken a callback from its queue, the callback is lost: the task that it would have woken waits for ever,
+and the loop cannot even be closed. So an interrupt that meets the loop's own code is raised by a callback of
+the loop instead; one that meets a program's code is raised there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SignalNote:
         self.reason: str | None = None
 
 
-# Handlers run in the main thread, and so does whoever installs them: no lock is needed.
+# Handlers are installed and run in the main thread: no lock is needed.
 _active: list[SignalNote] = []
 _before: dict[int, Any] = {}
 _terminated = False
@@ -51,11 +51,11 @@ _LOOPS = tuple(os.path.join(each.__path__[0], "") for each in (asyncio, anyio))
 
 def _on_interrupt(signum: int, frame: FrameType | None) -> None:
     _note("interrupt")
-    _go_on(signum, frame)
+    _pass_on(signum, frame)
 
 
-def _go_on(signum: int, frame: FrameType | None) -> None:
-    """Let whoever handled Ctrl-C before handle it."""
+def _pass_on(signum: int, frame: FrameType | None) -> None:
+    """Call the previous handler of Ctrl-C."""
     # Without a handler of Ctrl-C (it is ignored in a script's background), SIGTERM stops as Ctrl-C would.
     before = _before.get(signal.SIGINT, signal.default_int_handler)
     try:
@@ -89,7 +89,7 @@ def _on_terminate(signum: int, frame: FrameType | None) -> None:
     global _terminated  # noqa: PLW0603  # a process is told to end once, whatever runs in it
     _terminated = True
     _note("terminated")
-    _go_on(signal.SIGINT, frame)
+    _pass_on(signal.SIGINT, frame)
 
 
 def _install() -> None:
@@ -106,7 +106,7 @@ def _install() -> None:
 def _uninstall() -> None:
     for signum, ours in ((signal.SIGINT, _on_interrupt), (signal.SIGTERM, _on_terminate)):
         before = _before.pop(signum, None)
-        # Whoever has put a handler of his own in place since then keeps it.
+        # A handler that the program has installed since then stays.
         if before is not None and signal.getsignal(signum) is ours:
             signal.signal(signum, before)
     if _terminated:
@@ -115,7 +115,7 @@ def _uninstall() -> None:
 
 @contextmanager
 def noted_signals() -> Iterator[SignalNote]:
-    """Note Ctrl-C and SIGTERM while the block runs. In another thread than the main one it does nothing."""
+    """Note Ctrl-C and SIGTERM while the block runs. Outside the main thread it does nothing."""
     note = SignalNote()
     if threading.current_thread() is not threading.main_thread():
         yield note

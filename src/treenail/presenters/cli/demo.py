@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 from uuid import UUID
@@ -176,7 +177,8 @@ def demo(fast: bool, keep: Path | None, work_in: Path | None) -> int:
     with opened_log(store) as log:
         run_id = log.sessions()[0].session_id
     stage.scene("Look at it yourself")
-    command, short = _command(), str(run_id)[:8]
+    command = "treenail" if shutil.which("treenail") else f"{sys.executable} -m treenail"
+    short = str(run_id)[:8]
     for line in (
         f"{command} show {short} --store {store}",
         f"{command} replay {short} --store {store}",
@@ -215,7 +217,7 @@ def _resumed(stage: _Stage, store: Path, run_id: UUID) -> bool:
         print_lines(stage.console, project(run.execution_state.session), indent="   ")
         stage.scene("What one call changed, although it was tried twice")
         renamed = [each for each in run.tool_calls if each.name == "rename_symbol" and each.success]
-        stage.console.print(_indent(renamed[0].diff().text), markup=False, highlight=False)
+        stage.console.print(textwrap.indent(renamed[0].diff().text, " " * 6), markup=False, highlight=False)
         return run.state is TurnState.COMPLETED and not left and _was_sent_back(run)
 
 
@@ -230,18 +232,3 @@ def _runaway(stage: _Stage, project: Path, store: Path) -> bool:
     with _THINKER.run("Think.", provider=_RUNAWAY, workspace=project, store=store, limits=limits) as run:
         stage.say(f"the run {run.state.value} ({run.result.error_kind}): {run.result.details}", "yellow")
         return run.result.error_kind == "budget_exceeded"
-
-
-def _command() -> str:
-    """Return what to type for this program, here."""
-    if shutil.which("treenail"):
-        return "treenail"
-    beside = Path(sys.executable).with_name("treenail")
-    if not beside.exists():
-        return f"{sys.executable} -m treenail"
-    here = Path.cwd()
-    return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
-
-
-def _indent(text: str) -> str:
-    return "\n".join("      " + line for line in text.splitlines())

@@ -48,12 +48,12 @@ class Screen(Protocol):
         ...
 
     def ask(self, request: PermissionRequest) -> bool | None:
-        """Ask a person whether a call may run; None if nobody can be asked."""
-        ...
+        """Ask a person whether a call may run; None if nobody can be asked: then the call waits durably."""
+        return None
 
     def close(self) -> None:
         """Remove what is shown only during the run."""
-        ...
+        return
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def watching(screen: Screen) -> Iterator[LiveFeed]:
             pass
 
 
-class PlainScreen:
+class PlainScreen(Screen):
     """For pipes and files: the answer goes to the output, everything else to the error stream."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
@@ -103,10 +103,6 @@ class PlainScreen:
             self._err.write(line + "\n")
             self._err.flush()
 
-    def ask(self, request: PermissionRequest) -> bool | None:
-        """Nobody can be asked: the call waits durably."""
-        return None
-
     def close(self) -> None:
         """End the line."""
         self._end_line()
@@ -118,7 +114,7 @@ class PlainScreen:
             self._in_line = False
 
 
-class JsonScreen:
+class JsonScreen(Screen):
     """For machines: one JSON object a line."""
 
     def __init__(self, out: TextIO) -> None:
@@ -134,15 +130,8 @@ class JsonScreen:
         self._out.write(json.dumps(data, ensure_ascii=False, default=str) + "\n")
         self._out.flush()
 
-    def ask(self, request: PermissionRequest) -> bool | None:
-        """Nobody can be asked: the call waits durably."""
-        return None
 
-    def close(self) -> None:
-        """Nothing is left to clear away."""
-
-
-class TerminalScreen:
+class TerminalScreen(Screen):
     """For people: text as it arrives, tools with their outcomes, and a status line."""
 
     def __init__(self, console: Console, *, asks: bool = False) -> None:

@@ -53,7 +53,6 @@ class Setting:
 class Chosen:
     """A value and where it came from."""
 
-    name: str
     value: Value
     source: str
 
@@ -186,27 +185,30 @@ def load(
     written = {} if file is None else _read_file(file)
     chosen: dict[str, Chosen] = {}
     for each in SETTINGS:
-        if flags.get(each.name) is not None:
-            chosen[each.name] = Chosen(each.name, each.read(each.flag, flags[each.name]), each.flag)
-        elif remembered and each.name in remembered:
-            chosen[each.name] = Chosen(each.name, each.read(each.name, remembered[each.name]), "the run")
-        elif environ.get(each.variable):
-            value = each.read(each.variable, environ[each.variable])
-            chosen[each.name] = Chosen(each.name, value, f"the variable {each.variable}")
-        elif agent and each.name in agent:
-            value = each.read(f"{each.name} in the agent's file", agent[each.name])
-            chosen[each.name] = Chosen(each.name, value, "the agent's file")
-        elif each.name in written:
-            assert file is not None
-            value = each.read(f"{each.name} in {file}", written[each.name])
-            if each.name == "base_url":
-                _check_is_here(str(value), file)
-            elif each.name in _PATHS and isinstance(value, str):
-                value = _beside(value, file)
-            chosen[each.name] = Chosen(each.name, value, str(file))
-        else:
-            chosen[each.name] = Chosen(each.name, each.default, DEFAULT)
+        name = each.name
+        # Where a value may come from, as an error names it and as `config show` names it: the first one wins.
+        places = (
+            (each.flag, each.flag, flags.get(name)),
+            (name, "the run", (remembered or {}).get(name)),
+            (each.variable, f"the variable {each.variable}", environ.get(each.variable) or None),
+            (f"{name} in the agent's file", "the agent's file", (agent or {}).get(name)),
+            (f"{name} in {file}", str(file), written.get(name)),
+        )
+        chosen[name] = Chosen(each.default, DEFAULT)
+        for place, source, given in places:
+            if given is not None:
+                chosen[name] = Chosen(each.read(place, given), source)
+                break
+        if file is not None and chosen[name].source == str(file):
+            chosen[name] = Chosen(_from_file(name, chosen[name].value, file), str(file))
     return Settings(chosen, file)
+
+
+def _from_file(name: str, value: Value, file: Path) -> Value:
+    """Return a value of a settings file, with its path resolved; a server on another machine is refused."""
+    if name == "base_url":
+        _check_is_here(str(value), file)
+    return _beside(str(value), file) if name in _PATHS else value
 
 
 def find_file(directory: Path) -> Path | None:
