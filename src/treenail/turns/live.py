@@ -183,11 +183,6 @@ class Subscription:
         self._closed = False
         self._wake: Callable[[], None] | None = None
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether nothing new will come. What is there can still be read."""
-        return self._closed
-
     def close(self) -> None:
         """Accept no more events. A reader that waits is woken."""
         with self._changed:
@@ -285,12 +280,6 @@ class LiveFeed:
                 made.close()
             self._subscriptions.add(made)
         return made
-
-    @property
-    def subscriber_count(self) -> int:
-        """How many subscriptions are open."""
-        with self._lock:
-            return sum(not each.is_closed for each in self._subscriptions)
 
     def close(self) -> None:
         """End every subscription after what waits in it was read."""

@@ -19,19 +19,18 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import anyio
 
 
+@dataclass(slots=True, eq=False)
 class SignalNote:
     """Which signal came while a turn ran, as a kind of cause; None if none did."""
 
-    __slots__ = ("reason",)
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
+    reason: str | None = None
 
 
 # Handlers are installed and run in the main thread: no lock is needed.

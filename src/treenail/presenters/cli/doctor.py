@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shutil
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -49,8 +47,9 @@ def examine(directory: Path) -> Iterator[Check]:
     yield Check("treenail", True, f"{treenail.__version__} on Python {version}")
     tested = f"{sys.version_info.major}.{sys.version_info.minor}" in PYTHONS
     yield Check("python", tested, version, "" if tested else f"use Python {PYTHONS[0]} to {PYTHONS[-1]}")
-    yield Check("sqlite", sqlite3.sqlite_version_info >= (3, 35), sqlite3.sqlite_version, "")
-    yield _git()
+    recent = sqlite3.sqlite_version_info >= (3, 35)
+    advice = "" if recent else "use a Python that comes with SQLite 3.35 or newer"
+    yield Check("sqlite", recent, sqlite3.sqlite_version, advice)
     try:
         found = settings.load({}, os.environ, directory)
     except TreenailError as error:
@@ -65,14 +64,6 @@ def examine(directory: Path) -> Iterator[Check]:
     yield _model(found)
     prices = default_prices()
     yield Check("prices", True, f"of {prices.date} ({prices.source})")
-
-
-def _git() -> Check:
-    path = shutil.which("git")
-    if path is None:
-        return Check("git", True, "not installed; it is only needed to read the private store by hand")
-    said = subprocess.run([path, "--version"], check=False, capture_output=True, text=True, timeout=10)
-    return Check("git", True, said.stdout.strip())
 
 
 def _store(store: Path) -> Check:

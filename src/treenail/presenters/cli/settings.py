@@ -75,20 +75,14 @@ def _flag(name: str, given: object) -> bool:
 
 
 def _positive(name: str, given: object) -> float:
-    value = given
-    if isinstance(given, str):
-        try:
-            value = float(given)
-        except ValueError:
-            value = None
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or value <= 0
-    ):
+    is_number = isinstance(given, str | int | float) and not isinstance(given, bool)
+    try:
+        value = float(str(given)) if is_number else math.nan
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
         raise UsageError(f"{name} must be a number above 0, not {given!r}")
-    return float(value)
+    return value
 
 
 def _count(name: str, given: object) -> int:
