@@ -60,9 +60,9 @@ _TOOLS: dict[str, Callable[[], tuple[Tool[Any, Any], ...]]] = {
 """The sets of built-in tools that an agent file can name."""
 
 
-def coding_agent(**more: Any) -> Agent:
+def coding_agent() -> Agent:
     """Make the agent that `treenail run` runs unless another one is named."""
-    return Agent(CODING, _INSTRUCTIONS.strip(), tools=(*FILE_TOOLS, shell_tool(), *PLAN_TOOLS), **more)
+    return Agent(CODING, _INSTRUCTIONS.strip(), tools=(*FILE_TOOLS, shell_tool(), *PLAN_TOOLS))
 
 
 def load_agent(spec: str, directory: Path) -> Agent:
