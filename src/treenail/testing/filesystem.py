@@ -23,6 +23,7 @@ import dataclasses
 import errno
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -103,7 +104,9 @@ def _many_changes(filesystem: Filesystem) -> None:
     filesystem.chmod("a.txt", 0o600)
 
 
-CHANGES: Mapping[str, Callable[[Filesystem], object]] = {
+Operation = Callable[[Filesystem], object]
+
+CHANGES: Mapping[str, Operation] = {
     "write": lambda fs: fs.write("a.txt", "changed"),
     "append": lambda fs: fs.write("a.txt", "more", mode="append"),
     "create": lambda fs: fs.write("new/deep/file.txt", "new", mode="create"),
@@ -123,6 +126,69 @@ CHANGES: Mapping[str, Callable[[Filesystem], object]] = {
     "many changes of one path": _many_changes,
 }
 """Ways to change the tree that `populate` makes."""
+
+
+_UNKNOWN_MODE: Any = "truncate"
+_NO_ROOT = (OSError, ValueError)
+
+
+def _refusals() -> Iterator[tuple[type[Exception] | tuple[type[Exception], ...], str, Operation]]:
+    yield FileExistsError, "create over a file", lambda fs: fs.write("a.txt", "x", mode="create")
+    yield FileExistsError, "create by stream", lambda fs: fs.open_write("a.txt", mode="create")
+    yield FileExistsError, "move over a file", lambda fs: fs.move("a.txt", "dir/b.txt")
+    yield FileExistsError, "mkdir again", lambda fs: fs.mkdir("dir", exist_ok=False)
+    yield FileExistsError, "mkdir over a file", lambda fs: fs.mkdir("a.txt")
+    yield FileNotFoundError, "write without parents", lambda fs: fs.write("p/q", "x", create_parents=False)
+    yield FileNotFoundError, "stream without parents", lambda fs: fs.open_write("p/q", create_parents=False)
+    yield FileNotFoundError, "move without parents", lambda fs: fs.move("a.txt", "missing/a.txt")
+    yield FileNotFoundError, "mkdir without parents", lambda fs: fs.mkdir("x/y", parents=False)
+    yield ValueError, "an unknown mode", lambda fs: fs.write("new", "x", mode=_UNKNOWN_MODE)
+    yield ValueError, "an unknown mode by stream", lambda fs: fs.open_write("new", mode=_UNKNOWN_MODE)
+    yield ValueError, "text that is not Unicode", lambda fs: fs.write("new", "\ud800")
+    yield ValueError, "a negative offset", lambda fs: fs.read("a.txt", offset=-1)
+    yield ValueError, "a negative limit", lambda fs: fs.read("a.txt", limit=-2)
+    yield ValueError, "a negative offset in bytes", lambda fs: fs.read_bytes("a.txt", offset=-1)
+    yield ValueError, "a negative limit in bytes", lambda fs: fs.read_bytes("a.txt", limit=-2)
+    yield ValueError, "an empty glob", lambda fs: fs.glob("")
+    yield ValueError, "an invalid expression", lambda fs: fs.grep("abc(def")
+    yield ValueError, "chmod below zero", lambda fs: fs.chmod("a.txt", -1)
+    yield ValueError, "chmod with set-user-id", lambda fs: fs.chmod("a.txt", 0o4755)
+    yield ValueError, "chmod with type bits", lambda fs: fs.chmod("a.txt", 0o100644)
+    yield PathEscapeError, "an absolute glob", lambda fs: fs.glob("/etc/*")
+    yield PathEscapeError, "a glob that leaves the root", lambda fs: fs.glob("a/../*")
+    yield IsADirectoryError, "read a directory", lambda fs: fs.read("dir")
+    yield IsADirectoryError, "read a directory's bytes", lambda fs: fs.read_bytes("dir")
+    yield IsADirectoryError, "stream a directory", lambda fs: fs.open_read("dir")
+    yield IsADirectoryError, "stream a directory as text", lambda fs: fs.open_text("dir")
+    yield IsADirectoryError, "write a directory", lambda fs: fs.write("dir", "x")
+    yield IsADirectoryError, "append to a directory", lambda fs: fs.write("dir", "x", mode="append")
+    yield IsADirectoryError, "write a directory by stream", lambda fs: fs.open_write("dir")
+    yield IsADirectoryError, "write the root", lambda fs: fs.write(".", "x")
+    yield IsADirectoryError, "move a file over one", lambda fs: fs.move("a.txt", "empty", overwrite=True)
+    yield NotADirectoryError, "move one over a file", lambda fs: fs.move("dir", "a.txt", overwrite=True)
+    yield NotADirectoryError, "list a file", lambda fs: fs.list("a.txt")
+    yield NotADirectoryError, "glob in a file", lambda fs: fs.glob("*", path="a.txt")
+    yield NotADirectoryError, "read below a file", lambda fs: fs.read("a.txt/b")
+    yield NotADirectoryError, "stat below a file", lambda fs: fs.stat("a.txt/b")
+    yield NotADirectoryError, "write below a file", lambda fs: fs.write("a.txt/b", "x")
+    yield NotADirectoryError, "write far below a file", lambda fs: fs.write("a.txt/b/c", "x")
+    yield NotADirectoryError, "stream below a file", lambda fs: fs.open_write("a.txt/b")
+    yield NotADirectoryError, "mkdir below a file", lambda fs: fs.mkdir("a.txt/b")
+    yield NotADirectoryError, "delete below a file", lambda fs: fs.delete("a.txt/b")
+    yield OSError, "delete a full directory", lambda fs: fs.delete("dir")
+    yield OSError, "move over a full directory", lambda fs: fs.move("empty", "dir", overwrite=True)
+    yield _NO_ROOT, "delete the root", lambda fs: fs.delete(".")
+    yield _NO_ROOT, "delete the root and all", lambda fs: fs.delete(".", recursive=True)
+    yield _NO_ROOT, "move the root", lambda fs: fs.move(".", "dir/root")
+    yield _NO_ROOT, "move over the root", lambda fs: fs.move("a.txt", ".", overwrite=True)
+    yield _NO_ROOT, "move into itself", lambda fs: fs.move("dir", "dir/sub/dir")
+
+
+REFUSALS = {name: (error, operation) for error, name, operation in _refusals()}
+"""What is refused in the tree that `populate` makes, with the error."""
+
+MISSING_ALLOWED = frozenset({"exists", "write", "write_bytes", "mkdir", "open_write", "move to"})
+"""The operations of `PATH_OPERATIONS` that may be given a path where nothing is."""
 
 
 def populate(filesystem: Filesystem) -> None:
@@ -201,6 +267,10 @@ class ContentConformance(_Harness):
         assert (result.path, result.bytes_written, result.mode) == ("dir/note.txt", 8, "overwrite")
         assert fs.read("dir/note.txt").content == "żółw\n"
         assert fs.read_bytes("dir/note.txt").content == "żółw\n".encode()
+        added = fs.write("dir/note.txt", "more", mode="append")
+        assert (added.bytes_written, added.mode) == (4, "append")
+        fs.write("empty.txt", "")
+        assert (fs.read("empty.txt").content, fs.read("empty.txt").total_lines) == ("", 0)
 
     def test_line_endings_are_kept(self, fs: Filesystem) -> None:
         """Nothing translates line endings, in any way of reading or writing."""
@@ -220,34 +290,32 @@ class ContentConformance(_Harness):
         assert fs.read_bytes("blob").content == content
         assert fs.stat("blob").size_bytes == len(content)
 
-    def test_an_empty_file_is_a_file(self, fs: Filesystem) -> None:
-        """A file may be empty; it has no lines."""
-        fs.write("empty.txt", "")
-        result = fs.read("empty.txt")
-        assert (result.content, result.total_lines, result.truncated) == ("", 0, False)
-        assert fs.stat("empty.txt").is_file
-
     @pytest.mark.parametrize(
-        ("offset", "limit", "content", "truncated"),
+        ("offset", "limit", "digits", "truncated"),
         [
-            (0, -1, "0\n1\n2\n3\n4", False),
-            (0, 2, "0\n1\n", True),
-            (1, 3, "1\n2\n3\n", True),
-            (3, 2, "3\n4", False),
+            (0, -1, "01234", False),
+            (0, 2, "01", True),
+            (1, 3, "123", True),
+            (3, 2, "34", False),
             (4, 100, "4", False),
             (5, 10, "", False),
             (99, -1, "", False),
             (0, 0, "", True),
         ],
     )
-    def test_read_chooses_lines(
-        self, fs: Filesystem, offset: int, limit: int, content: str, truncated: bool
+    def test_reading_chooses_a_range(
+        self, fs: Filesystem, offset: int, limit: int, digits: str, truncated: bool
     ) -> None:
-        """`offset` and `limit` count lines; `truncated` says whether lines follow those returned."""
+        """`offset` and `limit` count lines, or bytes; `truncated` says whether more follows."""
         fs.write("a.txt", "0\n1\n2\n3\n4")
-        result = fs.read("a.txt", offset=offset, limit=limit)
-        assert (result.content, result.truncated) == (content, truncated)
-        assert (result.total_lines, result.offset, result.limit) == (5, offset, limit)
+        fs.write_bytes("a.bin", b"01234")
+        text = fs.read("a.txt", offset=offset, limit=limit)
+        blob = fs.read_bytes("a.bin", offset=offset, limit=limit)
+        assert text.content == "".join(f"{digit}\n" for digit in digits).replace("4\n", "4")
+        assert blob.content == digits.encode()
+        assert text.truncated == blob.truncated == truncated
+        assert (text.total_lines, text.offset, text.limit) == (5, offset, limit)
+        assert (blob.size_bytes, blob.offset, blob.limit) == (5, offset, limit)
 
     def test_read_is_bounded_by_default(self, fs: Filesystem) -> None:
         """A long file is cut after the default number of lines, and the result says so."""
@@ -257,48 +325,11 @@ class ContentConformance(_Harness):
         assert result.truncated
         assert result.total_lines == MAX_READ_LINES + 1
 
-    @pytest.mark.parametrize(
-        ("offset", "limit", "content", "truncated"),
-        [
-            (0, -1, b"01234", False),
-            (0, 2, b"01", True),
-            (1, 3, b"123", True),
-            (3, 2, b"34", False),
-            (4, 99, b"4", False),
-            (5, -1, b"", False),
-            (99, 5, b"", False),
-            (0, 0, b"", True),
-        ],
-    )
-    def test_read_bytes_chooses_bytes(
-        self, fs: Filesystem, offset: int, limit: int, content: bytes, truncated: bool
-    ) -> None:
-        """`offset` and `limit` count bytes; `truncated` says whether bytes follow those returned."""
-        fs.write_bytes("a.bin", b"01234")
-        result = fs.read_bytes("a.bin", offset=offset, limit=limit)
-        assert (result.content, result.truncated) == (content, truncated)
-        assert (result.size_bytes, result.offset, result.limit) == (5, offset, limit)
-
-    @pytest.mark.parametrize(("offset", "limit"), [(-1, 10), (0, -2)])
-    def test_a_range_must_make_sense(self, fs: Filesystem, offset: int, limit: int) -> None:
-        """A negative offset, or a limit below -1, is a ValueError."""
-        fs.write("a.txt", "x")
-        with pytest.raises(ValueError, match=r"offset|limit"):
-            fs.read("a.txt", offset=offset, limit=limit)
-        with pytest.raises(ValueError, match=r"offset|limit"):
-            fs.read_bytes("a.txt", offset=offset, limit=limit)
-
     def test_read_refuses_what_is_not_text(self, fs: Filesystem) -> None:
         """Bytes that are not UTF-8 are a ValueError that names the file, never mangled text."""
         fs.write_bytes("latin.txt", b"caf\xe9")
         with pytest.raises(ValueError, match=r"latin\.txt"):
             fs.read("latin.txt")
-
-    def test_write_refuses_text_that_is_not_unicode(self, fs: Filesystem) -> None:
-        """A lone surrogate cannot be written as UTF-8; nothing is made."""
-        with pytest.raises(ValueError, match=r"UTF-8|utf-8|surrogate"):
-            fs.write("a.txt", "\ud800")
-        assert not fs.exists("a.txt")
 
     def test_large_files_are_streamed(self, fs: Filesystem) -> None:
         """What is too large to load at once can be read in parts and as a stream."""
@@ -318,21 +349,6 @@ class ContentConformance(_Harness):
         with fs.open_read("large.bin") as stream:
             assert stream.read(16) == b"0123456789abcdef"
 
-    def test_create_makes_new_files_only(self, fs: Filesystem) -> None:
-        """Mode `create` fails if the file exists, and leaves it as it was."""
-        assert fs.write("a.txt", "first", mode="create").mode == "create"
-        with pytest.raises(FileExistsError):
-            fs.write("a.txt", "second", mode="create")
-        with pytest.raises(FileExistsError):
-            fs.open_write("a.txt", mode="create")
-        assert fs.read("a.txt").content == "first"
-
-    def test_overwrite_replaces_the_whole_content(self, fs: Filesystem) -> None:
-        """Nothing of a longer content stays behind a shorter one."""
-        fs.write("a.txt", "a long first content")
-        fs.write("a.txt", "short", mode="overwrite")
-        assert fs.read("a.txt").content == "short"
-
     def test_overwrite_keeps_permission_bits(self, fs: Filesystem) -> None:
         """A script stays executable when its text is replaced."""
         fs.write("run.sh", "one")
@@ -344,84 +360,22 @@ class ContentConformance(_Harness):
         _stream(fs, "run.sh", b"four")
         assert fs.stat("run.sh").permissions == 0o755
 
-    def test_append_adds_to_the_end(self, fs: Filesystem) -> None:
-        """Mode `append` makes the file if need be, and reports the bytes that it added."""
-        fs.write("log.txt", "one\n", mode="append")
-        result = fs.write("log.txt", "two\n", mode="append")
-        assert (result.bytes_written, result.mode) == (4, "append")
-        assert fs.read("log.txt").content == "one\ntwo\n"
+    @pytest.mark.parametrize("refusal", sorted(REFUSALS))
+    def test_a_refusal_has_its_error_and_changes_nothing(self, fs: Filesystem, refusal: str) -> None:
+        """What cannot be done is refused with the error that says why, and the tree is as it was."""
+        error, operation = REFUSALS[refusal]
+        populate(fs)
+        before = tree(fs)
+        with pytest.raises(error):
+            operation(fs)
+        assert tree(fs) == before
 
-    def test_an_unknown_mode_is_refused(self, fs: Filesystem) -> None:
-        """A mode that does not exist is a ValueError, and writes nothing."""
-        wrong: Any = "truncate"
-        with pytest.raises(ValueError, match="truncate"):
-            fs.write("a.txt", "x", mode=wrong)
-        with pytest.raises(ValueError, match="truncate"):
-            fs.open_write("a.txt", mode=wrong)
-        assert not fs.exists("a.txt")
-
-    def test_parents_are_made_on_demand(self, fs: Filesystem) -> None:
-        """Missing directories are made, unless the caller says otherwise."""
-        fs.write("x/y/z.txt", "deep")
-        assert fs.stat("x/y").is_directory
-        with pytest.raises(FileNotFoundError):
-            fs.write("p/q.txt", "x", create_parents=False)
-        with pytest.raises(FileNotFoundError):
-            fs.open_write("p/q.txt", create_parents=False)
-        assert not fs.exists("p")
-
-    def test_a_directory_is_not_a_file(self, fs: Filesystem) -> None:
-        """Reading or writing a directory as a file is IsADirectoryError."""
-        fs.mkdir("dir")
-        operations: list[Callable[[], object]] = [
-            lambda: fs.read("dir"),
-            lambda: fs.read_bytes("dir"),
-            lambda: fs.open_read("dir"),
-            lambda: fs.open_text("dir"),
-            lambda: fs.write("dir", "x"),
-            lambda: fs.write("dir", "x", mode="append"),
-            lambda: fs.open_write("dir"),
-            lambda: fs.write(".", "x"),
-        ]
-        for operation in operations:
-            with pytest.raises(IsADirectoryError):
-                operation()
-        assert tree(fs) == {"dir": ("directory", fs.stat("dir").permissions, None)}
-
-    def test_a_file_is_not_a_directory(self, fs: Filesystem) -> None:
-        """Going below a file is NotADirectoryError, and nothing is there."""
-        fs.write("a.txt", "x")
-        operations: list[Callable[[], object]] = [
-            lambda: fs.list("a.txt"),
-            lambda: fs.read("a.txt/b"),
-            lambda: fs.stat("a.txt/b"),
-            lambda: fs.write("a.txt/b", "x"),
-            lambda: fs.write("a.txt/b/c", "x"),
-            lambda: fs.open_write("a.txt/b"),
-            lambda: fs.mkdir("a.txt/b"),
-            lambda: fs.delete("a.txt/b"),
-            lambda: fs.glob("*", path="a.txt"),
-        ]
-        for operation in operations:
-            with pytest.raises(NotADirectoryError):
-                operation()
-        assert not fs.exists("a.txt/b")
-        assert fs.read("a.txt").content == "x"
-
-    @pytest.mark.parametrize(
-        "name", sorted(set(PATH_OPERATIONS) - {"exists", "write", "write_bytes", "mkdir"})
-    )
+    @pytest.mark.parametrize("name", sorted(PATH_OPERATIONS.keys() - MISSING_ALLOWED))
     def test_what_is_missing_is_reported(self, fs: Filesystem, name: str) -> None:
         """Using a path where nothing is raises FileNotFoundError that names it."""
-        fs.write("a/b.txt", "x")
-        if name in ("move to", "open_write"):
-            # These make what is missing; what must be there is the directory.
-            with pytest.raises(FileNotFoundError):
-                fs.move("a/b.txt", "missing/b.txt")
-            return
-        with pytest.raises(FileNotFoundError) as caught:
+        fs.mkdir("a")
+        with pytest.raises(FileNotFoundError, match="a/missing"):
             PATH_OPERATIONS[name](fs, "a/missing")
-        assert "a/missing" in str(caught.value)
 
 
 class PathConformance(_Harness):
@@ -480,14 +434,6 @@ class PathConformance(_Harness):
 class SearchConformance(_Harness):
     """Looking, listing, glob and grep."""
 
-    def test_exists_tells_what_is_there(self, fs: Filesystem) -> None:
-        """Files and directories exist, and nothing else does."""
-        fs.write("dir/a.txt", "x")
-        assert fs.exists("dir")
-        assert fs.exists("dir/a.txt")
-        assert not fs.exists("dir/b.txt")
-        assert not fs.exists("other/a.txt")
-
     def test_stat_describes(self, fs: Filesystem) -> None:
         """A file has a size and a time with a zone; a directory is one; neither is a link."""
         fs.write("dir/a.txt", "12345")
@@ -498,6 +444,9 @@ class SearchConformance(_Harness):
         assert file.modified_at.tzinfo is not None
         assert (directory.is_file, directory.is_directory, directory.is_link) == (False, True, False)
         assert file.link_target is None
+        assert fs.exists("dir")
+        assert fs.exists("dir/a.txt")
+        assert not fs.exists("other/a.txt")
 
     def test_list_is_sorted_and_one_level_deep(self, fs: Filesystem) -> None:
         """Entries come by name, hidden ones too, with their paths from the root."""
@@ -551,17 +500,6 @@ class SearchConformance(_Harness):
         assert [m.path for m in fs.glob("**/*.py", path="src")] == ["src/a.py", "src/pkg/b.py"]
         assert [m.path for m in fs.glob("*.py", path="src")] == ["src/a.py"]
 
-    @pytest.mark.parametrize("pattern", ["/etc/*", "../*", "a/../*"])
-    def test_glob_patterns_stay_inside(self, fs: Filesystem, pattern: str) -> None:
-        """A pattern that would leave the root is refused."""
-        with pytest.raises(PathEscapeError):
-            fs.glob(pattern)
-
-    def test_an_empty_glob_pattern_is_refused(self, fs: Filesystem) -> None:
-        """A pattern that names nothing is a ValueError."""
-        with pytest.raises(ValueError, match="pattern"):
-            fs.glob("")
-
     def test_grep_finds_lines(self, fs: Filesystem) -> None:
         """Matches come in path and line order, with the line, its number, and where it matched."""
         fs.write("b.txt", "nothing\nfind me here\r\nfind twice: find\n")
@@ -613,44 +551,9 @@ class SearchConformance(_Harness):
         with pytest.raises(ValueError, match="max_matches"):
             fs.grep("hit", max_matches=0)
 
-    def test_an_invalid_expression_is_explained(self, fs: Filesystem) -> None:
-        """A regular expression that cannot be compiled is a ValueError that says where."""
-        with pytest.raises(ValueError, match="position 3"):
-            fs.grep("abc(def")
-
 
 class ChangeConformance(_Harness):
     """Deleting, moving, making directories, permission bits and streams."""
-
-    def test_delete_removes_files_and_empty_directories(self, fs: Filesystem) -> None:
-        """What is deleted is gone, and nothing else is."""
-        populate(fs)
-        fs.delete("a.txt")
-        fs.delete("empty")
-        assert [entry.name for entry in fs.list()] == ["dir"]
-
-    def test_delete_needs_to_be_told_to_go_deep(self, fs: Filesystem) -> None:
-        """A directory with content is deleted only with `recursive`."""
-        populate(fs)
-        with pytest.raises(OSError, match=r"empty|ENOTEMPTY") as caught:
-            fs.delete("dir")
-        assert caught.value.errno == errno.ENOTEMPTY
-        assert fs.exists("dir/sub/run.sh")
-        fs.delete("dir", recursive=True)
-        assert not fs.exists("dir")
-
-    @pytest.mark.parametrize("recursive", [False, True])
-    def test_the_root_stays(self, fs: Filesystem, recursive: bool) -> None:
-        """The root can be neither deleted nor moved nor replaced."""
-        populate(fs)
-        before = tree(fs)
-        with pytest.raises((OSError, ValueError)):
-            fs.delete(".", recursive=recursive)
-        with pytest.raises((OSError, ValueError)):
-            fs.move(".", "dir/root")
-        with pytest.raises((OSError, ValueError)):
-            fs.move("a.txt", ".", overwrite=True)
-        assert tree(fs) == before
 
     def test_move_renames(self, fs: Filesystem) -> None:
         """A file or a directory is at its new path with content and bits, and no longer at its old."""
@@ -664,55 +567,6 @@ class ChangeConformance(_Harness):
         assert not fs.exists("a.txt")
         assert not fs.exists("dir/sub")
 
-    def test_move_does_not_replace_unasked(self, fs: Filesystem) -> None:
-        """Something at the target is FileExistsError, and both are as they were; `overwrite` replaces it."""
-        fs.write("a.txt", "a")
-        fs.write("b.txt", "b")
-        with pytest.raises(FileExistsError):
-            fs.move("a.txt", "b.txt")
-        assert (fs.read("a.txt").content, fs.read("b.txt").content) == ("a", "b")
-        fs.move("a.txt", "b.txt", overwrite=True)
-        assert fs.read("b.txt").content == "a"
-        assert not fs.exists("a.txt")
-
-    def test_move_keeps_types_apart(self, fs: Filesystem) -> None:
-        """A file does not replace a directory, nor the reverse, nor a directory one with content."""
-        populate(fs)
-        fs.write("other/file.txt", "x")
-        before = tree(fs)
-        with pytest.raises(IsADirectoryError):
-            fs.move("a.txt", "empty", overwrite=True)
-        with pytest.raises(NotADirectoryError):
-            fs.move("dir", "a.txt", overwrite=True)
-        with pytest.raises(OSError, match=r"empty|ENOTEMPTY"):
-            fs.move("dir", "other", overwrite=True)
-        assert tree(fs) == before
-        fs.move("dir", "empty", overwrite=True)
-        assert fs.exists("empty/sub/run.sh")
-
-    def test_a_directory_does_not_move_into_itself(self, fs: Filesystem) -> None:
-        """Such a move is refused and changes nothing."""
-        populate(fs)
-        before = tree(fs)
-        with pytest.raises((OSError, ValueError)):
-            fs.move("dir", "dir/sub/dir")
-        assert tree(fs) == before
-
-    def test_mkdir_makes_directories(self, fs: Filesystem) -> None:
-        """With parents unless told otherwise; an existing directory is fine unless told otherwise."""
-        fs.mkdir("a/b/c")
-        assert fs.stat("a/b/c").is_directory
-        fs.mkdir("a/b")
-        fs.mkdir(".")
-        with pytest.raises(FileExistsError):
-            fs.mkdir("a/b", exist_ok=False)
-        with pytest.raises(FileNotFoundError):
-            fs.mkdir("x/y", parents=False)
-        assert not fs.exists("x")
-        fs.write("file", "x")
-        with pytest.raises(FileExistsError):
-            fs.mkdir("file")
-
     @pytest.mark.parametrize("permissions", [0o644, 0o600, 0o755, 0o400])
     def test_chmod_sets_the_bits(self, fs: Filesystem, permissions: int) -> None:
         """The bits are those of the last chmod, and the content stays."""
@@ -720,15 +574,6 @@ class ChangeConformance(_Harness):
         fs.chmod("a.txt", permissions)
         assert fs.stat("a.txt").permissions == permissions
         assert fs.stat("a.txt").size_bytes == 1
-
-    @pytest.mark.parametrize("permissions", [-1, 0o1000, 0o4755, 0o100644])
-    def test_chmod_takes_permission_bits_alone(self, fs: Filesystem, permissions: int) -> None:
-        """Anything outside 0 to 0o777 (set-user-id, type bits) is a ValueError and changes nothing."""
-        fs.write("a.txt", "x")
-        before = fs.stat("a.txt").permissions
-        with pytest.raises(ValueError, match="permission"):
-            fs.chmod("a.txt", permissions)
-        assert fs.stat("a.txt").permissions == before
 
     def test_streams_read(self, fs: Filesystem) -> None:
         """Bytes and text can be read piece by piece, and seeking works."""
@@ -806,20 +651,6 @@ class BoundaryConformance(_Harness):
         assert report.restored
         assert report.conflicts == ()
 
-    def test_restore_goes_both_ways(self, fs: Filesystem) -> None:
-        """One can go back and forward between boundaries, any number of times."""
-        boundaries: list[tuple[FilesystemSnapshot, object]] = []
-        for step in range(4):
-            fs.write("a.txt", f"version {step}")
-            fs.write(f"dir{step}/new.txt", "x")
-            if step == 2:
-                fs.delete("dir0", recursive=True)
-            boundaries.append((fs.snapshot(), tree(fs)))
-        for index in (1, 3, 0, 2, 2, 0, 3):
-            snapshot, expected = boundaries[index]
-            fs.restore(snapshot)
-            assert tree(fs) == expected
-
     def test_a_snapshot_is_plain_data(self, fs: Filesystem) -> None:
         """A copy made from its fields works as well; it says when and under which tag it was taken."""
         fs.write("a.txt", "old")
@@ -845,14 +676,6 @@ class BoundaryConformance(_Harness):
         with pytest.raises(SnapshotMismatchError):
             fs.diff(strange)
         assert tree(fs) == after
-
-    def test_a_snapshot_changes_nothing(self, fs: Filesystem) -> None:
-        """Taking boundaries leaves the tree as it is."""
-        populate(fs)
-        before = tree(fs)
-        fs.snapshot()
-        fs.snapshot(scan=True)
-        assert tree(fs) == before
 
     def test_diff_names_what_changed(self, fs: Filesystem) -> None:
         """Each changed path is listed once, sorted, with its kind and sizes."""
@@ -914,42 +737,53 @@ class BoundaryConformance(_Harness):
 class CallConformance(_Harness):
     """A tool call is kept or undone as a whole, also by the process after a crash."""
 
+    def _begun(self, fs: Filesystem, change: str, *, foreign: bool) -> tuple[WorkspaceCall, object, object]:
+        """Begin a call that makes a change; return it with the trees before and after."""
+        populate(fs)
+        before = tree(fs)
+        call = fs.begin("call-1", tool_name="tool", foreign=foreign)
+        assert isinstance(call, WorkspaceCall)
+        CHANGES[change](fs)
+        return call, before, tree(fs)
+
+    @contextmanager
+    def _reopened(self, fs: Filesystem) -> Iterator[Filesystem]:
+        reopened = self.reopen(fs)
+        yield reopened
+        if reopened is not fs:
+            self.close(reopened)
+
+    def _check_ended(self, fs: Filesystem, *boundaries: tuple[FilesystemSnapshot, object]) -> None:
+        """Check that no call is open, that the boundaries can be restored, and that a call can begin."""
+        assert list(fs.unfinished()) == []
+        for snapshot, expected in boundaries:
+            fs.restore(snapshot)
+            assert tree(fs) == expected
+        fs.begin("call-2").rollback()
+
     @pytest.mark.parametrize("how", ["plain", "foreign"])
     @pytest.mark.parametrize("change", sorted(CHANGES))
     def test_rollback_undoes_a_call(self, fs: Filesystem, change: str, how: str) -> None:
         """Whatever the call changed is as it was, also after `prepare`; the report names the paths."""
-        populate(fs)
-        before = tree(fs)
-        call = fs.begin("call-1", tool_name="tool", foreign=how == "foreign")
-        assert isinstance(call, WorkspaceCall)
-        CHANGES[change](fs)
+        call, before, _ = self._begun(fs, change, foreign=how == "foreign")
         if how == "foreign":
             call.prepare()
         report = call.rollback()
         assert tree(fs) == before
         assert report.restored
         assert report.conflicts == ()
-        assert list(fs.unfinished()) == []
+        self._check_ended(fs)
 
     @pytest.mark.parametrize("foreign", [False, True])
     @pytest.mark.parametrize("change", sorted(CHANGES))
     def test_finish_keeps_a_call(self, fs: Filesystem, change: str, foreign: bool) -> None:
         """What the call changed stays; its boundaries are before and after; another call may begin."""
-        populate(fs)
-        before = tree(fs)
-        call = fs.begin("call-1", foreign=foreign)
-        CHANGES[change](fs)
-        after = tree(fs)
+        call, before, after = self._begun(fs, change, foreign=foreign)
         boundary = call.prepare()
         call.finish()
         assert tree(fs) == after
         assert fs.diff(call.base, boundary).changes
-        assert list(fs.unfinished()) == []
-        fs.restore(call.base)
-        assert tree(fs) == before
-        fs.restore(boundary)
-        assert tree(fs) == after
-        fs.begin("call-2").rollback()
+        self._check_ended(fs, (call.base, before), (boundary, after))
 
     def test_a_call_that_changes_nothing(self, fs: Filesystem) -> None:
         """It has equal boundaries, and its rollback restores nothing."""
@@ -971,20 +805,6 @@ class CallConformance(_Harness):
         fs.write("a.txt", "after")
         assert call.rollback().restored == ()
         assert fs.read("a.txt").content == "after"
-
-    def test_calls_follow_each_other(self, fs: Filesystem) -> None:
-        """A failed call leaves what earlier calls did, and later calls build on that."""
-        for number, keep in enumerate([True, False, True, False, False, True]):
-            call = fs.begin(f"call-{number}")
-            fs.write("log.txt", f"{number}\n", mode="append")
-            fs.write(f"only-{number}.txt", "x")
-            if keep:
-                call.prepare()
-                call.finish()
-            else:
-                call.rollback()
-        assert fs.read("log.txt").content == "0\n2\n5\n"
-        assert [m.path for m in fs.glob("only-*")] == ["only-0.txt", "only-2.txt", "only-5.txt"]
 
     def test_one_call_at_a_time(self, fs: Filesystem) -> None:
         """While a call holds the workspace, another cannot begin, and the first is not disturbed."""
@@ -1011,42 +831,25 @@ class CallConformance(_Harness):
     @pytest.mark.parametrize("change", sorted(CHANGES))
     def test_recover_rolls_back(self, fs: Filesystem, change: str, foreign: bool, prepared: bool) -> None:
         """A call that the log has not committed is undone, as if it had never begun."""
-        populate(fs)
-        before = tree(fs)
-        call = fs.begin("call-1", foreign=foreign)
-        CHANGES[change](fs)
+        call, before, _ = self._begun(fs, change, foreign=foreign)
         if prepared:
             call.prepare()
-        reopened = self.reopen(fs)
-        assert list(reopened.unfinished()) == ["call-1"]
-        report = reopened.recover("call-1", committed=False)
-        assert report.conflicts == ()
-        assert tree(reopened) == before
-        assert list(reopened.unfinished()) == []
-        reopened.begin("call-2").rollback()
-        if reopened is not fs:
-            self.close(reopened)
+        with self._reopened(fs) as reopened:
+            assert list(reopened.unfinished()) == ["call-1"]
+            assert reopened.recover("call-1", committed=False).conflicts == ()
+            assert tree(reopened) == before
+            self._check_ended(reopened)
 
     @pytest.mark.parametrize("change", sorted(CHANGES))
     def test_recover_finishes(self, fs: Filesystem, change: str) -> None:
         """A call that the log has committed is kept; its boundaries can be gone back to."""
-        populate(fs)
-        before = tree(fs)
-        call = fs.begin("call-1")
-        CHANGES[change](fs)
-        after = tree(fs)
+        call, before, after = self._begun(fs, change, foreign=False)
         boundary = call.prepare()
-        reopened = self.reopen(fs)
-        assert list(reopened.unfinished()) == ["call-1"]
-        reopened.recover("call-1", committed=True)
-        assert tree(reopened) == after
-        assert list(reopened.unfinished()) == []
-        reopened.restore(call.base)
-        assert tree(reopened) == before
-        reopened.restore(boundary)
-        assert tree(reopened) == after
-        if reopened is not fs:
-            self.close(reopened)
+        with self._reopened(fs) as reopened:
+            assert list(reopened.unfinished()) == ["call-1"]
+            reopened.recover("call-1", committed=True)
+            assert tree(reopened) == after
+            self._check_ended(reopened, (call.base, before), (boundary, after))
 
     def test_ended_calls_are_not_unfinished(self, fs: Filesystem) -> None:
         """What was finished or rolled back needs no recovery."""
@@ -1058,11 +861,9 @@ class CallConformance(_Harness):
         undone = fs.begin("undone")
         fs.write("a.txt", "undone")
         undone.rollback()
-        reopened = self.reopen(fs)
-        assert list(reopened.unfinished()) == []
-        assert reopened.read("a.txt").content == "kept"
-        if reopened is not fs:
-            self.close(reopened)
+        with self._reopened(fs) as reopened:
+            assert list(reopened.unfinished()) == []
+            assert reopened.read("a.txt").content == "kept"
 
 
 class ViewConformance(_Harness):

@@ -19,7 +19,7 @@ The suite looks at a log through the protocol alone. It needs `pytest` and `hypo
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
@@ -65,6 +65,15 @@ REFUSED_TEXTS = ("nul\0inside", "lone \ud800 surrogate", "\udfff")
 def drafts(*payloads: bytes, at_us: int = 1_000_000) -> list[Draft]:
     """Make a batch of plain events."""
     return [Draft("test.Event", payload, at_us + index) for index, payload in enumerate(payloads)]
+
+
+def _in_threads(count: int, work: Callable[[], object]) -> None:
+    """Do the same in several threads at once, and wait for all of them."""
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 class LogConformance:
@@ -175,16 +184,6 @@ class LogConformance:
 
     # --- appending and reading -----------------------------------------------------------------------
 
-    def test_what_was_appended_is_read(self, log: Log, session_id: UUID, lease: Lease) -> None:
-        """Numbers run from 1 without gaps."""
-        log.append(lease, drafts(b"one", b"two"), expected_seq=0)
-        log.append(lease, drafts(b"three"), expected_seq=2)
-        events = list(log.read(session_id))
-        assert [event.seq for event in events] == [1, 2, 3]
-        assert [event.payload for event in events] == [b"one", b"two", b"three"]
-        assert {event.session_id for event in events} == {session_id}
-        assert log.info(session_id).head == 3
-
     def test_every_field_comes_back(self, log: Log, session_id: UUID, lease: Lease) -> None:
         """Times to the microsecond, absent ids as absent, the mark of a rolled back call as it was."""
         batch = [
@@ -241,14 +240,6 @@ class LogConformance:
             previous = chain_checksum(previous, session_id, event.seq, event.draft)
             assert event.checksum == previous
 
-    def test_an_empty_append_changes_nothing(self, log: Log, session_id: UUID, lease: Lease) -> None:
-        """It is allowed, and is still a check that the writer is the one that counts."""
-        log.append(lease, drafts(b"one"), expected_seq=0)
-        log.append(lease, [], expected_seq=1)
-        assert log.info(session_id).head == 1
-        with pytest.raises(StaleWriterError):
-            log.append(lease, [], expected_seq=0)
-
     def test_an_append_that_expects_another_head_is_refused(
         self, log: Log, session_id: UUID, lease: Lease
     ) -> None:
@@ -278,20 +269,6 @@ class LogConformance:
         assert seen == list(range(1, 1501))
         assert len(list(log.read(session_id))) == 1501
 
-    def test_sessions_do_not_mix(self, log: Log) -> None:
-        """Interleaved appends to many sessions leave each with its own events."""
-        leases = []
-        for _ in range(10):
-            session_id = new_id()
-            log.create(session_id, created_at=BIRTH)
-            leases.append(log.acquire(session_id, owner=this_process_owner()))
-        for step in range(20):
-            for number, lease in enumerate(leases):
-                log.append(lease, drafts(f"{number}/{step}".encode()), expected_seq=step)
-        for number, lease in enumerate(leases):
-            payloads = [event.payload for event in log.read(lease.session_id)]
-            assert payloads == [f"{number}/{step}".encode() for step in range(20)]
-
     def test_a_big_payload(self, log: Log, session_id: UUID, lease: Lease) -> None:
         """Ten megabytes in one event, between two small ones."""
         big = bytes(range(256)) * (10 * 4096)
@@ -310,27 +287,6 @@ class LogConformance:
             assert [event.payload for event in again.read(session_id)] == [b"%d" % n for n in range(10_000)]
             assert [event.seq for event in again.read(session_id, after=9_998)] == [9_999, 10_000]
             assert again.check(session_id).ok
-        finally:
-            again.close()
-
-    def test_closing_loses_nothing(
-        self, log: Log, session_id: UUID, lease: Lease, tmp_path: Path, clock: FakeClock
-    ) -> None:
-        """After closing and opening again everything is there, and the lease is free."""
-        log.append(lease, drafts(b"one", b"two"), expected_seq=0)
-        events = list(log.read(session_id))
-        log.put_snapshot(lease, 2, b"state")
-        again = self.reopen(log, tmp_path, clock)
-        try:
-            assert list(again.read(session_id)) == events
-            snapshot = again.latest_snapshot(session_id)
-            assert snapshot is not None
-            assert (snapshot.seq, snapshot.payload) == (2, b"state")
-            assert again.info(session_id).owner is None
-            fresh = again.acquire(session_id, owner=this_process_owner())
-            assert fresh.epoch > lease.epoch
-            again.append(fresh, drafts(b"three"), expected_seq=2)
-            assert again.info(session_id).head == 3
         finally:
             again.close()
 
@@ -424,25 +380,7 @@ class LogConformance:
         log.append(new, drafts(b"a late release takes nothing away"), expected_seq=0)
         assert log.info(session_id).owner == "new"
 
-    def test_leases_are_per_session(self, log: Log, session_id: UUID) -> None:
-        """Writing one session does not keep others from being written."""
-        other = new_id()
-        log.create(other, created_at=BIRTH)
-        one, two = log.acquire(session_id, owner="a"), log.acquire(other, owner="b")
-        log.append(one, drafts(b"1"), expected_seq=0)
-        log.append(two, drafts(b"2"), expected_seq=0)
-        assert [log.info(each).head for each in (session_id, other)] == [1, 1]
-
     # --- stored snapshots ----------------------------------------------------------------------------
-
-    def test_the_newest_snapshot_is_found(self, log: Log, session_id: UUID, lease: Lease) -> None:
-        """Whatever the order in which they were stored; one for the same place replaces it."""
-        log.append(lease, drafts(*[b"x"] * 9), expected_seq=0)
-        for seq, payload in ((3, b"three"), (7, b"seven"), (5, b"five"), (7, b"seven again"), (0, b"")):
-            log.put_snapshot(lease, seq, payload)
-        found = log.latest_snapshot(session_id)
-        assert found is not None
-        assert (found.session_id, found.seq, found.payload) == (session_id, 7, b"seven again")
 
     def test_a_snapshot_of_no_place_is_refused(self, log: Log, session_id: UUID, lease: Lease) -> None:
         """It must belong to an event that is there, or to the beginning."""
@@ -451,15 +389,6 @@ class LogConformance:
             with pytest.raises(UsageError):
                 log.put_snapshot(lease, seq, b"state")
         assert log.latest_snapshot(session_id) is None
-
-    def test_a_big_snapshot(self, log: Log, session_id: UUID, lease: Lease) -> None:
-        """Ten megabytes of state come back as they were."""
-        payload = bytes(range(256)) * (10 * 4096)
-        log.append(lease, drafts(b"1"), expected_seq=0)
-        log.put_snapshot(lease, 1, payload)
-        found = log.latest_snapshot(session_id)
-        assert found is not None
-        assert found.payload == payload
 
     # --- deleting ------------------------------------------------------------------------------------
 
@@ -474,44 +403,6 @@ class LogConformance:
             log.prune(lease, upto=4)
         assert list(log.read(session_id)) == events
         assert log.info(session_id).first == 1
-
-    def test_pruned_events_are_gone_and_the_rest_is_as_it_was(
-        self, log: Log, session_id: UUID, lease: Lease, tmp_path: Path, clock: FakeClock
-    ) -> None:
-        """Numbers and checksums of what is kept do not change; the next append continues from there."""
-        log.append(lease, drafts(*(bytes([n]) for n in range(8))), expected_seq=0)
-        events = list(log.read(session_id))
-        log.put_snapshot(lease, 6, b"state")
-        assert log.prune(lease, upto=4) == 4
-        assert log.prune(lease, upto=4) == 0
-        assert log.prune(lease, upto=2) == 0
-        assert list(log.read(session_id)) == events[4:]
-        assert list(log.read(session_id, after=2, upto=6)) == events[4:6]
-        assert (log.info(session_id).first, log.info(session_id).head) == (5, 8)
-        assert log.prune(lease, upto=6) == 2
-        log.append(lease, drafts(b"nine"), expected_seq=8)
-        again = self.reopen(log, tmp_path, clock)
-        try:
-            assert [event.seq for event in again.read(session_id)] == [7, 8, 9]
-            assert again.check(session_id).ok
-            found = again.latest_snapshot(session_id)
-            assert found is not None
-            assert found.seq == 6
-        finally:
-            again.close()
-
-    def test_everything_can_be_pruned(self, log: Log, session_id: UUID, lease: Lease) -> None:
-        """A session of which only the snapshot is left continues with the next number."""
-        log.append(lease, drafts(b"1", b"2", b"3"), expected_seq=0)
-        kept = list(log.read(session_id))
-        log.put_snapshot(lease, 3, b"state")
-        assert log.prune(lease, upto=3) == 3
-        assert list(log.read(session_id)) == []
-        assert (log.info(session_id).first, log.info(session_id).head) == (4, 3)
-        log.append(lease, drafts(b"4"), expected_seq=3)
-        (new,) = log.read(session_id)
-        assert new.checksum == chain_checksum(kept[-1].checksum, session_id, 4, new.draft)
-        assert log.check(session_id).ok
 
     def test_an_erased_session_is_gone(self, log: Log, session_id: UUID, lease: Lease) -> None:
         """With its events, snapshots and lease; its neighbours are as they were; its id is free."""
@@ -567,8 +458,9 @@ class LogConformance:
         written: list[bytes] = []
         start = threading.Barrier(4)
 
-        def write(name: bytes) -> None:
+        def write() -> None:
             start.wait()
+            name = b"%d" % threading.get_ident()
             for attempt in range(1000):
                 if len(written) >= 100:
                     return
@@ -579,11 +471,7 @@ class LogConformance:
                     continue
                 written.append(payload)
 
-        threads = [threading.Thread(target=write, args=(b"%d" % n,)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        _in_threads(4, write)
         events = list(log.read(session_id))
         assert len(written) >= 100
         assert [event.seq for event in events] == list(range(1, len(written) + 1))
@@ -627,11 +515,7 @@ class LogConformance:
             except LeaseHeldError as error:
                 refused.append(error)
 
-        threads = [threading.Thread(target=ask) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        _in_threads(8, ask)
         assert (len(got), len(refused)) == (1, 7)
 
     # --- the law -------------------------------------------------------------------------------------
