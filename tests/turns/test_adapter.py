@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -27,11 +28,10 @@ from treenail.errors import (
 )
 from treenail.prompt import MarkdownSection, Prompt, PromptExecuted, PromptRendered, SectionVisibility
 from treenail.providers.adapter import ProviderAdapter
+from treenail.providers.base import ModelEvent, ModelRequest, TextDelta
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import BudgetTracker, Snapshot, TokenUsage
 from treenail.testing import FakeClock
-from treenail.testing.provider import StepProvider
-from treenail.testing.wire import Broken
 from treenail.tools import ToolContext
 from treenail.tools.events import ToolInvoked
 from treenail.turns import ModelAdapter, RetryPolicy, TurnEnded, TurnState, turn_state
@@ -155,9 +155,22 @@ def test_a_turn_runs_under_either_event_loop(backend: str, tmp_path: Path) -> No
     assert (root / "a.txt").read_text() == "x"
 
 
+class _Hanging(ScriptedProvider):
+    """Says one line and then nothing more."""
+
+    was_closed = False
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        try:
+            yield TextDelta("one\n")
+            await anyio.sleep_forever()
+        finally:
+            self.was_closed = True
+
+
 def test_a_deadline_cuts_an_answer_off_under_trio() -> None:
     async def main() -> None:
-        hanging = StepProvider([Broken(Answer("one\ntwo\n"), "hang", after=1)])
+        hanging = _Hanging(())
         # On a clock that stands still, so that its time is that of the model call.
         deadline = Deadline.after(timedelta(seconds=0.2), clock=FakeClock())
         with pytest.raises(DeadlineExceededError):

@@ -136,14 +136,6 @@ class Section(Captures, ABC, Generic[ParamsT]):
         """The section's tools, functions wrapped."""
         return cast("tuple[Tool[Any, Any], ...]", self.tools)
 
-    @property
-    def is_constant(self) -> bool:
-        """Whether it always looks the same, whatever is bound and whatever the session holds.
-
-        A class that makes its body itself does not know; one that does may say so.
-        """
-        return False
-
     def is_enabled(self, params: Any, *, session: SessionProtocol | None, path: SectionPath) -> bool:
         """Say whether the section is there. A function that fails is a `PromptRenderError`."""
         if isinstance(self.enabled, bool):
@@ -227,16 +219,6 @@ class MarkdownSection(Section[ParamsT]):
     def source(self) -> str:
         """Return the text as it was written."""
         return self.template
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether there is neither a placeholder in it nor a function that decides about it."""
-        return (
-            type(self) is MarkdownSection  # A class derived from it may do anything.
-            and isinstance(self.enabled, bool)
-            and isinstance(self.visibility, SectionVisibility)
-            and not self.placeholders()
-        )
 
     def check(self, path: SectionPath) -> None:
         """Check the text as well: every dollar sign must begin a placeholder or be doubled."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, cast
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, TypedDict, Unpack, cast
 
 from treenail.errors import PromptValidationError
 from treenail.prompt.capture import Captures, name_of
@@ -38,7 +38,6 @@ from treenail.prompt.visibility import (
     SectionPath,
     SectionVisibility,
     dotted,
-    overrides_of,
 )
 from treenail.state.budget import Deadline
 from treenail.state.resources import ResourceRegistry
@@ -117,11 +116,6 @@ class PromptTemplate(Captures, Generic[OutputT]):
     def tools(self) -> tuple[Tool[Any, Any], ...]:
         """Every tool of every section, whether it is shown now or not."""
         return tuple(tool for node in walk(self.nodes) for tool in node.section.own_tools)
-
-    @functools.cached_property
-    def is_constant(self) -> bool:
-        """Whether text and tools are the same whatever is bound, as long as nobody overrides a section."""
-        return all(each.is_constant for each in self._by_path.values())
 
     def find_section(self, selector: str | SectionPath | type[Section[Any]]) -> Section[Any]:
         """Return the section with that dotted path, path, key or class. Raises if there is not just one."""
@@ -203,6 +197,21 @@ class PromptTemplate(Captures, Generic[OutputT]):
             )
 
 
+class TemplateFields(TypedDict, total=False):
+    """The fields of a `PromptTemplate`, as keyword arguments of a `Prompt`."""
+
+    ns: str
+    key: str
+    name: str | None
+    sections: Sequence[Section[Any]]
+    policies: Sequence[ToolPolicy]
+    feedback_providers: Sequence[Any]
+    task_completion_checker: Any
+    nested_execution_config: Any
+    allow_extra_keys: bool
+    resources: Resources
+
+
 class Prompt(Captures, Generic[OutputT]):
     """A template with what is bound to it: `Prompt(template)`, or `Prompt[Out](ns=..., key=..., ...)`.
 
@@ -212,31 +221,8 @@ class Prompt(Captures, Generic[OutputT]):
     def __init__(
         self,
         template: PromptTemplate[OutputT] | None = None,
-        *,
-        ns: str | None = None,
-        key: str | None = None,
-        name: str | None = None,
-        sections: Sequence[Section[Any]] = (),
-        policies: Sequence[ToolPolicy] = (),
-        feedback_providers: Sequence[Any] = (),
-        task_completion_checker: Any = None,
-        nested_execution_config: Any = None,
-        allow_extra_keys: bool = False,
-        resources: Resources | None = None,
+        **given: Unpack[TemplateFields],
     ) -> None:
-        said = {
-            "ns": ns,
-            "key": key,
-            "name": name,
-            "sections": sections or None,
-            "policies": policies or None,
-            "feedback_providers": feedback_providers or None,
-            "task_completion_checker": task_completion_checker,
-            "nested_execution_config": nested_execution_config,
-            "allow_extra_keys": allow_extra_keys or None,
-            "resources": resources,
-        }
-        given = {name: value for name, value in said.items() if value is not None}
         self._template = self._resolved(template, given)
         self._bindings = Bindings()
         self._bound_resources = ResourceRegistry()
@@ -428,25 +414,10 @@ class Prompt(Captures, Generic[OutputT]):
         `visibility` says for single sections how they are shown, whatever the session and the sections
         say. The session is only read.
         """
-        if not visibility and self._template.is_constant and not overrides_of(session):
-            return self._constant if deadline is None else replace(self._constant, deadline=deadline)
-        return self._rendered(session, self._explicit(visibility) if visibility else {}, deadline)
-
-    @functools.cached_property
-    def _constant(self) -> RenderedPrompt[OutputT]:
-        """What a prompt looks like that always looks the same."""
-        return self._rendered(None, {}, None)
-
-    def _rendered(
-        self,
-        session: SessionProtocol | None,
-        explicit: Mapping[SectionPath, SectionVisibility],
-        deadline: Deadline | None,
-    ) -> RenderedPrompt[OutputT]:
         template = self._template
         renderer = Renderer(template.nodes, self._bindings)
         view = read_only(session)
-        everything = renderer.show(view, explicit)
+        everything = renderer.show(view, self._explicit(visibility or {}))
         visible = [each for each in everything if not each.covered_by]
         tools = tuple(tool for each in visible if not each.is_closed for tool in each.node.section.own_tools)
         closed = closed_sections(everything)

@@ -7,7 +7,7 @@ around any `Provider` and one around a vendor's own loop, and callers cannot tel
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypedDict, Unpack, runtime_checkable
 
 from treenail.containment import CancellationToken, ExecutionContext
 from treenail.prompt.events import PromptResponse
@@ -20,14 +20,31 @@ from treenail.state.session import Session
 from treenail.tools.context import Heartbeat
 
 
-@runtime_checkable
-class ProviderAdapter(Protocol):
-    """Evaluates prompts.
+class EvaluationOptions(TypedDict, total=False):
+    """The keyword arguments of an evaluation.
 
     Give it a `session`, or a `state` if the evaluation has resources beside the prompt's own; one of
     the two. A deadline, a budget and a containment are ceilings, and the tightest one counts; a
     `budget_tracker` takes precedence over `budget`. `request` is the person's message; without it the
     prompt is sent alone. With `resume=True` the session's newest evaluation resumes where it stopped.
+    """
+
+    session: Session | None
+    state: ExecutionState | None
+    request: str | None
+    resume: bool
+    deadline: Deadline | None
+    budget: Budget | None
+    budget_tracker: BudgetTracker | None
+    heartbeat: Heartbeat | None
+    run_context: RunContext | None
+    containment: ExecutionContext | None
+    cancellation: CancellationToken | None
+
+
+@runtime_checkable
+class ProviderAdapter(Protocol):
+    """Evaluates prompts.
 
     Both methods raise `PromptEvaluationError` and its kinds, `DeadlineExceededError`,
     `BudgetExceededError`, `OutputParseError`, and for a resume `ConversationNotFound`,
@@ -40,39 +57,13 @@ class ProviderAdapter(Protocol):
         ...
 
     def evaluate(
-        self,
-        prompt: Prompt[OutputT],
-        *,
-        session: Session | None = None,
-        state: ExecutionState | None = None,
-        request: str | None = None,
-        resume: bool = False,
-        deadline: Deadline | None = None,
-        budget: Budget | None = None,
-        budget_tracker: BudgetTracker | None = None,
-        heartbeat: Heartbeat | None = None,
-        run_context: RunContext | None = None,
-        containment: ExecutionContext | None = None,
-        cancellation: CancellationToken | None = None,
+        self, prompt: Prompt[OutputT], **options: Unpack[EvaluationOptions]
     ) -> PromptResponse[OutputT]:
         """Evaluate a prompt and return its answer. Not for use inside an event loop."""
         ...
 
     async def aevaluate(
-        self,
-        prompt: Prompt[OutputT],
-        *,
-        session: Session | None = None,
-        state: ExecutionState | None = None,
-        request: str | None = None,
-        resume: bool = False,
-        deadline: Deadline | None = None,
-        budget: Budget | None = None,
-        budget_tracker: BudgetTracker | None = None,
-        heartbeat: Heartbeat | None = None,
-        run_context: RunContext | None = None,
-        containment: ExecutionContext | None = None,
-        cancellation: CancellationToken | None = None,
+        self, prompt: Prompt[OutputT], **options: Unpack[EvaluationOptions]
     ) -> PromptResponse[OutputT]:
         """Evaluate a prompt and return its answer."""
         ...

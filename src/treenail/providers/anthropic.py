@@ -13,28 +13,14 @@ from typing import Any, Self
 import anthropic
 import httpx2
 
-from treenail.containment.pricing import DEFAULT_MAX_OUTPUT_TOKENS, CallUsage, PriceTable
+from treenail.containment.pricing import DEFAULT_MAX_OUTPUT_TOKENS, PriceTable
 from treenail.errors import UsageError
-from treenail.providers.base import (
-    FinishReason,
-    ModelEvent,
-    ModelRequest,
-    ReasoningDelta,
-    Stopped,
-    TextDelta,
-    ToolCallRequested,
-)
+from treenail.providers.anthropic_answer import AnthropicAnswer
+from treenail.providers.base import ModelEvent, ModelRequest
 from treenail.providers.errors import Facts
 from treenail.providers.vendor import ClosableStream, VendorProvider, tls
-from treenail.providers.wire_formats import Wire, anthropic_tools, mark_cached, to_anthropic
-from treenail.tools.tool import ToolCall
+from treenail.providers.wire_formats import Wire, anthropic_tools, mark_cached, present, to_anthropic
 
-_STOPS: Mapping[str, FinishReason] = {
-    "tool_use": "tools",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "refusal": "refused",
-}
 _LEAST_THINKING = 1024
 """The smallest reasoning budget that the interface accepts."""
 
@@ -112,25 +98,26 @@ class Anthropic(VendorProvider[anthropic.AsyncAnthropic]):
     def messages_body(self, request: ModelRequest) -> Wire:
         """Return what is sent to the Messages interface for a request."""
         system, messages = to_anthropic(request.items)
-        body: Wire = {"model": self._model, "max_tokens": self._max_output_tokens, "messages": messages}
+        told: str | list[Wire] | None = system
         if self._cache:
-            marked, body["messages"] = mark_cached(system, messages)
-            if marked:
-                body["system"] = marked
-        elif system is not None:
-            body["system"] = system
-        if request.tools:
-            body["tools"] = anthropic_tools(request.tools)
-        config: Wire = {} if self._effort is None else {"effort": self._effort}
+            told, messages = mark_cached(system, messages)
+        config = present(effort=self._effort)
         if request.output_schema is not None:
             config["format"] = {"type": "json_schema", "schema": _accepted(request.output_schema)}
-        if config:
-            body["output_config"] = config
-        if self._thinking is not None and _may_think(self._thinking, messages):
-            body["thinking"] = self._thinking
-        if self._temperature is not None:
-            body["temperature"] = self._temperature
-        return {**body, **self._extra}
+        may_think = self._thinking is not None and _may_think(self._thinking, messages)
+        return {
+            "model": self._model,
+            "max_tokens": self._max_output_tokens,
+            "messages": messages,
+            **present(
+                system=told,
+                tools=anthropic_tools(request.tools),
+                output_config=config or None,
+                thinking=self._thinking if may_think else None,
+                temperature=self._temperature,
+            ),
+            **self._extra,
+        }
 
     async def _open(self, client: anthropic.AsyncAnthropic, request: ModelRequest) -> ClosableStream:
         body = self.messages_body(request)
@@ -143,79 +130,13 @@ class Anthropic(VendorProvider[anthropic.AsyncAnthropic]):
         )
 
     async def _read(self, opened: ClosableStream) -> AsyncGenerator[ModelEvent, None]:
-        block: _Block | None = None
-        chars = calls = 0
-        counts: dict[str, int] = {}
-        stop: str | None = None
+        answer = AnthropicAnswer(self._model, self._name, self._used)
         async for event in opened:
-            if event.type == "message_start":
-                _count(counts, event.message.usage)
-                yield self._used(_usage(counts))
-            elif event.type == "content_block_start":
-                block = _Block(event.content_block.to_dict(mode="json"))
-                if block.kind == "text" and block.data["text"]:
-                    chars += len(block.data["text"])
-                    yield TextDelta(block.data["text"])
-            elif event.type == "content_block_delta" and block is not None:
-                delta = event.delta
-                if delta.type == "text_delta":
-                    chars += len(delta.text)
-                    yield TextDelta(delta.text)
-                elif delta.type == "thinking_delta":
-                    block.pieces.append(delta.thinking)
-                    yield ReasoningDelta(delta.thinking)
-                elif delta.type == "signature_delta":
-                    block.signature.append(delta.signature)
-                elif delta.type == "input_json_delta":
-                    block.pieces.append(delta.partial_json)
-            elif event.type == "content_block_stop" and block is not None:
-                if block.kind == "tool_use":
-                    calls += 1
-                    yield ToolCallRequested(block.call())
-                elif (payload := block.thought()) is not None:
-                    yield self._thought(payload, chars, calls)
-                block = None
-            elif event.type == "message_delta":
-                stop = event.delta.stop_reason or stop
-                _count(counts, event.usage)
-                yield self._used(_usage(counts))
-            elif event.type == "message_stop":
-                reason = _STOPS.get(stop or "", "end")
-                yield Stopped("tools" if reason == "end" and calls else reason)
+            for each in answer.take(event.to_dict(mode="python", warnings=False)):
+                yield each
 
     def _facts(self, error: Exception) -> Facts | None:
         return facts_of(error)
-
-
-class _Block:
-    """A block of an answer while it arrives."""
-
-    def __init__(self, data: dict[str, Any]) -> None:
-        self.data = data
-        self.pieces: list[str] = []
-        self.signature: list[str] = []
-
-    @property
-    def kind(self) -> str:
-        return str(self.data.get("type"))
-
-    def call(self) -> ToolCall:
-        text = "".join(self.pieces)
-        # A call whose arguments are known at once has them in its first event.
-        arguments: Any = text if text.strip() else self.data.get("input") or "{}"
-        return ToolCall(str(self.data.get("id") or ""), str(self.data.get("name") or ""), arguments)
-
-    def thought(self) -> dict[str, Any] | None:
-        """Return the block as it is sent back; None if it is not reasoning, or was cut off."""
-        if self.kind == "redacted_thinking":
-            return self.data
-        if self.kind != "thinking":
-            return None
-        signature = self.data.get("signature", "") + "".join(self.signature)
-        if not signature:
-            return None
-        thinking = self.data.get("thinking", "") + "".join(self.pieces)
-        return {**self.data, "thinking": thinking, "signature": signature}
 
 
 def _thinking(given: int | str | Mapping[str, Any] | None, most: int) -> dict[str, Any] | None:
@@ -258,32 +179,6 @@ def _accepted(schema: Mapping[str, Any]) -> dict[str, Any]:
         return anthropic.transform_schema(dict(schema))
     except ValueError:
         return dict(schema)
-
-
-def _count(counts: dict[str, int], usage: Any) -> None:
-    """Merge the provider's numbers, which are running totals and may be incomplete."""
-    details = getattr(usage, "output_tokens_details", None)
-    for name, value in (
-        ("input", usage.input_tokens),
-        ("output", usage.output_tokens),
-        ("read", usage.cache_read_input_tokens),
-        ("written", usage.cache_creation_input_tokens),
-        ("thinking", getattr(details, "thinking_tokens", None)),
-    ):
-        if isinstance(value, int) and value >= 0:
-            counts[name] = value
-
-
-def _usage(counts: Mapping[str, int]) -> CallUsage:
-    # This vendor reports cached input separately from the rest of the input.
-    read, written, output = counts.get("read", 0), counts.get("written", 0), counts.get("output", 0)
-    return CallUsage(
-        input_tokens=counts.get("input", 0) + read + written,
-        output_tokens=output,
-        cached_input_tokens=read,
-        cache_write_tokens=written,
-        reasoning_tokens=min(counts.get("thinking", 0), output),
-    )
 
 
 def facts_of(error: Exception) -> Facts | None:

@@ -46,7 +46,7 @@ from treenail.providers.base import (
 from treenail.providers.errors import Facts
 from treenail.providers.openai import CHAT_STOPS, ChatCalls, call_usage, output_format
 from treenail.providers.vendor import ClosableStream, VendorProvider, drain, tls
-from treenail.providers.wire_formats import Wire, chat_tools, to_openai_chat
+from treenail.providers.wire_formats import Wire, chat_tools, present, to_openai_chat
 
 # It prints advice to standard output, which belongs to the program.
 litellm.suppress_debug_info = True
@@ -98,27 +98,23 @@ class LiteLLM(VendorProvider["_LoopClients"]):
 
     def arguments(self, request: ModelRequest) -> Wire:
         """Return the arguments for LiteLLM, without the key."""
-        body: Wire = {
+        return {
             "model": self._model,
             "messages": to_openai_chat(request.items),
             "stream": True,
             "stream_options": {"include_usage": True},
             "max_retries": 0,
             "num_retries": 0,
+            **present(
+                tools=chat_tools(request.tools),
+                response_format=output_format(request.output_schema),
+                base_url=self._base_url,
+                max_tokens=self._max_output_tokens,
+                temperature=self._temperature,
+                timeout=self._timeout_s,
+            ),
+            **self._extra,
         }
-        if request.tools:
-            body["tools"] = chat_tools(request.tools)
-        if request.output_schema is not None:
-            body["response_format"] = output_format(request.output_schema)
-        for name, value in (
-            ("base_url", self._base_url),
-            ("max_tokens", self._max_output_tokens),
-            ("temperature", self._temperature),
-            ("timeout", self._timeout_s),
-        ):
-            if value is not None:
-                body[name] = value
-        return {**body, **self._extra}
 
     def _endpoint(self, client: _LoopClients) -> str:
         return self._base_url or ""

@@ -32,6 +32,7 @@ from treenail.providers.wire_formats import (
     Wire,
     chat_tools,
     fits_strict,
+    present,
     responses_tools,
     to_openai_chat,
     to_openai_responses,
@@ -140,19 +141,17 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
             "input": items,
             "store": False,
             "include": ["reasoning.encrypted_content"],
+            **present(
+                instructions=instructions,
+                tools=responses_tools(request.tools),
+                max_output_tokens=self._max_output_tokens,
+                temperature=self._temperature,
+            ),
         }
-        if instructions is not None:
-            body["instructions"] = instructions
-        if request.tools:
-            body["tools"] = responses_tools(request.tools)
         if request.output_schema is not None:
             schema = dict(request.output_schema)
             form = {"type": "json_schema", "name": _OUTPUT_NAME, "schema": schema}
             body["text"] = {"format": {**form, "strict": fits_strict(schema)}}
-        if self._max_output_tokens is not None:
-            body["max_output_tokens"] = self._max_output_tokens
-        if self._temperature is not None:
-            body["temperature"] = self._temperature
         if self._reasoning_effort is not None:
             body["reasoning"] = {"effort": self._reasoning_effort, "summary": "auto"}
         return {**body, **self._extra}
@@ -195,22 +194,19 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
 
     def chat_body(self, request: ModelRequest) -> Wire:
         """Return what is sent to the Chat Completions interface for a request."""
-        body: Wire = {
+        return {
             "model": self._model,
             "messages": to_openai_chat(request.items),
             "stream_options": {"include_usage": True},
+            **present(
+                tools=chat_tools(request.tools),
+                response_format=output_format(request.output_schema),
+                max_completion_tokens=self._max_output_tokens,
+                temperature=self._temperature,
+                reasoning_effort=self._reasoning_effort,
+            ),
+            **self._extra,
         }
-        if request.tools:
-            body["tools"] = chat_tools(request.tools)
-        if request.output_schema is not None:
-            body["response_format"] = output_format(request.output_schema)
-        if self._max_output_tokens is not None:
-            body["max_completion_tokens"] = self._max_output_tokens
-        if self._temperature is not None:
-            body["temperature"] = self._temperature
-        if self._reasoning_effort is not None:
-            body["reasoning_effort"] = self._reasoning_effort
-        return {**body, **self._extra}
 
     async def _read_chat(self, chunks: ClosableStream) -> AsyncGenerator[ModelEvent, None]:
         finish: str | None = None
@@ -251,8 +247,10 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
         yield Stopped(stop)
 
 
-def output_format(schema: Mapping[str, Any]) -> Wire:
-    """Ask Chat Completions for an answer that follows a schema."""
+def output_format(schema: Mapping[str, Any] | None) -> Wire | None:
+    """Ask Chat Completions for an answer that follows a schema; None without one."""
+    if schema is None:
+        return None
     form = {"name": _OUTPUT_NAME, "schema": dict(schema), "strict": fits_strict(schema)}
     return {"type": "json_schema", "json_schema": form}
 

@@ -8,6 +8,7 @@ from treenail.containment import ActiveCall, CallUsage
 from treenail.containment.pricing import estimate_tokens
 from treenail.errors import UsageError
 from treenail.providers.base import ModelRequest, UsageReported
+from treenail.state.budget import TokenUsage
 
 _logger = logging.getLogger("treenail.providers")
 
@@ -46,3 +47,14 @@ def report_usage(call: ActiveCall, reported: UsageReported) -> None:
             )
     except UsageError:
         _logger.exception("the provider reported a usage that cannot be counted")
+
+
+def usage_reported(usage: CallUsage, cost_usd: float | None, model: str) -> UsageReported:
+    """Report what a call has used, for the stream of its events."""
+    tokens = TokenUsage(
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        cached_tokens=usage.cached_input_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+    )
+    return UsageReported(tokens, cost_usd, usage.cache_write_tokens, model=model)

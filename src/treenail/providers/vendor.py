@@ -53,9 +53,8 @@ from treenail.providers.base import (
     UsageReported,
 )
 from treenail.providers.errors import Facts, classify, environment_secrets, model_call_error
-from treenail.providers.usage import request_tokens
+from treenail.providers.usage import request_tokens, usage_reported
 from treenail.providers.wire_formats import clean
-from treenail.state.budget import TokenUsage
 
 C = TypeVar("C")
 
@@ -245,13 +244,7 @@ class VendorProvider(ABC, Generic[C]):
         return ReasoningBlock(part)
 
     def _used(self, usage: CallUsage) -> UsageReported:
-        tokens = TokenUsage(
-            input_tokens=usage.input_tokens,
-            output_tokens=usage.output_tokens,
-            cached_tokens=usage.cached_input_tokens,
-            reasoning_tokens=usage.reasoning_tokens,
-        )
-        return UsageReported(tokens, self._price(usage), usage.cache_write_tokens, model=self._model)
+        return usage_reported(usage, self._price(usage), self._model)
 
     def _price(self, usage: CallUsage) -> float | None:
         table = self._prices if self._prices is not None else default_prices()

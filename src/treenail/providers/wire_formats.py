@@ -268,6 +268,11 @@ def mark_cached(system: str | None, messages: Sequence[Wire]) -> tuple[list[Wire
 # --- what they share -----------------------------------------------------------------------------------
 
 
+def present(**fields: Any) -> Wire:
+    """Return the fields of a request that have a value: neither None nor an empty list."""
+    return {name: value for name, value in fields.items() if value is not None and value != []}
+
+
 def clean(text: str) -> str:
     """Return text that can be sent: split surrogate pairs are joined, lone surrogates replaced."""
     try:

@@ -148,13 +148,11 @@ def begin(name: str, **attributes: Attribute | None) -> OpenSpan:
 
 def here() -> object:
     """Return the current place in the trace, for work that runs elsewhere; None without an exporter."""
-    if not _everywhere:
-        return None
-    try:
-        return _everywhere[0].here()
-    except Exception:
-        _logger.exception("the place in the trace could not be found")
-        return None
+    place: object = None
+    if _everywhere:
+        with _logging_errors("the place in the trace could not be found"):
+            place = _everywhere[0].here()
+    return place
 
 
 def under(place: object) -> AbstractContextManager[object]:
@@ -167,14 +165,21 @@ def under(place: object) -> AbstractContextManager[object]:
 def record(name: str, value: float, **attributes: Attribute | None) -> None:
     """Record a measurement, if an exporter is configured."""
     if _everywhere:
-        try:
+        with _logging_errors("a measurement could not be taken"):
             _everywhere[0].record(name, value, _named(attributes))
-        except Exception:
-            _logger.exception("a measurement could not be taken")
 
 
 def _named(attributes: Mapping[str, Attribute | None]) -> dict[str, Attribute]:
     return {name.replace("__", "."): value for name, value in attributes.items() if value is not None}
+
+
+@contextmanager
+def _logging_errors(message: str) -> Iterator[None]:
+    """Log what an exporter raises in the block, instead of raising it."""
+    try:
+        yield
+    except Exception:
+        _logger.exception(message)
 
 
 class _Guard:
@@ -201,10 +206,8 @@ class _Guard:
 
     def _try(self, what: Callable[[Any], object]) -> None:
         if self._span is not None:
-            try:
+            with _logging_errors("an exporter failed on a span"):
                 what(self._span)
-            except Exception:
-                _logger.exception("an exporter failed on a span")
 
 
 @contextmanager
@@ -219,10 +222,8 @@ def _placed(telemetry: Telemetry, place: object) -> Iterator[None]:
     try:
         yield
     finally:
-        try:
+        with _logging_errors("the place in the trace could not be left"):
             context.__exit__(None, None, None)
-        except Exception:
-            _logger.exception("the place in the trace could not be left")
 
 
 @contextmanager

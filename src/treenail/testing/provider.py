@@ -9,14 +9,14 @@ server; pytest finds the rest:
 
 The server is a `treenail.testing.wire.WireServer`, so a provider that speaks one of its
 interfaces needs no more. One that speaks another overrides `open` and plays the steps itself,
-as the scripted provider does here.
+as the scripted provider does in Treenail's own tests.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -27,7 +27,7 @@ import pytest
 from treenail.agent import Agent
 from treenail.clock import Clock, SystemClock
 from treenail.conversation.events import ProviderUsage
-from treenail.conversation.messages import ImagePart, InnerMessage, ReasoningPart, ToolCallRecord
+from treenail.conversation.messages import ImagePart, InnerMessage, ToolCallRecord
 from treenail.conversation.replay import replay_events
 from treenail.errors import ModelCallError, ThrottleError
 from treenail.providers.answer import MAX_TEXT_CHARS, CollectedAnswer, Collector
@@ -40,13 +40,12 @@ from treenail.providers.base import (
     TextDelta,
     ToolCallRequested,
 )
-from treenail.providers.errors import Facts, classify, model_call_error
-from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.providers.scripted import Answer
 from treenail.state.budget import TokenUsage
 from treenail.state.execution import ExecutionState
 from treenail.state.session import Session
 from treenail.testing.clock import FakeClock
-from treenail.testing.wire import Broken, Fault, Step, WireServer, fault_response
+from treenail.testing.wire import Broken, Fault, Step, WireServer
 from treenail.tools.tool import ToolCall, tool
 from treenail.turns.retries import RetryPolicy
 from treenail.turns.states import PartialText, TurnState
@@ -100,82 +99,6 @@ class WireBench(ProviderBench):
     def wait_closed(self) -> bool:
         """Whether the server saw the client leave."""
         return self.server.requests[-1].wait_closed()
-
-
-class StepProvider(ScriptedProvider):
-    """The scripted provider, playing a wire server's steps: one per call, faults and breaks included."""
-
-    def __init__(self, steps: Sequence[Step], *, model: str = "scripted") -> None:
-        super().__init__((), model=model)
-        self._steps = tuple(steps)
-        self.requests: list[ModelRequest] = []
-        self.was_closed = False
-
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Play the next step."""
-        self.requests.append(request)
-        self.was_closed = True
-        step = self._steps[len(self.requests) - 1]
-        if isinstance(step, Fault):
-            raise self._fault(step)
-        if isinstance(step, str):
-            step = Answer(step)
-        broken = step if isinstance(step, Broken) else None
-        answer = step.answer if isinstance(step, Broken) else step
-        if broken is not None:
-            lines = answer.text.splitlines(keepends=True)[: broken.after]
-            answer = replace(answer, text="".join(lines), error=None)
-        inner = ScriptedProvider([lambda _: answer], model=self.model, repeat=True)
-        said = ""
-        async with aclosing(inner.stream(request)) as events:
-            async for each in events:
-                if broken is not None and not isinstance(each, TextDelta):
-                    break
-                if isinstance(each, TextDelta):
-                    said += each.text
-                yield each
-        if broken is None:
-            self.was_closed = False
-        elif broken.how == "hang":
-            await anyio.sleep_forever()
-        else:
-            raise self._cut(broken, said)
-
-    def _fault(self, fault: Fault) -> ModelCallError:
-        if fault.kind == "drop":
-            facts = Facts(message="the connection was closed")
-        else:
-            status, body, headers = fault_response("openai.chat", fault)
-            error: dict[str, Any] = body["error"]
-            code = " ".join(str(error[each]) for each in ("code", "type") if error[each])
-            facts = Facts(status, code, error["message"], headers)
-        return model_call_error(classify(facts), provider=self.name, model=self.model, facts=facts)
-
-    def _cut(self, broken: Broken, said: str) -> ModelCallError:
-        facts = Facts(code="server_error" if broken.how == "error" else "", message="the stream broke")
-        return model_call_error(
-            classify(facts), provider=self.name, model=self.model, facts=facts, partial=said
-        )
-
-
-@dataclass
-class StepBench(ProviderBench):
-    """A provider that plays the steps itself."""
-
-    provider: StepProvider
-
-    @property
-    def calls(self) -> int:
-        """How many calls were made."""
-        return len(self.provider.requests)
-
-    def saw(self, text: str) -> bool:
-        """Whether the newest request holds a text."""
-        return text in repr(self.provider.requests[-1])
-
-    def wait_closed(self) -> bool:
-        """Whether the newest call was left before its end."""
-        return self.provider.was_closed
 
 
 @dataclass
@@ -339,38 +262,28 @@ class ProviderConformance:
             assert bench.saw("what the ship is called")
         assert json.loads(outcome.answer.text) == {"name": "Kelp"}
 
-    def test_blocks_of_thought_go_back_unchanged(self) -> None:
-        """To the same model and interface; the other side checks that nothing was changed in them."""
+    @pytest.mark.parametrize("writer", ["the same", "another"])
+    def test_blocks_of_thought_go_back_unchanged(self, writer: str) -> None:
+        """To the model and interface that wrote them, and to no other; the other side checks them."""
         steps = [Answer("", [("double", {"number": 3})], thoughts=["Twice three, hm."]), Answer("6")]
         with self.open(steps) as bench:
             first = outcome_of(bench.provider)
             (part,) = [each.part for each in first.events if isinstance(each, ReasoningBlock)]
             assert (part.model, part.dialect) == (bench.provider.model, bench.provider.name)
-            second = outcome_of(bench.provider, self._second_request(bench.provider, first, part))
+            if writer == "another":
+                part = replace(part, model="another")
+            (call,) = first.answer.calls
+            record = ToolCallRecord(call.id, call.name, call.arguments_json)
+            asked = request_of(
+                said("user", "Double 3"),
+                said("assistant", first.answer.text, tool_calls=(record,), parts=(part,)),
+                said("tool", "6", tool_call_id=call.id, tool_name=call.name),
+                provider=bench.provider,
+            )
+            second = outcome_of(bench.provider, asked)
             assert second.error is None, second.error
             assert second.answer.text == "6"
-            assert bench.saw("Twice three, hm.")
-
-    def test_thoughts_of_another_model_stay_at_home(self) -> None:
-        """A block that another model wrote is left out."""
-        steps = [Answer("", [("double", {"number": 3})], thoughts=["Twice three, hm."]), Answer("6")]
-        with self.open(steps) as bench:
-            first = outcome_of(bench.provider)
-            (part,) = [each.part for each in first.events if isinstance(each, ReasoningBlock)]
-            other = replace(part, model="another")
-            second = outcome_of(bench.provider, self._second_request(bench.provider, first, other))
-            assert second.answer.text == "6"
-            assert not bench.saw("Twice three, hm.")
-
-    def _second_request(self, provider: Provider, first: _Outcome, part: ReasoningPart) -> ModelRequest:
-        (call,) = first.answer.calls
-        record = ToolCallRecord(call.id, call.name, call.arguments_json)
-        return request_of(
-            said("user", "Double 3"),
-            said("assistant", first.answer.text, tool_calls=(record,), parts=(part,)),
-            said("tool", "6", tool_call_id=call.id, tool_name=call.name),
-            provider=provider,
-        )
+            assert bench.saw("Twice three, hm.") == (writer == "the same")
 
     def test_a_picture_in_a_result_reaches_the_model(self) -> None:
         """As the interface takes one: inside of the result, or behind all results of the answer."""
@@ -414,17 +327,13 @@ class ProviderConformance:
         assert run.result.error_kind in kinds[stop]
 
     def test_an_empty_answer_is_noted(self) -> None:
-        """It is no failure, and it is no text either."""
-        with self.open([Answer("")]) as bench:
+        """It is not a failure: the run is completed, and its log says that there was nothing."""
+        with self.open([Answer(""), Answer("")]) as bench:
             outcome = outcome_of(bench.provider)
+            run = CALCULATOR.run("?", provider=bench.provider)
         assert outcome.error is None
         assert outcome.answer.is_empty
         assert outcome.answer.notes == ("the answer is empty",)
-
-    def test_a_run_whose_answer_is_empty_says_so_in_its_log(self) -> None:
-        """It is completed, with nothing, and its log says that there was nothing."""
-        with self.open([Answer("")]) as bench:
-            run = CALCULATOR.run("?", provider=bench.provider)
         assert (run.state, run.output) == (TurnState.COMPLETED, "")
         assert run.execution_state.session[ProviderUsage].all()[-1].notes == ("the answer is empty",)
 
@@ -438,16 +347,10 @@ class ProviderConformance:
         assert error.retry_after is not None
         assert (error.kind, error.retryable, error.retry_after.total_seconds()) == ("rate_limit", True, 7.0)
 
-    def test_an_empty_account_is_not_tried_again(self) -> None:
-        """It looks like throttling, and no waiting helps."""
-        with self.open([Fault("quota")]) as bench:
-            error = outcome_of(bench.provider).error
-        assert isinstance(error, ThrottleError)
-        assert (error.kind, error.retryable) == ("quota_exhausted", False)
-
     @pytest.mark.parametrize(
         ("fault", "kind", "retryable"),
         [
+            (Fault("quota"), "quota_exhausted", False),
             (Fault("server_error"), "transient", True),
             (Fault("overloaded"), "transient", True),
             (Fault("server_error", status=502, message="Bad gateway"), "transient", True),
@@ -496,8 +399,8 @@ class ProviderConformance:
 
     # --- leaving ---------------------------------------------------------------------------------------
 
-    def test_cancelling_closes_the_connection(self) -> None:
-        """The other side sees it at once, while the answer is still under way and our loop goes on."""
+    def _leaves(self, *, by_cancelling: bool) -> bool:
+        """Leave an answer after its first piece, and return whether the other side saw it."""
         with self.open([Broken(Answer("one\ntwo\n"), "hang", after=1)]) as bench:
             seen: list[str] = []
 
@@ -508,28 +411,22 @@ class ProviderConformance:
                         async for each in events:
                             if isinstance(each, TextDelta):
                                 seen.append(each.text)
+                                if not by_cancelling:
+                                    break
                                 scope.cancel()
                 return await anyio.to_thread.run_sync(bench.wait_closed)
 
-            assert anyio.run(listen)
+            was_closed = anyio.run(listen)
             assert seen == ["one\n"]
+        return was_closed
+
+    def test_cancelling_closes_the_connection(self) -> None:
+        """The other side sees it at once, while the answer is still under way and our loop runs."""
+        assert self._leaves(by_cancelling=True)
 
     def test_closing_the_stream_closes_the_connection(self) -> None:
-        """Without any cancellation: whoever stops listening hangs up."""
-        with self.open([Broken(Answer("one\ntwo\n"), "hang", after=1)]) as bench:
-            seen: list[str] = []
-
-            async def listen() -> bool:
-                asked = request_of(said("user", "Hello"), provider=bench.provider)
-                async with aclosing(bench.provider.stream(asked)) as events:
-                    async for each in events:
-                        if isinstance(each, TextDelta):
-                            seen.append(each.text)
-                            break
-                return await anyio.to_thread.run_sync(bench.wait_closed)
-
-            assert anyio.run(listen)
-            assert seen == ["one\n"]
+        """Without any cancellation: a client that stops listening hangs up."""
+        assert self._leaves(by_cancelling=False)
 
     # --- trying again ----------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from treenail.containment import CancellationToken, ExecutionConfig, ExecutionContext, Limits
 from treenail.conversation.compaction import CompactionSettings
@@ -14,6 +14,7 @@ from treenail.errors import PromptEvaluationError, UsageError
 from treenail.prompt.events import PromptResponse
 from treenail.prompt.output import OutputT
 from treenail.prompt.template import Prompt
+from treenail.providers.adapter import EvaluationOptions
 from treenail.providers.base import Provider
 from treenail.state.budget import Budget, BudgetTracker, Deadline
 from treenail.state.execution import ExecutionState
@@ -36,8 +37,8 @@ DEFAULT_RETRY = RetryPolicy()
 class ModelAdapter:
     """Evaluates prompts with a provider, in our own loop. See `ProviderAdapter` for what it promises.
 
-    `limits` put every evaluation under ceilings of its own, going on from what the session's log says
-    was spent; an evaluation that is given a containment uses that one instead. `retry=None` makes
+    `limits` put every evaluation under ceilings of its own, counting what the session's log says was
+    spent; an evaluation that is given a containment uses that one instead. `retry=None` makes
     every failure of a model call final. `compaction` says when a conversation that grows too long is told
     to the model as a summary.
     """
@@ -70,38 +71,11 @@ class ModelAdapter:
         return f"ModelAdapter({self.provider!r})"
 
     def evaluate(
-        self,
-        prompt: Prompt[OutputT],
-        *,
-        session: Session | None = None,
-        state: ExecutionState | None = None,
-        request: str | None = None,
-        resume: bool = False,
-        deadline: Deadline | None = None,
-        budget: Budget | None = None,
-        budget_tracker: BudgetTracker | None = None,
-        heartbeat: Heartbeat | None = None,
-        run_context: RunContext | None = None,
-        containment: ExecutionContext | None = None,
-        cancellation: CancellationToken | None = None,
+        self, prompt: Prompt[OutputT], **options: Unpack[EvaluationOptions]
     ) -> PromptResponse[OutputT]:
         """Evaluate a prompt and return its answer. Not for use inside an event loop."""
-        go = partial(
-            self.aevaluate,
-            prompt,
-            session=session,
-            state=state,
-            request=request,
-            resume=resume,
-            deadline=deadline,
-            budget=budget,
-            budget_tracker=budget_tracker,
-            heartbeat=heartbeat,
-            run_context=run_context,
-            containment=containment,
-            cancellation=cancellation,
-        )
-        return run_blocking(go, face="evaluate", instead="aevaluate")
+        call = partial(self.aevaluate, prompt, **options)
+        return run_blocking(call, face="evaluate", instead="aevaluate")
 
     async def aevaluate(
         self,

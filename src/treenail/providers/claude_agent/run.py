@@ -17,8 +17,8 @@ from treenail.clock import new_id
 from treenail.conversation.replay import ReplayItem
 from treenail.errors import ModelCallError, ToolError
 from treenail.providers.answer import Collector
+from treenail.providers.anthropic_answer import AnthropicAnswer
 from treenail.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta, ToolCallRequested
-from treenail.providers.claude_agent.answer import AnswerParser
 from treenail.providers.claude_agent.calls import Calls, PendingCall
 from treenail.providers.claude_agent.connection import Connection, connect
 from treenail.providers.claude_agent.environment import config_dir_in
@@ -88,7 +88,8 @@ class ClaudeAgentRun:
         connection = await self._ask(request)
         # Until the answer is complete: a caller that leaves early leaves the CLI in the middle of it.
         connection.is_broken = True
-        collector, reading = Collector(), AnswerParser(self._settings, request.model or self.model)
+        collector, model = Collector(), request.model or self.model
+        reading = AnthropicAnswer(model, NAME, partial(self._settings.used, model=model))
         while True:
             seen = await connection.next()
             if isinstance(seen, ModelCallError):

@@ -15,8 +15,7 @@ from treenail.errors import ModelCallError
 from treenail.providers.base import ModelRequest, UsageReported
 from treenail.providers.claude_agent.environment import endpoint_in
 from treenail.providers.errors import Facts, classify, environment_secrets, model_call_error
-from treenail.providers.usage import request_tokens
-from treenail.state.budget import TokenUsage
+from treenail.providers.usage import request_tokens, usage_reported
 
 NAME = "claude.agent"
 """The interface's name, as it stands in the log."""
@@ -58,18 +57,9 @@ class Settings:
         usage = estimate_usage(input_tokens=tokens, max_output_tokens=self.most_tokens(request))
         return self._price(usage, request.model or self.model)
 
-    def used(self, counts: Mapping[str, int], model: str) -> UsageReported:
-        """Put the vendor's numbers into ours: it reports cached input next to the rest, not within it."""
-        read, written, output = counts.get("read", 0), counts.get("written", 0), counts.get("output", 0)
-        usage = CallUsage(
-            input_tokens=counts.get("input", 0) + read + written,
-            output_tokens=output,
-            cached_input_tokens=read,
-            cache_write_tokens=written,
-            reasoning_tokens=min(counts.get("thinking", 0), output),
-        )
-        tokens = TokenUsage(usage.input_tokens, output, read, usage.reasoning_tokens)
-        return UsageReported(tokens, self._price(usage, model), written, model=model)
+    def used(self, usage: CallUsage, model: str) -> UsageReported:
+        """Report what a model call has used, with its price."""
+        return usage_reported(usage, self._price(usage, model), model)
 
     def _price(self, usage: CallUsage, model: str) -> float | None:
         table = self.prices if self.prices is not None else default_prices()

@@ -1,10 +1,11 @@
-"""One answer of the model: raw events of its interface in, ours out."""
+"""One answer over Anthropic's Messages interface: its raw events in, ours out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from treenail.containment.pricing import CallUsage
 from treenail.conversation.messages import ReasoningPart
 from treenail.providers.base import (
     FinishReason,
@@ -16,7 +17,6 @@ from treenail.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
-from treenail.providers.claude_agent.settings import NAME, Settings
 from treenail.providers.vendor import Mender
 from treenail.tools.tool import ToolCall
 
@@ -33,12 +33,17 @@ _STOPS: Mapping[str, FinishReason] = {
 _ENDS = tuple(name for name, reason in _STOPS.items() if reason == "end")
 
 
-class AnswerParser:
-    """Turns the raw events of one answer into ours."""
+class AnthropicAnswer:
+    """Turns the raw events of one answer into ours.
 
-    def __init__(self, settings: Settings, model: str) -> None:
-        self._settings = settings
+    `used` reports what the answer has used so far; blocks of thought are marked with the model and the
+    dialect that wrote them.
+    """
+
+    def __init__(self, model: str, dialect: str, used: Callable[[CallUsage], UsageReported]) -> None:
         self._model = model
+        self._dialect = dialect
+        self._report = used
         self._block: dict[str, Any] = {}
         self._pieces: list[str] = []
         self._signature: list[str] = []
@@ -121,7 +126,7 @@ class AnswerParser:
             payload = {**block, "thinking": thinking, "signature": signature} if signature else None
         if payload is None:
             return []
-        part = ReasoningPart(self._model, NAME, payload, self.chars, self._calls)
+        part = ReasoningPart(self._model, self._dialect, payload, self.chars, self._calls)
         return [ReasoningBlock(part)]
 
     def _used(self, usage: Mapping[str, Any] | None) -> UsageReported:
@@ -137,4 +142,15 @@ class AnswerParser:
         ):
             if isinstance(value, int) and value >= 0:
                 self._counts[name] = value
-        return self._settings.used(self._counts, self._model)
+        counts = self._counts
+        # This vendor reports cached input separately from the rest of the input.
+        read, written, output = counts.get("read", 0), counts.get("written", 0), counts.get("output", 0)
+        return self._report(
+            CallUsage(
+                input_tokens=counts.get("input", 0) + read + written,
+                output_tokens=output,
+                cached_input_tokens=read,
+                cache_write_tokens=written,
+                reasoning_tokens=min(counts.get("thinking", 0), output),
+            )
+        )
