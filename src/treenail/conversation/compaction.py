@@ -91,7 +91,6 @@ class CompactionPlan:
     tail_event_count: int
     source_bytes: int
     """How large what is summarised is, about."""
-    tail_bytes: int
     event_counts: tuple[tuple[str, int], ...] = ()
     tool_calls: tuple[tuple[str, int], ...] = ()
     failed_calls: tuple[tuple[str, int], ...] = ()
@@ -340,7 +339,6 @@ def _collected(
         source_event_count=len(said) + (last.source_event_count if last else 0),
         tail_event_count=len(kept),
         source_bytes=sum(each.bytes for each in head) + (len(last.summary) if last else 0),
-        tail_bytes=sum(each.bytes for each in tail),
         event_counts=tuple(sorted(names.items())),
         tool_calls=tuple(sorted(tools.items())),
         failed_calls=tuple(sorted(Counter(each.name for each in failed).items())),

@@ -324,7 +324,7 @@ class WireServer:
                     if broken.how == "error":
                         await sender.frame(_error_frame(request.api))
                     elif broken.how == "garbage":
-                        await sender.frame(_sse("{this is no JSON", _garbage_event(request.api)))
+                        await sender.frame(_sse("{this is not JSON", "content_block_delta"))
                     break
                 broken = None
             seen += kind == "content"
@@ -544,18 +544,11 @@ def fault_response(api: Api, fault: Fault) -> tuple[int, dict[str, Any], Mapping
 
 
 def _error_frame(api: Api) -> bytes:
-    if api == "anthropic.messages":
-        error: Any = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
-        return _sse(json.dumps(error), "error")
-    text = _TEXTS["server_error"]
+    kind: FaultKind = "overloaded" if api == "anthropic.messages" else "server_error"
+    _, body, _ = fault_response(api, Fault(kind))
     if api == "openai.responses":
-        error = {"type": "error", "code": "server_error", "message": text, "param": None}
-        return _sse(json.dumps({**error, "sequence_number": 99}), "error")
-    return _sse(json.dumps({"error": {"message": text, "type": "server_error", "code": None}}))
-
-
-def _garbage_event(api: Api) -> str | None:
-    return None if api == "openai.chat" else "content_block_delta"
+        body = {**body["error"], "type": "error", "code": kind, "sequence_number": 99}
+    return _sse(json.dumps(body), None if api == "openai.chat" else "error")
 
 
 # --- what is answered: streams -------------------------------------------------------------------------
