@@ -51,10 +51,6 @@ def as_data(value: Any) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
-    if kind is dict:
-        return {_as_key(key): as_data(each) for key, each in value.items()}
-    if kind is list or kind is tuple:
-        return [as_data(each) for each in value]
     if is_model(kind):
         return value.model_dump(mode="json", by_alias=True, fallback=str)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

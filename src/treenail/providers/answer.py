@@ -73,22 +73,6 @@ _NOTHING_USED = UsageReported(TokenUsage())
 class Collector:
     """Takes the events of one answer, in order."""
 
-    __slots__ = (
-        "_argument_chars",
-        "_calls",
-        "_chars",
-        "_dropped_calls",
-        "_dropped_chars",
-        "_dropped_parts",
-        "_ids",
-        "_is_complete",
-        "_notes",
-        "_parts",
-        "_stop",
-        "_text",
-        "_usage",
-    )
-
     def __init__(self) -> None:
         self._text: list[str] = []
         self._calls: list[ToolCall] = []
