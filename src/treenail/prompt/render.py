@@ -5,7 +5,7 @@ Theory of operation
 A template is a tree of nodes. Rendering walks it depth first and decides for each section
 whether it is there and how much of it is shown; only then is any text made. A section that
 is not enabled takes its subtree along and gets no number, so the numbers that the model sees
-have no gaps. A summarised section hides its subtree, but the walk goes on below it, to know
+have no gaps. A summarised section hides its subtree, but the walk continues below it, to know
 whether there are tools in it.
 
 Rendering reads and never writes: it is given a read-only view of the session, and gives the
@@ -45,7 +45,7 @@ from treenail.tools.policies import ToolPolicy
 from treenail.tools.tool import Tool, ToolExample
 
 _MAX_HEADING = 6
-"""Markdown has no deeper headings; the numbers go on."""
+"""Markdown has no deeper headings; the numbers continue."""
 
 
 # --- what a prompt is ------------------------------------------------------------------------------
@@ -472,6 +472,6 @@ def _inline(value: Any) -> str:
 
 
 def read_only(session: SessionProtocol | None) -> SessionProtocol | None:
-    """Return a view of a session that nobody can change anything through."""
+    """Return a read-only view of a session."""
     view = getattr(session, "read_only_view", None)
     return session if view is None else view()

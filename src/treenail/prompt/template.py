@@ -69,11 +69,11 @@ class PromptTemplate(Captures, Generic[OutputT]):
     policies: Sequence[ToolPolicy] = ()
     """Rules for all tools."""
     feedback_providers: Sequence[Any] = ()
-    """Who looks at the work while it goes on, each with its trigger."""
+    """Judges that give feedback during the work, each with its trigger."""
     task_completion_checker: Any = None
-    """Who is asked before the agent may stop."""
+    """The judge that is asked before the agent may stop."""
     nested_execution_config: Any = None
-    """What judges may use up."""
+    """The limits of the judges."""
     allow_extra_keys: bool = False
     """Whether an answer may have keys that the output type does not have."""
     resources: Resources = field(default_factory=ResourceRegistry)
@@ -289,17 +289,17 @@ class Prompt(Captures, Generic[OutputT]):
 
     @property
     def feedback_providers(self) -> tuple[Any, ...]:
-        """Who looks at the work while it goes on."""
+        """Judges that give feedback during the work."""
         return tuple(self._template.feedback_providers)
 
     @property
     def task_completion_checker(self) -> Any:
-        """Who is asked before the agent may stop."""
+        """The judge that is asked before the agent may stop."""
         return self._template.task_completion_checker
 
     @property
     def nested_execution_config(self) -> Any:
-        """What judges may use up."""
+        """The limits of the judges."""
         return self._template.nested_execution_config
 
     @functools.cached_property

@@ -187,7 +187,7 @@ class TurnRecord:
     def _close_orphans(self) -> None:
         """Answer for good the calls that an earlier turn left open: this turn does not go on with them.
 
-        A call that waits for a person is no orphan: its question is withdrawn in the same append, so that
+        A call that waits for a person is not an orphan: its question is withdrawn in the same append, so that
         nobody answers it into the void.
         """
         waiting = self.replayer.waiting_calls

@@ -93,7 +93,7 @@ class Past:
             above = parent(above)
             there = self._firsts.get(above) or self._open.get(above)
             if there is not None and there.kind != "directory":
-                return ABSENT  # Nothing was below what was no directory.
+                return ABSENT  # Nothing was below what was not a directory.
         if manifest is not None and path != ROOT and not self.host.undo.survey().is_beyond(manifest, path):
             return state_of(manifest.get(path))
         return None
