@@ -28,13 +28,11 @@ def left_running(state: ExecutionState, *, agent: str = "worker", mode: str = "s
     return child
 
 
-def make_session(state: ExecutionState, child: UUID, *, mode: str = "shared") -> None:
+def make_session(state: ExecutionState, child: UUID) -> None:
     log = state.session.log
     log.create(child, created_at=state.clock.now(), parent_id=state.session.session_id)
     with Session.open(log, child) as session:
-        session.dispatch(
-            SubagentCharter("worker-1", "worker", "do it", str(state.session.session_id), 1, mode, 60.0)
-        )
+        session.dispatch(SubagentCharter("worker-1"))
 
 
 async def test_one_that_was_cut_off_before_its_first_turn_takes_it_up_now() -> None:
@@ -68,7 +66,7 @@ async def test_one_whose_log_is_gone_is_detached() -> None:
 
 async def test_one_whose_copy_was_in_memory_is_detached() -> None:
     state = parent()
-    make_session(state, left_running(state, mode="isolated"), mode="isolated")
+    make_session(state, left_running(state, mode="isolated"))
     async with subagents(state, saying("done")) as s:
         assert s.get("worker-1").status is S.DETACHED
     assert "in the memory of the process that died" in evidence(state)[-1].reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from treenail.containment import CancellationToken
 from treenail.judges.completion import (
@@ -55,7 +56,7 @@ class CompletionRound:
         if nothing_left is not None:
             reason, detail = nothing_left
             why = f"The work could not be verified: {detail}"
-            return self._unverified("skipped", reason, detail, why, stop_reason, 0.0, None)
+            return self._unverified("skipped", reason, detail, why, self._checked(stop_reason, 0.0), None)
 
         async def work(token: CancellationToken) -> TaskCompletionResult:
             context = TaskCompletionContext(
@@ -66,15 +67,14 @@ class CompletionRound:
             )
             return await check_with(self._checker, context)
 
-        time_limit = getattr(self._checker, "time_limit", None)
         asked = await run.call(
             self._name,
             "completion",
-            time_limit,
+            getattr(self._checker, "time_limit", None),
             work,
             lambda answer: "complete" if answer.complete else "incomplete",
         )
-        answer = asked.answer
+        answer, checked = asked.answer, self._checked(stop_reason, asked.elapsed_ms)
         if answer is None:
             assert asked.error is not None
             outcome, reason, detail = run.sort(asked.error)
@@ -82,12 +82,12 @@ class CompletionRound:
                 f"The work could not be verified ({reason}): {detail}\n"
                 "Make sure that it is complete, and say again that it is done."
             )
-            return self._unverified(outcome, reason, detail, why, stop_reason, asked.elapsed_ms, record)
+            return self._unverified(outcome, reason, detail, why, checked, record)
         if answer.complete:
-            run.session.dispatch(self._checked(True, answer.feedback or "", stop_reason, asked.elapsed_ms))
+            self._pass(checked, answer.feedback or "")
             return None
         why = answer.feedback or f"{self._name} says that the work is not complete, without a reason."
-        return self._refuse(why, stop_reason, asked.elapsed_ms, record)
+        return self._refuse(checked, why, record)
 
     def _unverified(
         self,
@@ -95,8 +95,7 @@ class CompletionRound:
         reason: str,
         detail: str,
         why: str,
-        stop_reason: str,
-        elapsed_ms: float,
+        checked: CompletionChecked,
         record: EventsOfText | None,
     ) -> str | None:
         """Record that the work was not verified; let the run stop, or refuse, as it is configured."""
@@ -109,29 +108,25 @@ class CompletionRound:
             detail,
             failed_closed=is_closed,
             call_index=self._call_index(),
-            elapsed_ms=elapsed_ms,
+            elapsed_ms=checked.elapsed_ms,
         )
+        checked = replace(checked, verified=False)
         if is_closed:
-            return self._refuse(why, stop_reason, elapsed_ms, record, verified=False)
-        passed = self._checked(True, f"not verified: {detail}", stop_reason, elapsed_ms, verified=False)
-        self._run.session.dispatch(passed)
+            return self._refuse(checked, why, record)
+        self._pass(checked, f"not verified: {detail}")
         return None
 
-    def _refuse(
-        self,
-        why: str,
-        stop_reason: str,
-        elapsed_ms: float,
-        record: EventsOfText | None,
-        *,
-        verified: bool = True,
-    ) -> str:
+    def _pass(self, checked: CompletionChecked, feedback: str) -> None:
+        passed = replace(checked, complete=True, feedback=shortened(feedback, _MAX_REFUSAL_CHARS))
+        self._run.session.dispatch(passed)
+
+    def _refuse(self, checked: CompletionChecked, why: str, record: EventsOfText | None) -> str:
         """Record a refusal, and return what the model is told of it."""
-        why = shortened(why, _MAX_REFUSAL_CHARS)
-        checked = self._checked(False, why, stop_reason, elapsed_ms, verified=verified)
+        self.last_reason = why = shortened(why, _MAX_REFUSAL_CHARS)
         most = self._run.config.max_completion_checks
-        self.last_reason = why
-        self.exhausted = checked.attempt >= most or (not verified and self._run.nothing_left() is not None)
+        self.exhausted = checked.attempt >= most or (
+            not checked.verified and self._run.nothing_left() is not None
+        )
         text = block(
             "completion_check",
             f"The work is not complete, so you cannot stop yet:\n{why}",
@@ -139,12 +134,11 @@ class CompletionRound:
             attempt=f"{checked.attempt} of {most}",
         )
         beside = () if record is None or self.exhausted else record(text)
-        self._run.session.dispatch_all((checked, *beside))
+        self._run.session.dispatch_all((replace(checked, feedback=why), *beside))
         return text
 
-    def _checked(
-        self, complete: bool, feedback: str, stop_reason: str, elapsed_ms: float, *, verified: bool = True
-    ) -> CompletionChecked:
+    def _checked(self, stop_reason: str, elapsed_ms: float) -> CompletionChecked:
+        """Return the event of this check, before its result is known: not complete."""
         run = self._run
         mine = (run.evaluation_id, run.prompt.name)
         refusals = sum(
@@ -155,10 +149,8 @@ class CompletionRound:
         )
         return CompletionChecked(
             checker=self._name,
-            complete=complete,
-            feedback=shortened(feedback, _MAX_REFUSAL_CHARS),
+            complete=False,
             attempt=refusals + 1,
-            verified=verified,
             evaluation_id=run.evaluation_id,
             prompt_name=run.prompt.name,
             stop_reason=stop_reason,

@@ -85,15 +85,15 @@ class Feedback:
 
     def render(self) -> str:
         """Write it as a tagged block, which no text in it can end."""
-        lines = [shortened(self.summary)]
-        if self.observations:
+        told = self.shortened()
+        lines = [told.summary]
+        if told.observations:
             lines.append("Observations:")
-            for each in self.observations[:MAX_ITEMS]:
-                evidence = f" (evidence: {shortened(each.evidence)})" if each.evidence else ""
-                lines.append(f"- [{shortened(each.category)}] {shortened(each.description)}{evidence}")
-        if self.suggestions:
-            lines.append("Suggestions:")
-            lines.extend(f"- {shortened(each)}" for each in self.suggestions[:MAX_ITEMS])
+            for each in told.observations:
+                evidence = f" (evidence: {each.evidence})" if each.evidence else ""
+                lines.append(f"- [{each.category}] {each.description}{evidence}")
+        if told.suggestions:
+            lines += ["Suggestions:", *(f"- {each}" for each in told.suggestions)]
         return block("feedback", "\n".join(lines), provider=self.provider_name, severity=self.severity)
 
 

@@ -135,8 +135,9 @@ _COMPLETION_RULES = """
     """
 
 
-def _part_and_evidence(rules: str) -> tuple[MarkdownSection[Any], ...]:
-    """Return the sections that every judge's prompt begins with: its rules and the evidence."""
+def _sections(rules: str, *more: MarkdownSection[Any], ask: str) -> tuple[MarkdownSection[Any], ...]:
+    """Return a judge's sections: its rules, the evidence that every judge is shown, more of it, a request."""
+    answer = f"{ask} Answer with the JSON object that was asked for, and nothing else."
     return (
         MarkdownSection("Your part", key="part", template=rules),
         MarkdownSection("How to read the evidence", key="reading", template=_EVIDENCE_RULES),
@@ -144,6 +145,8 @@ def _part_and_evidence(rules: str) -> tuple[MarkdownSection[Any], ...]:
         MarkdownSection("The agent's plan", key="plan", template="$current_plan"),
         MarkdownSection("Files in the workspace", key="files", template="$files"),
         MarkdownSection("Its latest tool calls", key="actions", template="$recent_actions"),
+        *more,
+        MarkdownSection("Your answer", key="answer", template=answer),
     )
 
 
@@ -153,20 +156,10 @@ def trajectory_prompt() -> Prompt[TrajectoryAssessment]:
     Variables: `task_description`, `current_plan`, `recent_actions`, `files`. Pass quoted evidence (see
     `quoted`).
     """
+    sections = _sections(_TRAJECTORY_RULES, ask="Judge the work now.")
     return Prompt(
         PromptTemplate[TrajectoryAssessment](
-            ns="treenail/judges",
-            key="trajectory",
-            name="trajectory",
-            sections=(
-                *_part_and_evidence(_TRAJECTORY_RULES),
-                MarkdownSection(
-                    "Your answer",
-                    key="answer",
-                    template="Judge the work now. Answer with the JSON object that was asked for, "
-                    "and nothing else.",
-                ),
-            ),
+            ns="treenail/judges", key="trajectory", name="trajectory", sections=sections
         )
     )
 
@@ -177,24 +170,15 @@ def completion_prompt() -> Prompt[CompletionVerdict]:
     Variables: `task_description`, `current_plan`, `recent_actions`, `files`, `tentative_output`,
     `stop_reason`. Pass quoted evidence (see `quoted`).
     """
+    result: MarkdownSection[Any] = MarkdownSection(
+        "The tentative result",
+        key="result",
+        template="The agent stopped ($stop_reason) with this result:\n\n$tentative_output",
+    )
+    sections = _sections(_COMPLETION_RULES, result, ask="Decide now.")
     return Prompt(
         PromptTemplate[CompletionVerdict](
-            ns="treenail/judges",
-            key="completion",
-            name="completion",
-            sections=(
-                *_part_and_evidence(_COMPLETION_RULES),
-                MarkdownSection(
-                    "The tentative result",
-                    key="result",
-                    template="The agent stopped ($stop_reason) with this result:\n\n$tentative_output",
-                ),
-                MarkdownSection(
-                    "Your answer",
-                    key="answer",
-                    template="Decide now. Answer with the JSON object that was asked for, and nothing else.",
-                ),
-            ),
+            ns="treenail/judges", key="completion", name="completion", sections=sections
         )
     )
 

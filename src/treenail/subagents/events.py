@@ -19,21 +19,14 @@ WORKSPACE_MODES: tuple[WorkspaceMode, ...] = ("shared", "isolated", "read_only")
 @event(name="treenail.SubagentCharter", policy=SlicePolicy.LOG)
 @dataclass(frozen=True, slots=True)
 class SubagentCharter:
-    """The first event of a subagent's own log: its identity and its limits.
+    """The first event of a subagent's own log: what is needed to resume it, besides the parent's log.
 
-    A process that resumes the subagent may narrow these limits, never widen them.
+    Its agent, task and limits are in its parent's log, in the `SubagentEvent` that queued it.
     """
 
     subagent_id: str
-    agent: str
-    task: str
-    parent_session_id: str
-    depth: int
-    workspace_mode: str
-    timeout_s: float | None
-    max_steps: int | None = None
-    max_cost_usd: float | None = None
     permission_mode: str = "auto"
+    """The mode that it began with. A process that resumes it may be stricter, never laxer."""
     fork_base: FilesystemSnapshot | None = None
     """For an isolated subagent: the boundary of the parent's workspace at which its copy begins."""
     fork_place: str | None = None

@@ -111,7 +111,14 @@ class SubagentWork:
         stack.callback(workspace.release)
         self.permissions = replace(self.permissions, mode=self._permission_mode(charter))
         if charter is None:
-            session.dispatch(self._charter(workspace))
+            session.dispatch(
+                SubagentCharter(
+                    subagent_id=child.id,
+                    permission_mode=self.permissions.mode.value,
+                    fork_base=workspace.fork_base,
+                    fork_place=None if workspace.fork_place is None else str(workspace.fork_place),
+                )
+            )
         child.copy_in_memory = workspace if workspace.is_in_memory else None
         self._chain = self.containment.spawn_child(
             config_of(child.allowance, self.limits.budget),
@@ -120,23 +127,6 @@ class SubagentWork:
         )
         stack.callback(self._chain.close)
         return session, workspace, self._chain
-
-    def _charter(self, workspace: ChildWorkspace) -> SubagentCharter:
-        child = self.child
-        return SubagentCharter(
-            subagent_id=child.id,
-            agent=child.agent,
-            task=child.task,
-            parent_session_id=str(self.roster.session.session_id),
-            depth=child.depth,
-            workspace_mode=child.workspace_mode,
-            timeout_s=child.allowance.timeout_s,
-            max_steps=child.allowance.max_steps,
-            max_cost_usd=child.allowance.max_cost_usd,
-            permission_mode=self.permissions.mode.value,
-            fork_base=workspace.fork_base,
-            fork_place=None if workspace.fork_place is None else str(workspace.fork_place),
-        )
 
     def _permission_mode(self, charter: SubagentCharter | None) -> PermissionMode:
         """Return the strictest of what the parent, the charter and the workspace allow."""

@@ -93,16 +93,11 @@ def open_workspace(
     if charter is not None and charter.fork_place is not None:
         place = Path(charter.fork_place)
     else:
-        place = _copies_of(base) / str(session_id)
+        assert base.store_path is not None, "a boundary was taken, so there is a store"
+        # In the private store, where it cannot be mistaken for a workspace.
+        place = base.store_path / "isolated" / str(session_id)
     copy = isolate(base, snapshot=boundary, place=place)
     return ChildWorkspace(copy, copy=copy, fork_base=boundary, fork_place=place)
-
-
-def _copies_of(base: HostFilesystem) -> Path:
-    """Return the directory for copies: in the private store, where it cannot be mistaken for a workspace."""
-    store = base.store_path
-    assert store is not None, "a boundary was taken, so there is a store"
-    return store / "isolated"
 
 
 @contextmanager
