@@ -1,6 +1,6 @@
-"""The short way in: an agent with instructions and tools, and what became of a run.
+"""The quickest way to run an agent: instructions, tools, and the run that comes of a task.
 
-Everything here is made of the rooms below: a session on a log, a workspace, a turn.
+Everything here is put together from other rooms: a session on a log, a workspace, a turn.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 from uuid import UUID
-
-import anyio
 
 from treenail.containment import CancellationToken, ExecutionConfig, ExecutionContext, Limits
 from treenail.conversation.branches import branch_summary
@@ -33,7 +32,7 @@ from treenail.state.slices import entry_at
 from treenail.state.slices import opened as opened_item
 from treenail.tools.boundaries import boundaries, diff_calls, fork_at, recover
 from treenail.tools.context import filesystem_of
-from treenail.tools.event_loop import refuse_in_event_loop
+from treenail.tools.event_loop import run_blocking
 from treenail.tools.events import SessionForked
 from treenail.tools.policies import Permissions, ToolPolicy
 from treenail.tools.tool import Tool
@@ -48,24 +47,41 @@ from treenail.workspace.host import HostFilesystem
 from treenail.workspace.memory import InMemoryFilesystem
 
 Ceilings = Limits | ExecutionConfig | Callable[[Session], ExecutionContext]
-"""What a run may use up: numbers, or a function that puts its session under a containment of its own.
+"""A run's ceilings: numbers, or a function that makes the containment of its session.
 
-Such a function is where a shield, circuit breakers, a loop policy or other prices come in:
+Use a function for a shield, circuit breakers, a loop policy or other prices:
 `limits=lambda session: contain(session, Limits(...), pipeline=..., loops=...)`.
 """
 
 Extension = Callable[[InnerLoop], AbstractAsyncContextManager[object]]
-"""Is entered with a loop before its turn runs, and left when the turn has ended."""
+"""Makes a context manager around a loop: entered before its turn runs, left when the turn has ended."""
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of `Agent.run`, `arun`, `resume` and `aresume`."""
+
+    provider: Required[Provider]
+    """Who makes the model calls; it may differ from the provider that the run began with."""
+    workspace: str | Path | Filesystem | None
+    """The directory to work in; without one, files live in memory. A stored run remembers its directory."""
+    limits: Ceilings | None
+    """The run's ceilings. Unless given, a stored run keeps those that it had; `Limits()` lifts them all."""
+    permissions: Permissions | None
+    """Which tools may run, and which wait for a person."""
+    watch: Watch | None
+    """Is told what happens while it happens, for display."""
+    cancellation: CancellationToken | None
+    """Cancels the run from another thread or task."""
 
 
 @dataclass(frozen=True)
 class Agent:
     """Instructions and tools under a name.
 
-    `run` takes up a task and returns when the turn has ended, one way or another; `resume` takes up
-    a run again after a crash, an interrupt or an answered question, in this process or another. `arun`
-    and `aresume` do the same inside an event loop. `output_type` makes the answer a value of that type:
-    a dataclass, a pydantic model, or a list of one of them.
+    `run` works on a task and returns when the turn has ended, one way or another; `resume` continues a
+    run after a crash, an interrupt or an answered question, in this process or another. `arun` and `aresume`
+    do the same inside an event loop. `output_type` makes the answer a value of that type: a dataclass, a
+    pydantic model, or a list of one of them.
     """
 
     name: str
@@ -74,19 +90,19 @@ class Agent:
     max_iterations: int = 100
     output_type: Any = None
     policies: Sequence[ToolPolicy] = ()
-    """Rules for all tools."""
+    """Policies that apply to all tools."""
     feedback: Sequence[Any] = ()
-    """Who looks at the work while it goes on: `FeedbackProviderConfig`s."""
+    """Judges that comment on the work in progress: `FeedbackProviderConfig`s."""
     completion: Any = None
-    """Who is asked before the agent may stop: a `TaskCompletionChecker`."""
+    """Decides whether the agent may stop: a `TaskCompletionChecker`."""
     nested: Any = None
-    """What the judges may use up: a `NestedExecutionConfig`."""
+    """The ceilings of the judges: a `NestedExecutionConfig`."""
     retry: RetryPolicy | None = DEFAULT_RETRY
-    """How failed model calls are tried again; None for not at all."""
+    """How failed model calls are retried; None for no retries."""
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
-    """When a conversation that grows too long is summarised, and how."""
+    """When and how a conversation that grows too long is summarised."""
     extensions: Sequence[Extension] = ()
-    """What the agent is given for the length of each run, such as `with_subagents(...)`."""
+    """Additions that last as long as each run, such as `with_subagents(...)`."""
 
     def tool_registry(self) -> dict[str, Tool[Any, Any]]:
         """Return the agent's tools by name. Raises `UsageError` if two share one."""
@@ -109,7 +125,7 @@ class Agent:
             key=re.sub(r"[^a-z0-9._-]+", "-", self.name.lower()).strip("-._")[:64] or "agent",
             name=self.name,
             sections=[
-                # A dollar sign in instructions is a dollar sign: an agent has no placeholders.
+                # An agent has no placeholders: a dollar sign in its instructions is literal.
                 MarkdownSection(
                     "Instructions",
                     template=self.instructions.replace("$", "$$"),
@@ -127,74 +143,56 @@ class Agent:
         self,
         task: str,
         *,
-        provider: Provider,
-        workspace: str | Path | Filesystem | None = None,
-        limits: Ceilings | None = None,
         store: str | Path | Log | None = None,
-        permissions: Permissions | None = None,
-        watch: Watch | None = None,
-        cancellation: CancellationToken | None = None,
         run_id: UUID | str | None = None,
         tags: Mapping[str, str] | None = None,
+        **options: Unpack[RunOptions],
     ) -> Run:
-        """Take up a task. Without a `store` the run lives in memory; with a path it is durable.
+        """Work on a task until the turn ends. Not for use inside an event loop.
 
-        With `run_id` it is the next task of an earlier run, which the model remembers; without `limits` the
-        ceilings that the run had hold on. `tags` are kept with a new run.
+        Without a `store` the run lives in memory; with a path it is durable. With `run_id` the task continues
+        an earlier run, which the model remembers. `tags` are stored with a new run.
         """
-        # Before anything is opened: a run that cannot begin must not hold a store's lease.
-        refuse_in_event_loop("Agent.run", "arun")
-        started = self._begin(
-            provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id, tags=tags
+        return run_blocking(
+            lambda: self.arun(task, store=store, run_id=run_id, tags=tags, **options),
+            face="Agent.run",
+            instead="arun",
         )
-        return started.to_its_end(started.loop.run, task)
 
     async def arun(
         self,
         task: str,
         *,
-        provider: Provider,
-        workspace: str | Path | Filesystem | None = None,
-        limits: Ceilings | None = None,
         store: str | Path | Log | None = None,
-        permissions: Permissions | None = None,
-        watch: Watch | None = None,
-        cancellation: CancellationToken | None = None,
         run_id: UUID | str | None = None,
         tags: Mapping[str, str] | None = None,
+        **options: Unpack[RunOptions],
     ) -> Run:
-        """Take up a task, inside an event loop."""
-        started = self._begin(
-            provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id, tags=tags
-        )
-        return await started.go(started.loop.run, task)
+        """Work on a task until the turn ends, inside an event loop. See `run`."""
+        loop = self._loop(store, run_id, tags, **options)
+        return await self._drive(loop, store, partial(loop.run, task))
 
-    def resume(
-        self,
-        store: str | Path | Log,
-        run_id: UUID | str,
-        *,
-        provider: Provider,
-        workspace: str | Path | Filesystem | None = None,
-        limits: Ceilings | None = None,
-        permissions: Permissions | None = None,
-        watch: Watch | None = None,
-        cancellation: CancellationToken | None = None,
-    ) -> Run:
-        """Resume a run. Finished tools are not run again; another provider may take over.
+    def resume(self, store: str | Path | Log, run_id: UUID | str, **options: Unpack[RunOptions]) -> Run:
+        """Resume a run. Not for use inside an event loop.
 
-        Without `limits` the ceilings that the run had hold on; `Limits()` lifts them all.
+        Finished tools are not run again; another provider may take over.
         """
-        refuse_in_event_loop("Agent.resume", "aresume")
-        started = self._begin(
-            provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id
+        return run_blocking(
+            lambda: self.aresume(store, run_id, **options), face="Agent.resume", instead="aresume"
         )
-        return started.to_its_end(started.loop.resume)
 
     async def aresume(
+        self, store: str | Path | Log, run_id: UUID | str, **options: Unpack[RunOptions]
+    ) -> Run:
+        """Resume a run, inside an event loop. See `resume`."""
+        loop = self._loop(store, run_id, **options)
+        return await self._drive(loop, store, loop.resume)
+
+    def _loop(
         self,
-        store: str | Path | Log,
-        run_id: UUID | str,
+        store: str | Path | Log | None,
+        run_id: UUID | str | None,
+        tags: Mapping[str, str] | None = None,
         *,
         provider: Provider,
         workspace: str | Path | Filesystem | None = None,
@@ -202,27 +200,8 @@ class Agent:
         permissions: Permissions | None = None,
         watch: Watch | None = None,
         cancellation: CancellationToken | None = None,
-    ) -> Run:
-        """Resume a run, inside an event loop."""
-        started = self._begin(
-            provider, workspace, limits, store, permissions, watch, cancellation, run_id=run_id
-        )
-        return await started.go(started.loop.resume)
-
-    def _begin(
-        self,
-        provider: Provider,
-        workspace: str | Path | Filesystem | None,
-        limits: Ceilings | None,
-        store: str | Path | Log | None,
-        permissions: Permissions | None,
-        watch: Watch | None,
-        cancellation: CancellationToken | None,
-        *,
-        run_id: UUID | str | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> _Started:
-        """Open or make the session and its workspace, and a loop on them."""
+    ) -> InnerLoop:
+        """Open or make the session and its workspace, and make a loop on them."""
         log = open_log(store, must_exist=run_id is not None)
         if run_id is None:
             session = Session(log=log, tags={**(tags or {}), "agent": self.name})
@@ -232,7 +211,7 @@ class Agent:
             workspace = workspace if workspace is not None else workspace_of(session)
             limits = limits if limits is not None else ceilings_of(session)
         state, root = open_state(session, workspace, store)
-        loop = InnerLoop(
+        return InnerLoop(
             state=state,
             provider=provider,
             prompt=self.prompt,
@@ -247,45 +226,31 @@ class Agent:
             workspace=root,
             adapter=ModelAdapter(provider, retry=self.retry),
         )
-        return _Started(loop, state, store, tuple(self.extensions))
+
+    async def _drive(
+        self, loop: InnerLoop, store: str | Path | Log | None, run: Callable[[], Awaitable[TurnResult]]
+    ) -> Run:
+        """Drive the turn, and disarm its limits: a run that has ended must not time out afterwards.
+
+        If the turn raises, the caller gets no run to close, so everything is closed here.
+        """
+        try:
+            async with AsyncExitStack() as extended:
+                if loop.containment is not None:
+                    extended.callback(loop.containment.close)
+                for each in self.extensions:
+                    await extended.enter_async_context(each(loop))
+                result = await run()
+            return Run(result, loop.state, store, loop.prompt.template.structured_output is not None)
+        except BaseException:
+            close_state(loop.state, store)
+            raise
 
 
 def _contained(session: Session, limits: Ceilings | None) -> ExecutionContext | None:
     if limits is None:
         return None
     return contain(session, limits) if isinstance(limits, Limits | ExecutionConfig) else limits(session)
-
-
-@dataclass(frozen=True, slots=True)
-class _Started:
-    """A loop that is ready, on a state that was opened for it."""
-
-    loop: InnerLoop
-    state: ExecutionState
-    store: str | Path | Log | None
-    extensions: tuple[Extension, ...] = ()
-
-    def to_its_end(self, run: Callable[..., Awaitable[TurnResult]], *task: str) -> Run:
-        """Drive the turn, blocking."""
-        return anyio.run(self.go, run, *task)
-
-    async def go(self, run: Callable[..., Awaitable[TurnResult]], *task: str) -> Run:
-        """Drive the turn, and disarm its limits: a run that is over must not time out afterwards.
-
-        If the turn raises, nobody gets a run that could be closed: it is closed here.
-        """
-        typed = self.loop.prompt.template.structured_output is not None
-        try:
-            async with AsyncExitStack() as extended:
-                if self.loop.containment is not None:
-                    extended.callback(self.loop.containment.close)
-                for each in self.extensions:
-                    await extended.enter_async_context(each(self.loop))
-                result = await run(*task)
-            return Run(result, self.state, self.store, typed)
-        except BaseException:
-            close_state(self.state, self.store)
-            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,13 +263,13 @@ class RunToolCall:
     _state: ExecutionState = field(repr=False)
 
     def diff(self) -> WorkspaceDiff:
-        """Say what the call changed in the files."""
+        """Return what the call changed in the files."""
         return diff_calls(self._state, self.call_id)
 
 
 @dataclass(slots=True)
 class Run:
-    """What became of a run, as its log tells it."""
+    """A run that has ended or waits, as its log shows it."""
 
     result: TurnResult
     execution_state: ExecutionState
@@ -313,7 +278,7 @@ class Run:
     """Whether the agent declares an output type."""
 
     def __repr__(self) -> str:
-        # An event loop shows the result of its task to itself: that must not cost what a run holds.
+        # Event loops put the result of a task into its repr: do not render everything that a run holds.
         return f"Run({self.id}, {self.state.value})"
 
     @property
@@ -328,14 +293,14 @@ class Run:
 
     @property
     def text(self) -> str:
-        """The agent's answer as it was written; empty unless the run is completed."""
+        """The text of the agent's answer; empty unless the run is completed."""
         return self.result.text
 
     @property
     def output(self) -> Any:
         """The agent's answer as its output type, or as text if it has none.
 
-        Unless the run is completed there is none: None, or an empty text.
+        Until the run is completed this is None, or an empty text for an agent without an output type.
         """
         if self.state is not TurnState.COMPLETED:
             return None if self.is_typed else ""
@@ -343,7 +308,7 @@ class Run:
 
     @property
     def next_actions(self) -> tuple[str, ...]:
-        """What a person can do now; commands name the store, so that they can be pasted."""
+        """What a person can do next; commands name the store, so that they can be pasted."""
         return pasteable(self.result.next_actions, self.execution_state.session.log)
 
     @property
@@ -361,9 +326,9 @@ class Run:
         return get_inner_messages(self.execution_state.session)
 
     def fork(self, *, before: RunToolCall, workspace: str | Path | None = None) -> ExecutionState:
-        """Make another try from before a call: a new session with a workspace of its own.
+        """Start over from before a call, in a new session with its own workspace.
 
-        Its model is told in a summary what was tried here.
+        A summary tells the model of the new session what was tried in this one.
         """
         place = None if workspace is None else Path(workspace)
         return fork_at(
@@ -371,7 +336,7 @@ class Run:
         )
 
     def close(self) -> None:
-        """Give up the session's lease and the workspace's handles."""
+        """Release the session's lease and the workspace's handles."""
         close_state(self.execution_state, self.store)
 
     def __enter__(self) -> Run:
@@ -382,88 +347,79 @@ class Run:
 
 
 def close_state(state: ExecutionState, store: str | Path | Log | None) -> None:
-    """Give up what a run held: its session, its workspace, and the store if it was opened for it."""
+    """Close a run's session and workspace, and the store if the run opened it itself."""
     state.session.close()
-    filesystem = filesystem_of(state)
-    if isinstance(filesystem, HostFilesystem):
-        filesystem.close()
+    _close_workspace(state)
     if isinstance(store, (str, Path)):
         state.session.log.close()
 
 
+def _close_workspace(state: ExecutionState) -> None:
+    filesystem = filesystem_of(state)
+    if isinstance(filesystem, HostFilesystem):
+        filesystem.close()
+
+
 @contextmanager
 def opened(store: str | Path, run_id: UUID, *, read_only: bool = True) -> Iterator[Session]:
-    """Open a stored session, for reading unless it is said otherwise."""
-    log = open_log(store, must_exist=True)
-    session = Session.open(log, run_id, read_only=read_only)
-    enable_inner_message_recording(session)
-    try:
+    """Open a stored session, read-only by default."""
+    with (
+        closing(open_log(store, must_exist=True)) as log,
+        closing(Session.open(log, run_id, read_only=read_only)) as session,
+    ):
+        enable_inner_message_recording(session)
         yield session
-    finally:
-        session.close()
-        log.close()
 
 
 @contextmanager
 def reopened(
     store: str | Path, run_id: UUID, *, workspace: str | Path | None = None
 ) -> Iterator[ExecutionState]:
-    """Open a stored run with its workspace, to change it: to roll back, to fork, to answer a hold.
+    """Open a stored run with its workspace, to roll it back, fork it or answer a hold.
 
-    What a crash left half done is rolled back first. Raises `LeaseHeldError` while somebody else
-    writes the run.
+    Changes of calls that a crash interrupted are rolled back first. Raises `LeaseHeldError` while another
+    process writes the run.
     """
-    log = open_log(store, must_exist=True)
-    try:
-        session = Session.open(log, run_id)
+    with opened(store, run_id, read_only=False) as session:
+        state, _ = open_state(session, workspace if workspace is not None else workspace_of(session), store)
         try:
-            enable_inner_message_recording(session)
-            place = workspace if workspace is not None else workspace_of(session)
-            state, _ = open_state(session, place, store)
-            filesystem = filesystem_of(state)
-            try:
-                recover(state)
-                yield state
-            finally:
-                if isinstance(filesystem, HostFilesystem):
-                    filesystem.close()
+            recover(state)
+            yield state
         finally:
-            session.close()
-    finally:
-        log.close()
+            _close_workspace(state)
 
 
 def workspace_line(run_id: UUID) -> str:
-    """Name a run's history in the store of its workspace."""
+    """Return the name of a run's history in the store of its workspace."""
     return f"session-{run_id}"
 
 
 def workspace_of(session: Session) -> str | None:
-    """Return the directory that a run works in, as its log has it; None for a workspace in memory."""
+    """Return the directory that a run works in, according to its log; None for a workspace in memory."""
     newest: tuple[int, TurnStarted | SessionForked] | None = None
     for kind in (TurnStarted, SessionForked):
         known = session[kind].view()
         if len(known):
             kept, origin = entry_at(known, -1)
-            # Later in the log wins; what came out of a snapshot has the place of what brought it.
+            # The later event wins; an event out of a snapshot counts where the snapshot was restored.
             if newest is None or abs(origin) > newest[0]:
                 newest = (abs(origin), opened_item(kept))
     return None if newest is None else newest[1].workspace
 
 
 def workspace_store(store: Path) -> Path:
-    """Return the directory beside a store in which the workspaces' private objects live."""
+    """Return the directory beside a store that holds the workspaces' stored files."""
     return store.with_name(store.name + ".files")
 
 
 def open_log(store: str | Path | Log | None, *, must_exist: bool = False) -> Log:
-    """Open a store: none is memory, a path is SQLite, a log is itself."""
+    """Open a store: None is a log in memory, a path is SQLite, and a log is returned as it is."""
     if store is None:
         return MemoryLog()
     if isinstance(store, (str, Path)):
         if must_exist and not Path(store).exists():
             raise SessionNotFoundError(f"there is no store at {store}; check the path")
-        # The driver is imported when a store is opened: `import treenail` stays fast without it.
+        # Imported here so that `import treenail` does not load the driver.
         from treenail.log.sqlite import SqliteLog
 
         return SqliteLog(store)
@@ -473,7 +429,7 @@ def open_log(store: str | Path | Log | None, *, must_exist: bool = False) -> Log
 def open_state(
     session: Session, workspace: str | Path | Filesystem | None, store: str | Path | Log | None
 ) -> tuple[ExecutionState, str | None]:
-    """Put a session together with its workspace; return also the workspace's directory, if it has one."""
+    """Combine a session with its workspace; return the state, and the workspace's directory if it has one."""
     filesystem: Filesystem
     root: str | None = None
     if workspace is None:
@@ -481,8 +437,8 @@ def open_state(
     elif isinstance(workspace, (str, Path)):
         place = Path(workspace).resolve()
         root = str(place)
-        # The files are kept beside the log's own file, however the caller named it: whoever resumes with
-        # a path must find what whoever ran with an open log has kept, and the other way round.
+        # Files are stored beside the log's own file, whether the caller passed a path or an open log: a run
+        # that began with one can be resumed with the other.
         kept_in = store if isinstance(store, (str, Path)) else getattr(store, "path", None)
         beside = Path(kept_in).resolve() if isinstance(kept_in, (str, Path)) else None
         filesystem = HostFilesystem(
@@ -498,7 +454,7 @@ def open_state(
 
 
 def _own_files(root: Path, store: Path) -> tuple[str, ...]:
-    """The run's own store, if it lies in the workspace: a rollback must never put back an old log."""
+    """Return the run's store if it lies in the workspace: a rollback must never restore an old log."""
     if not store.is_relative_to(root):
         return ()
     inside = store.relative_to(root).as_posix()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypedDict, TypeVar, Unpack
 
 from treenail.conversation.messages import enable_inner_message_recording
 from treenail.errors import ConversationNotFound
@@ -15,16 +15,26 @@ from treenail.state.budget import Budget, Deadline
 from treenail.state.run_context import RunContext
 from treenail.state.session import Session
 from treenail.tools.context import Heartbeat
+from treenail.tools.event_loop import run_blocking
 
 UserRequestT = TypeVar("UserRequestT")
+
+
+class RequestOptions(TypedDict, total=False):
+    """Options that every method of `MainLoop` passes on to its adapter."""
+
+    deadline: Deadline | None
+    budget: Budget | None
+    """The ceiling of this request, in place of the loop's own."""
+    heartbeat: Heartbeat | None
+    run_context: RunContext | None
 
 
 class MainLoop(ABC, Generic[UserRequestT, OutputT]):
     """Serves requests of one type with one adapter.
 
-    Say how a request becomes a prompt, and, if sessions are not to live in memory alone, where they
-    come from. Messages are recorded from the first one on, so that an evaluation that was cut off can
-    be resumed.
+    Override `create_prompt`, and `create_session` if sessions are to outlive the process. Messages are
+    recorded from the first one on, so that an interrupted evaluation can be resumed.
     """
 
     def __init__(self, adapter: ProviderAdapter, *, budget: Budget | None = None) -> None:
@@ -42,100 +52,69 @@ class MainLoop(ABC, Generic[UserRequestT, OutputT]):
     def finalize(
         self, prompt: Prompt[OutputT], session: Session, response: PromptResponse[OutputT]
     ) -> PromptResponse[OutputT]:
-        """Look at the answer before it is returned, or put another in its place."""
+        """Check the answer before it is returned, or replace it.
+
+        `execute` and `resume` call it outside of any event loop, so it may evaluate prompts itself.
+        """
         return response
 
     def execute(
-        self,
-        request: UserRequestT,
-        *,
-        session: Session | None = None,
-        deadline: Deadline | None = None,
-        budget: Budget | None = None,
-        heartbeat: Heartbeat | None = None,
-        run_context: RunContext | None = None,
+        self, request: UserRequestT, *, session: Session | None = None, **options: Unpack[RequestOptions]
     ) -> PromptResponse[OutputT]:
         """Serve a request and return its answer. Not for use inside an event loop."""
-        prompt = self.create_prompt(request)
-        own = self._recording(session)
-        given = self._given(deadline, budget, heartbeat, run_context)
-        return self.finalize(prompt, own, self.adapter.evaluate(prompt, session=own, **given))
+        return self._serve_blocking(request, session, False, options)
 
     async def aexecute(
-        self,
-        request: UserRequestT,
-        *,
-        session: Session | None = None,
-        deadline: Deadline | None = None,
-        budget: Budget | None = None,
-        heartbeat: Heartbeat | None = None,
-        run_context: RunContext | None = None,
+        self, request: UserRequestT, *, session: Session | None = None, **options: Unpack[RequestOptions]
     ) -> PromptResponse[OutputT]:
         """Serve a request and return its answer, inside an event loop."""
-        prompt = self.create_prompt(request)
-        own = self._recording(session)
-        given = self._given(deadline, budget, heartbeat, run_context)
-        return self.finalize(prompt, own, await self.adapter.aevaluate(prompt, session=own, **given))
+        return await self._serve(request, session, False, options)
 
     def resume(
-        self,
-        request: UserRequestT,
-        session: Session,
-        *,
-        deadline: Deadline | None = None,
-        budget: Budget | None = None,
-        heartbeat: Heartbeat | None = None,
-        run_context: RunContext | None = None,
+        self, request: UserRequestT, session: Session, **options: Unpack[RequestOptions]
     ) -> PromptResponse[OutputT]:
-        """Go on with a request that was cut off in this session. Not for use inside an event loop.
+        """Resume a request that was interrupted in this session. Not for use inside an event loop.
 
-        A session in which nothing was begun is served from the beginning: a request that died before
-        its first message is not lost.
+        If the session holds no evaluation yet, the request is served from the beginning: a request that
+        died before its first message is not lost.
         """
-        prompt = self.create_prompt(request)
-        own = self._recording(session)
-        given = self._given(deadline, budget, heartbeat, run_context)
-        try:
-            response = self.adapter.evaluate(prompt, session=own, resume=True, **given)
-        except ConversationNotFound:
-            response = self.adapter.evaluate(prompt, session=own, **given)
-        return self.finalize(prompt, own, response)
+        return self._serve_blocking(request, session, True, options)
 
     async def aresume(
-        self,
-        request: UserRequestT,
-        session: Session,
-        *,
-        deadline: Deadline | None = None,
-        budget: Budget | None = None,
-        heartbeat: Heartbeat | None = None,
-        run_context: RunContext | None = None,
+        self, request: UserRequestT, session: Session, **options: Unpack[RequestOptions]
     ) -> PromptResponse[OutputT]:
-        """Go on with a request that was cut off in this session, inside an event loop. See `resume`."""
-        prompt = self.create_prompt(request)
-        own = self._recording(session)
-        given = self._given(deadline, budget, heartbeat, run_context)
-        try:
-            response = await self.adapter.aevaluate(prompt, session=own, resume=True, **given)
-        except ConversationNotFound:
-            response = await self.adapter.aevaluate(prompt, session=own, **given)
+        """Resume a request that was interrupted in this session, inside an event loop. See `resume`."""
+        return await self._serve(request, session, True, options)
+
+    def _serve_blocking(
+        self, request: UserRequestT, session: Session | None, resume: bool, options: RequestOptions
+    ) -> PromptResponse[OutputT]:
+        prompt, own = self.create_prompt(request), self._recording(session)
+        response = run_blocking(
+            lambda: self._evaluate(prompt, own, resume, options),
+            face="MainLoop.resume" if resume else "MainLoop.execute",
+            instead="aresume" if resume else "aexecute",
+        )
         return self.finalize(prompt, own, response)
+
+    async def _serve(
+        self, request: UserRequestT, session: Session | None, resume: bool, options: RequestOptions
+    ) -> PromptResponse[OutputT]:
+        prompt, own = self.create_prompt(request), self._recording(session)
+        return self.finalize(prompt, own, await self._evaluate(prompt, own, resume, options))
+
+    async def _evaluate(
+        self, prompt: Prompt[OutputT], session: Session, resume: bool, options: RequestOptions
+    ) -> PromptResponse[OutputT]:
+        options = {**options, "budget": options.get("budget") or self.budget}
+        try:
+            return await self.adapter.aevaluate(prompt, session=session, resume=resume, **options)
+        except ConversationNotFound:
+            if not resume:
+                raise
+        return await self.adapter.aevaluate(prompt, session=session, **options)
 
     def _recording(self, session: Session | None) -> Session:
         own = session if session is not None else self.create_session()
         enable_inner_message_recording(own)
         return own
-
-    def _given(
-        self,
-        deadline: Deadline | None,
-        budget: Budget | None,
-        heartbeat: Heartbeat | None,
-        run_context: RunContext | None,
-    ) -> dict[str, Any]:
-        return {
-            "deadline": deadline,
-            "budget": budget or self.budget,
-            "heartbeat": heartbeat,
-            "run_context": run_context,
-        }
