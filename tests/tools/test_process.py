@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from treenail.clock import SystemClock
 from treenail.containment.cancel import CancellationToken
+from treenail.containment.threads import wait_finished
 from treenail.errors import ToolError, UsageError
 from treenail.testing.clock import FakeClock
 from treenail.tools.process import (
@@ -448,14 +449,15 @@ class TestEnvironment:
 
 class TestAsync:
     def test_an_interrupt_is_raised_as_itself(self, yard):
-        """Whoever catches `KeyboardInterrupt` gets it, though two tasks are at work; nothing survives."""
+        """Whoever catches `KeyboardInterrupt` gets it, and nothing survives."""
 
         def interrupt(frame, event, argument):
             # Where the task begins to wait for the command.
-            if event == "call" and frame.f_code.co_name == "wait" and frame.f_back.f_code is waiting:
+            if event == "call" and frame.f_code is waiting:
+                sys.setprofile(None)
                 raise KeyboardInterrupt
 
-        waiting = run_command_async.__code__
+        waiting = wait_finished.__code__
         command = partial(run_command_async, "cat never", cwd=yard.directory, env=yard.env)
         sys.setprofile(interrupt)
         try:

@@ -21,7 +21,6 @@ that text back to the model.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import json
 import re
@@ -37,6 +36,7 @@ from pydantic_core import ValidationError
 from treenail.errors import OutputParseError, PromptValidationError
 from treenail.prompt.capture import name_of
 from treenail.prompt.values import is_record
+from treenail.tools.schema import tidied
 
 if TYPE_CHECKING:
     # At run time typing's own will do: only a type checker reads the default.
@@ -100,8 +100,7 @@ class StructuredOutput(Generic[OutputT]):
             made = copy.deepcopy(definitions[made["$ref"].rpartition("/")[2]])
         if definitions:
             made["$defs"] = definitions
-        _describe(made, self.output_type, self.container)
-        return cast("Mapping[str, Any]", _tidied(made, closed=not self.allow_extra_keys))
+        return cast("Mapping[str, Any]", tidied(made, closed=not self.allow_extra_keys))
 
     def parse(self, text: str, *, prompt_name: str = "") -> OutputT:
         """Read the answer in a model's text. Raises `OutputParseError`, whose text a model can act on."""
@@ -189,61 +188,6 @@ def _unsupported(kind: Any, why: str) -> PromptValidationError:
         f"a prompt cannot have the output type {name_of(kind)}: {why}. Use a dataclass, a pydantic model, "
         "a list of one of them, or str for text"
     )
-
-
-# --- schemas ---------------------------------------------------------------------------------------
-
-
-def _describe(schema: dict[str, Any], kind: Any, container: Container) -> None:
-    """Add the descriptions that dataclass fields carry as `metadata={"description": ...}`."""
-    definitions = schema.get("$defs", {})
-    waiting, seen = [kind], set()
-    while waiting:
-        each = waiting.pop()
-        if not (isinstance(each, type) and dataclasses.is_dataclass(each)) or each in seen:
-            continue
-        seen.add(each)
-        places = [definitions.get(each.__name__)]
-        if each is kind and container == "object":
-            places.append(schema)
-        for field in dataclasses.fields(each):
-            text = field.metadata.get("description")
-            for place in places:
-                described = (place or {}).get("properties", {}).get(field.name)
-                if text and described is not None:
-                    described.setdefault("description", text)
-        try:
-            waiting.extend(_types_in(typing.get_type_hints(each).values()))
-        except NameError:
-            continue  # Types of a function's own namespace: their fields go without descriptions.
-
-
-def _types_in(hints: Any) -> Iterator[Any]:
-    for hint in hints:
-        yield hint
-        yield from _types_in(typing.get_args(hint))
-
-
-_VALUES = frozenset({"const", "default", "enum", "examples"})
-"""Keywords that hold values and not schemas."""
-
-
-def _tidied(schema: Any, *, closed: bool, is_map: bool = False) -> Any:
-    """Close objects to unknown keys, and drop the titles, which cost tokens and say nothing."""
-    if isinstance(schema, list):
-        return [_tidied(each, closed=closed) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    out = {
-        key: value
-        if key in _VALUES and not is_map
-        else _tidied(value, closed=closed, is_map=key in ("properties", "$defs") and not is_map)
-        for key, value in schema.items()
-        if is_map or key != "title"
-    }
-    if closed and not is_map and out.get("type") == "object" and "properties" in out:
-        out["additionalProperties"] = False
-    return out
 
 
 # --- finding the answer ----------------------------------------------------------------------------

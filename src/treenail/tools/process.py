@@ -1,24 +1,26 @@
-"""Running a command so that nothing of it survives.
+"""Running a command so that none of its processes survives.
 
 Theory of operation
 -------------------
 `run_command` blocks; it is called from a worker thread or from plain synchronous code, and
 `run_command_async` wraps it for an event loop. The command runs below a small supervisor process
-(`supervisor.py`), which collects everything that the command starts, daemons included, and ends only
-when all of it has ended. Whatever ends the wait (the command's own end, the timeout, the cancellation,
-an exception here, even the death of this process), the supervisor kills what is left, and only then does
-`run_command` return. So a filesystem that is scanned afterwards holds still.
+(`supervisor.py`), which adopts every process that the command starts, daemons included, and ends only
+when all of them have ended. Whatever ends the wait (the command's own end, the timeout, the cancellation,
+an exception here, even the death of this process), the supervisor kills the processes that are left, and
+only then does `run_command` return. So nothing changes the files any more when they are scanned afterwards.
 
-Output is read as it comes, so that no pipe fills up and blocks the command, and only its beginning and
-its end are kept. There is no input: a command that asks a question sees the end of its input.
+Output is read as it comes, so that the command never blocks on a full pipe, and only its beginning and
+its end are kept. There is no input: a command that asks a question reads the end of the file.
 """
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
 import os
 import re
+import select
 import selectors
 import shlex
 import signal
@@ -32,16 +34,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Required, TypedDict, Unpack
 
 import anyio
-import anyio.to_thread
 
 from treenail.clock import Clock, SystemClock, new_id
 from treenail.containment.cancel import CancellationToken
-from treenail.containment.threads import call_later
+from treenail.containment.threads import call_later, wait_finished, workers
 from treenail.errors import ToolError, UsageError
-from treenail.tools.event_loop import foremost
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 """How much of each output stream is kept unless the caller says otherwise."""
@@ -50,12 +50,14 @@ DEFAULT_TIMEOUT_S = 120.0
 """How long a command may take unless the caller says otherwise."""
 
 MARKER = "TREENAIL_COMMAND"
-"""The environment variable by which a command's processes can be found if the supervisor is lost."""
+"""The environment variable that marks a command's processes, to find them if the supervisor dies."""
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
-"""The script that every command runs below."""
+"""The script of the supervisor."""
 _READ_BYTES = 65_536
 _GIVE_UP_AFTER_S = 10.0
+_CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
+"""The bytes of a character of UTF-8 after its first one."""
 
 _SECRET_NAME = re.compile(
     r"(?:_|^)(?:KEY|KEYS|TOKEN|TOKENS|SECRET|SECRETS|PASSWORD|PASSWD|PASS|PASSPHRASE|PWD|CREDENTIAL|CREDENTIALS"
@@ -71,8 +73,8 @@ class CommandResult:
     """How a command ended and what it wrote.
 
     `exit_code` is negative for a signal, as in `subprocess`, and None if the command was stopped before it
-    ended by itself. `leftover_processes` counts what it had left running in the background; they were
-    killed, like everything else it started.
+    ended by itself. `leftover_processes` counts the background processes that it left running; they were
+    killed.
     """
 
     exit_code: int | None
@@ -94,9 +96,9 @@ def command_environment(
     """Return an environment for a command, without secrets.
 
     Starts from `base` (this process's own by default) and drops the variables whose names say that
-    they are secret (`..._KEY`, `..._TOKEN`, `..._SECRET`, `PASSWORD` ...) and those whose values hold a URL
-    with a password, unless `allow` names them. Pagers and prompts, which would wait for somebody, are
-    turned off. `extra` is added as it is.
+    they are secret (`..._KEY`, `..._TOKEN`, `..._SECRET`, `PASSWORD` ...) and those whose values contain a
+    URL with a password, unless `allow` names them. Pagers and prompts, which would wait for input, are turned
+    off. `extra` is added unchanged.
     """
     source = os.environ if base is None else base
     kept = {
@@ -112,36 +114,46 @@ def command_environment(
 
 
 def default_shell() -> str:
-    """Return the shell that commands given as text run in: bash where there is one, else sh."""
+    """Return the shell that runs commands given as text: bash if it is installed, else sh."""
     return "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
+
+
+class CommandOptions(TypedDict, total=False):
+    """Options of `run_command` and `run_command_async`."""
+
+    cwd: Required[str | Path]
+    env: Mapping[str, str] | None
+    """The whole environment; `command_environment()` by default."""
+    timeout_s: float | None
+    max_output_bytes: int
+    """How much of each output stream is kept: half of it from the beginning, half from the end."""
+    clock: Clock | None
 
 
 def run_command(
     command: str | Sequence[str],
     *,
-    cwd: str | Path,
-    env: Mapping[str, str] | None = None,
-    timeout_s: float | None = DEFAULT_TIMEOUT_S,
-    max_output_bytes: int = MAX_OUTPUT_BYTES,
     cancellation: CancellationToken | None = None,
-    clock: Clock | None = None,
+    **options: Unpack[CommandOptions],
 ) -> CommandResult:
-    """Run a command to its end, or to its timeout or cancellation, and return when nothing of it is left.
+    """Run a command until it ends, times out or is cancelled, and return when all its processes have ended.
 
-    Text is run by the shell; a sequence is a program and its arguments. `env` is the whole environment
-    (`command_environment()` by default). Of each output stream the first and the last
-    `max_output_bytes / 2` are kept. A timeout or a cancellation is a result, not an exception.
+    Text is run by the shell; a sequence is a program and its arguments. A timeout or a cancellation is a
+    result, not an exception.
 
     Raises `OSError` if the command cannot be started, and `ToolError` if processes could not be killed.
     """
     argv = [default_shell(), "-c", command] if isinstance(command, str) else [str(part) for part in command]
+    timeout_s = options.get("timeout_s", DEFAULT_TIMEOUT_S)
+    max_output_bytes = options.get("max_output_bytes", MAX_OUTPUT_BYTES)
     _check(argv, timeout_s, max_output_bytes)
+    env = options.get("env")
     run = _Run(
         argv=argv,
-        cwd=Path(cwd),
+        cwd=Path(options["cwd"]),
         env=command_environment() if env is None else dict(env),
         max_output_bytes=max_output_bytes,
-        clock=clock if clock is not None else SystemClock(),
+        clock=options.get("clock") or SystemClock(),
     )
     return run.to_the_end(timeout_s, cancellation)
 
@@ -149,93 +161,44 @@ def run_command(
 async def run_command_async(
     command: str | Sequence[str],
     *,
-    cwd: str | Path,
-    env: Mapping[str, str] | None = None,
-    timeout_s: float | None = DEFAULT_TIMEOUT_S,
-    max_output_bytes: int = MAX_OUTPUT_BYTES,
     cancellation: CancellationToken | None = None,
-    clock: Clock | None = None,
+    **options: Unpack[CommandOptions],
 ) -> CommandResult:
     """Do the same as `run_command` without blocking the event loop.
 
-    If the awaiting task is cancelled, the command is killed, and the cancellation continues when
-    nothing of it is left.
+    If the awaiting task is cancelled, the command is killed, and the cancellation continues when all its
+    processes have ended.
     """
     stop = CancellationToken(parent=cancellation)
-    finished = anyio.Event()
-    results: list[CommandResult] = []
-
-    async def work() -> None:
-        # Shielded: the thread must see the command to its end, whatever happens to the task.
-        with anyio.CancelScope(shield=True):
-            blocking = partial(
-                run_command,
-                command,
-                cwd=cwd,
-                env=env,
-                timeout_s=timeout_s,
-                max_output_bytes=max_output_bytes,
-                cancellation=stop,
-                clock=clock,
-            )
-            try:
-                results.append(await anyio.to_thread.run_sync(blocking))
-            except BaseException as error:  # noqa: BLE001 - raised below, outside the task group
-                failures.append(error)
-            finished.set()
-
-    failures: list[BaseException] = []
+    running = workers.start(partial(run_command, command, cancellation=stop, **options))
     try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(work)
-            try:
-                await finished.wait()
-            except BaseException:
-                # A cancellation, or an interrupt: either way nobody waits for the command any more. A
-                # second interrupt may come before the first line of what is called.
-                try:
-                    stop.cancel(detail="the awaiting task was cancelled")
-                except BaseException:
-                    stop.cancel(detail="the awaiting task was cancelled")
-                    raise
-                raise
-    except BaseExceptionGroup as several:  # an interrupt, of whichever of the two tasks
-        raise foremost(several) from None
+        await wait_finished(running)
     finally:
+        # Does nothing after the command's own end. After a cancellation or an interrupt it kills the command.
+        stop.cancel(detail="the awaiting task was cancelled")
+        with anyio.CancelScope(shield=True):
+            await wait_finished(running)
         stop.unlink()
-    if failures:
-        raise failures[0]
-    return results[0]
+    return running.result()
 
 
 def wait_for_orphans(directory: Path) -> None:
-    """Return when nothing is left of commands that processes which are dead now had started in a directory.
+    """Wait for the end of commands in a directory whose starting process has died.
 
-    Their supervisors stop them as soon as they notice; on a busy machine that takes a while. Raises
-    `ToolError` if something is still at work after that.
+    Their supervisors stop them when they notice the death, which may take a while on a busy machine. Raises
+    `ToolError` if one still runs after 20 seconds.
     """
     give_up_at = time.monotonic() + 2 * _GIVE_UP_AFTER_S
     for pid in _processes():
-        if not _is_orphan(pid, directory):
-            continue
-        try:
-            descriptor = os.pidfd_open(pid)
-        except OSError:
-            continue  # it has ended meanwhile
-        try:
-            with selectors.DefaultSelector() as selector:
-                selector.register(descriptor, selectors.EVENT_READ)
-                if not selector.select(max(0.0, give_up_at - time.monotonic())):
-                    raise ToolError(
-                        f"a command that an earlier process started in {directory} is still running, below "
-                        f"process {pid}; end it before the workspace is used again"
-                    )
-        finally:
-            os.close(descriptor)
+        if _is_orphan(pid, directory) and not _wait_ended(pid, give_up_at - time.monotonic()):
+            raise ToolError(
+                f"a command that an earlier process started in {directory} is still running, below "
+                f"process {pid}; end it before the workspace is used again"
+            )
 
 
 def _is_orphan(pid: int, directory: Path) -> bool:
-    """Say whether a process is a supervisor of a command in a directory, and whoever started it is dead."""
+    """Say whether a process is the supervisor of a command in a directory whose starter has died."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]
@@ -243,7 +206,7 @@ def _is_orphan(pid: int, directory: Path) -> bool:
         return False  # it has ended meanwhile
     if os.fsencode(SUPERVISOR) not in words or len(words) < 5:
         return False
-    # The last word is followed by a zero, too.
+    # The last word also ends with a zero byte.
     starter, place = words[-3], Path(os.fsdecode(words[-2]))
     return parent != starter and place.is_relative_to(directory.resolve())
 
@@ -252,7 +215,9 @@ def _check(argv: Sequence[str], timeout_s: float | None, max_output_bytes: int) 
     if not argv or not argv[0]:
         raise UsageError("there is no command to run; pass a shell command or a program with its arguments")
     if any("\0" in part for part in argv):
-        raise UsageError("the command holds a NUL character, which no program can be given")
+        raise UsageError(
+            "the command contains a NUL character, which cannot be passed to a program; remove it"
+        )
     if timeout_s is not None and not timeout_s > 0:
         raise UsageError(f"timeout_s is {timeout_s}; it must be more than 0, or None for no timeout")
     if max_output_bytes < 2:
@@ -260,7 +225,7 @@ def _check(argv: Sequence[str], timeout_s: float | None, max_output_bytes: int) 
 
 
 class _Output:
-    """The beginning and the end of a stream, whatever its length."""
+    """The beginning and the end of a stream of any length."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_head = max_bytes // 2
@@ -291,31 +256,16 @@ class _Output:
         self._trim()
         if not self._dropped:
             return (self._head + self._tail).decode("utf-8", "replace")
-        head = _whole_characters(bytes(self._head))
-        tail = bytes(self._tail)
-        # Drop what is left of a character whose beginning was cut off.
-        start = next((i for i, byte in enumerate(tail[:3]) if byte & 0xC0 != 0x80), min(3, len(tail)))
-        left_out = self._dropped + start + len(self._head) - len(head)
-        return (
-            head.decode("utf-8", "replace")
-            + f"\n[... {left_out} bytes left out ...]\n"
-            + tail[start:].decode("utf-8", "replace")
-        )
-
-
-def _whole_characters(data: bytes) -> bytes:
-    """Cut off a character that is incomplete at the end."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte & 0xC0 == 0x80:
-            continue
-        needed = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-        return data if needed <= back else data[:-back]
-    return data
+        # Characters that the cut goes through are left out.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        head = decoder.decode(bytes(self._head))
+        tail = self._tail.lstrip(_CONTINUATION_BYTES)
+        left_out = self._dropped + len(decoder.getstate()[0]) + len(self._tail) - len(tail)
+        return f"{head}\n[... {left_out} bytes left out ...]\n{tail.decode('utf-8', 'replace')}"
 
 
 class _Control:
-    """The supervisor's control pipe. Closing it stops the command; any thread may, any number of times."""
+    """The supervisor's control pipe. Closing it stops the command; any thread may close it, repeatedly."""
 
     def __init__(self, descriptor: int) -> None:
         self._lock = threading.Lock()
@@ -327,7 +277,7 @@ class _Control:
                 try:
                     data = data[os.write(self._descriptor, data) :]
                 except BrokenPipeError:
-                    return  # the supervisor is gone, which its status tells better
+                    return  # the supervisor has died; its exit code is reported
 
     def close(self) -> None:
         with self._lock:
@@ -345,16 +295,16 @@ class _Run:
         self._argv = argv
         self._cwd = cwd
         self._clock = clock
-        self._marker = f"{MARKER}={new_id()}"
+        self._marker = str(new_id())
         self._env = env
         self._outputs = (_Output(max_output_bytes), _Output(max_output_bytes))
         self._status = b""
         self._stopped_by: Literal["timeout", "cancellation"] | None = None
 
     def to_the_end(self, timeout_s: float | None, cancellation: CancellationToken | None) -> CommandResult:
-        """Start the command, wait, and see that nothing of it is left."""
+        """Start the command, and wait until all its processes have ended."""
         if not self._cwd.is_dir():
-            # Reported here because the supervisor could not tell it from a missing program.
+            # The supervisor could not distinguish this from a missing program.
             raise NotADirectoryError(
                 errno.ENOTDIR, "the directory to run the command in is missing", str(self._cwd)
             )
@@ -370,7 +320,7 @@ class _Run:
                 control.send(self._order())
                 self._attend(process, status_read)
             finally:
-                # Also when an exception comes out of the wait: the command ends before the caller goes on.
+                # After an exception too, the command ends before the caller continues.
                 if timer is not None:
                     timer.cancel()
                 if forget is not None:
@@ -396,7 +346,7 @@ class _Run:
                     str(SUPERVISOR),
                     str(control_read),
                     str(status_write),
-                    # For `wait_for_orphans`, in whatever process comes after this one.
+                    # For `wait_for_orphans` in a later process.
                     str(os.getpid()),
                     str(self._cwd.resolve()),
                 ],
@@ -406,7 +356,7 @@ class _Run:
                 pass_fds=(control_read, status_write),
                 # The command can read its parent's environment, so that must not hold secrets either.
                 env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
-                # The terminal's Ctrl-C is for us; we then stop the command.
+                # The terminal's Ctrl-C goes to this process, which then stops the command.
                 start_new_session=True,
                 bufsize=0,
             )
@@ -420,8 +370,7 @@ class _Run:
         return process, _Control(control_write), status_read
 
     def _order(self) -> bytes:
-        name, _, value = self._marker.partition("=")
-        order = {"argv": self._argv, "env": {**self._env, name: value}, "cwd": str(self._cwd)}
+        order = {"argv": self._argv, "env": {**self._env, MARKER: self._marker}, "cwd": str(self._cwd)}
         return json.dumps(order).encode() + b"\n"
 
     def _stop(self, control: _Control, by: Literal["timeout", "cancellation"]) -> None:
@@ -430,7 +379,7 @@ class _Run:
         control.close()
 
     def _attend(self, process: subprocess.Popen[bytes], status_read: int) -> None:
-        """Read what comes until the supervisor has ended."""
+        """Read all output until the supervisor has ended."""
         assert process.stdout is not None
         assert process.stderr is not None
         with selectors.DefaultSelector() as selector:
@@ -450,7 +399,7 @@ class _Run:
                             selector.unregister(key.fileobj)
 
     def _read_the_rest(self, process: subprocess.Popen[bytes]) -> None:
-        """Take in what the pipes still hold. Nobody who writes to them is left, so this does not wait."""
+        """Read what the pipes still contain. All their writers have ended, so this does not wait."""
         for stream, output in zip((process.stdout, process.stderr), self._outputs, strict=True):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
@@ -458,7 +407,7 @@ class _Run:
                 while data := os.read(stream.fileno(), _READ_BYTES):
                     output.add(data)
             except BlockingIOError:
-                pass  # the pipe was handed to a process outside the tree: what it writes is not the command's
+                pass  # a process outside of the tree holds the pipe: its output is not the command's
 
     def _result(self, supervisor_exit: int, elapsed: timedelta) -> CommandResult:
         report: dict[str, str] = {}
@@ -471,9 +420,9 @@ class _Run:
         if supervisor_exit != 0:
             killed = self._kill_marked()
             raise ToolError(
-                f"the process that watched over {shown_command(self._argv)!r} was killed (exit "
-                f"{supervisor_exit}), so the command was stopped: {killed} of its processes were found and "
-                f"killed; run commands that do not kill their parent"
+                f"the supervisor of {shown_command(self._argv)!r} was killed (exit {supervisor_exit}), so "
+                f"the command was stopped and {killed} of its processes were killed; change the command so "
+                "that it does not kill its parent"
             )
         if "survived" in report:
             raise self._survived([int(pid) for pid in report["survived"].split()])
@@ -492,16 +441,14 @@ class _Run:
         )
 
     def _kill_marked(self) -> int:
-        """Kill the processes that carry this command's marker, wait for their end, and say how many."""
+        """Kill the processes with this command's marker, wait for their end, and return their number."""
         seen: set[int] = set()
-        marker = self._marker.encode()
         give_up_at = time.monotonic() + _GIVE_UP_AFTER_S
-        while found := {pid for pid in _processes() if marker in _environment_of(pid)}:
+        while found := processes_marked(self._marker):
             if time.monotonic() > give_up_at:
                 raise self._survived(sorted(found))
             seen |= found
-            for pid in found:
-                _kill_and_wait(pid)
+            end_processes(found)
         return len(seen)
 
     def _survived(self, pids: Sequence[int]) -> ToolError:
@@ -512,7 +459,7 @@ class _Run:
 
 
 def shown_command(argv: Sequence[str]) -> str:
-    """Write a command on one line, shortened, for messages."""
+    """Return a command on one shortened line, for messages."""
     text = argv[2] if len(argv) == 3 and argv[1] == "-c" else shlex.join(argv)
     line = " ".join(text.split())
     return line if len(line) <= 100 else line[:97] + "..."
@@ -529,7 +476,7 @@ def _environment_of(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return []  # it has ended meanwhile, or belongs to somebody else
+        return []  # it has ended meanwhile, or belongs to another user
 
 
 def processes_marked(marker: str) -> frozenset[int]:
@@ -539,23 +486,22 @@ def processes_marked(marker: str) -> frozenset[int]:
 
 
 def end_processes(pids: Collection[int]) -> None:
-    """Kill processes, and wait until they have ended."""
+    """Kill processes, and wait up to a second for the end of each."""
     for pid in pids:
-        _kill_and_wait(pid)
+        _wait_ended(pid, 1.0, kill=True)
 
 
-def _kill_and_wait(pid: int) -> None:
-    """Kill a process and wait, for a second at most, until it has ended."""
+def _wait_ended(pid: int, timeout_s: float, *, kill: bool = False) -> bool:
+    """Wait until a process has ended, killing it first if asked to; return whether it has."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
-        return  # it has ended meanwhile
+        return True
     try:
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        with selectors.DefaultSelector() as selector:
-            selector.register(descriptor, selectors.EVENT_READ)
-            selector.select(1.0)
+        if kill:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        return bool(select.select([descriptor], [], [], max(0.0, timeout_s))[0])
     except OSError:
-        pass  # not ours to kill: whoever looks again will find it
+        return False  # this process may not kill it
     finally:
         os.close(descriptor)

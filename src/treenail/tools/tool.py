@@ -1,9 +1,8 @@
-"""Tools: what a model may call, and what comes back.
+"""Tools that a model may call, and their results.
 
-A tool is a function with a name, a description, a parameter type and a statement
-of what it does to the world (`effects`). Parameters are parsed strictly: nothing is
-coerced, nothing unknown is accepted, and the error that goes back to the model names
-the field, what was expected and what came.
+A tool is a function with a name, a description, a parameter type and a declaration of its effects.
+Parameters are parsed strictly: values are not coerced, unknown names are refused, and the error for the
+model names the field, the expected type and the value that came.
 """
 
 from __future__ import annotations
@@ -16,20 +15,21 @@ import re
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar, cast, overload
+from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
-import pydantic  # Each of its names is loaded when it is first used, and not all programs use one.
+import pydantic  # Not `from pydantic import`: it loads each name at its first use.
 from pydantic_core import ValidationError, to_jsonable_python
 
 from treenail.codec import is_model, sparse
 from treenail.containment.pricing import estimate_tokens
 from treenail.errors import ToolDefinitionError, ToolValidationError
+from treenail.tools.schema import tidied
 
 P = TypeVar("P")
 R = TypeVar("R")
 
 Effects = Literal["none", "workspace", "external"]
-"""What a tool does: nothing lasting; changes to state and files, which can be undone; or acts outside."""
+"""What a tool changes: nothing; state and files, which can be rolled back; or the world outside."""
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 _MAX_DESCRIPTION = 1_024
@@ -40,7 +40,7 @@ _SHOWN_ERRORS = 8
 @sparse
 @dataclass(frozen=True, slots=True)
 class ToolResult(Generic[R]):
-    """What a tool call came to."""
+    """The result of a tool call."""
 
     message: str
     value: R | None = None
@@ -50,12 +50,12 @@ class ToolResult(Generic[R]):
 
     @classmethod
     def ok(cls, value: R | None = None, message: str = "OK") -> ToolResult[R]:
-        """Make the result of a call that did what it should."""
+        """Make the result of a successful call."""
         return cls(message=message, value=value)
 
     @classmethod
     def error(cls, message: str) -> ToolResult[R]:
-        """Make the result of a call that failed; everything it changed is rolled back."""
+        """Make the result of a failed call, whose changes are rolled back."""
         return cls(message=message, success=False)
 
     def render(self) -> str:
@@ -84,7 +84,7 @@ class ToolExample(Generic[P, R]):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A model's request to run a tool. `arguments` is what it wrote: JSON text, or an object."""
+    """A model's request to run a tool. `arguments` is JSON text or an object, as the model sent it."""
 
     id: str
     name: str
@@ -104,10 +104,23 @@ class ToolCall:
 
 
 ProviderToolCall = ToolCall
-"""The name that adapters use for it."""
+"""Another name for `ToolCall`, which adapters use."""
 
 Handler = Callable[..., Any]
 """The function behind a tool, sync or async."""
+
+
+class ToolOptions(TypedDict, total=False):
+    """Options of `@tool` and `Tool.wrap`: fields of `Tool` that a function does not say of itself."""
+
+    name: str | None
+    description: str | None
+    effects: Effects
+    examples: Sequence[ToolExample[Any, Any]]
+    foreign: bool
+    idempotent: bool
+    on_unknown: Literal["tell", "hold"]
+    prepare: Callable[[Any], object] | None
 
 
 @dataclass(frozen=True)
@@ -125,14 +138,14 @@ class Tool(Generic[P, R]):
     examples: tuple[ToolExample[P, R], ...] = ()
     effects: Effects = "workspace"
     foreign: bool = False
-    """Whether it lets another process loose on the workspace, so that the tree must be scanned."""
+    """Whether another process changes the workspace, so that the tree must be scanned."""
     idempotent: bool = False
-    """Whether running it again with the same `call_id` does no harm, also outside."""
+    """Whether it is safe to run again with the same `call_id`, outside effects included."""
     on_unknown: Literal["tell", "hold"] = "tell"
-    """After a crash in the middle of an external call: tell the model, or wait for a person."""
+    """What to do after a crash during an external call: tell the model, or wait for a person."""
     accepts_overrides: bool = True
     prepare: Callable[[Any], object] | None = field(default=None, repr=False)
-    """Called with the session when a runner is made: registers the reducers that the tool's events need."""
+    """Registers the reducers of the tool's events; called with the session when a runner is made."""
     params_type: Any = field(default=None, repr=False)
     result_type: Any = field(default=None, repr=False)
     spread: bool = field(default=False, repr=False)
@@ -144,7 +157,7 @@ class Tool(Generic[P, R]):
         arguments = item if isinstance(item, tuple) else (item,)
         if len(arguments) != 2 or any(isinstance(each, TypeVar) for each in arguments):
             return alias
-        return _BoundTool(cls, alias, arguments[0], arguments[1])
+        return functools.partial(_bound, cls, *arguments)
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -162,7 +175,7 @@ class Tool(Generic[P, R]):
             )
         if self.foreign and self.effects == "none":
             raise ToolDefinitionError(
-                f"the tool {self.name!r} lets another process loose on the workspace, so its effects are not "
+                f"the tool {self.name!r} lets another process change the workspace, so its effects are not "
                 "'none'; say effects='workspace'"
             )
         if self.handler is not None and self.params_type is None and not self.spread:
@@ -183,58 +196,37 @@ class Tool(Generic[P, R]):
                 )
 
     def _check_parameters(self) -> None:
-        _ = self._adapter  # A type that cannot be parsed is found now, not in production.
+        _ = self._adapter  # Raises now, not at the first call, if the type cannot be parsed.
 
     @classmethod
-    def wrap(
-        cls,
-        function: Handler,
-        *,
-        name: str | None = None,
-        description: str | None = None,
-        effects: Effects = "workspace",
-        examples: Sequence[ToolExample[Any, Any]] = (),
-        foreign: bool = False,
-        idempotent: bool = False,
-        on_unknown: Literal["tell", "hold"] = "tell",
-        prepare: Callable[[Any], object] | None = None,
-    ) -> Tool[Any, Any]:
-        """Make a tool of a function: name, description and parameters from what it says of itself.
+    def wrap(cls, function: Handler, **options: Unpack[ToolOptions]) -> Tool[Any, Any]:
+        """Make a tool of a function; its name, docstring and annotations describe it unless options do.
 
-        The function takes one dataclass or model, or any number of annotated parameters; and a
-        keyword `context` if it wants one. It returns a `ToolResult`, or just a value.
+        The function takes one dataclass or model, or any number of annotated parameters, and a keyword
+        `context` if it needs one. It returns a `ToolResult`, or just a value.
         """
-        text = inspect.getdoc(function) or ""
-        given = description or text.split("\n\n", 1)[0].replace("\n", " ").strip()
-        label = name or function.__name__.strip("_").lower()
-        if not given:
+        doc = inspect.getdoc(function) or ""
+        name = options.get("name") or function.__name__.strip("_").lower()
+        description = options.get("description") or doc.split("\n\n", 1)[0].replace("\n", " ").strip()
+        if not description:
             raise ToolDefinitionError(
-                f"the function {function.__name__} has no docstring; its first sentence tells the model "
-                "when to use it"
+                f"the function {function.__name__} has no docstring; write one: its first paragraph tells "
+                "the model when to use the tool"
             )
-        parameters, result = _signature(label, function)
+        parameters, result = _signature(name, function)
+        params_type: Any = None
         single = len(parameters) == 1 and _is_record(parameters[0].annotation)
-        params_type: Any
         if single:
             params_type = parameters[0].annotation
         elif parameters:
-            params_type = _params_model(label, parameters, _argument_texts(text))
-        else:
-            params_type = None
-        return cls(
-            name=label,
-            description=given[:_MAX_DESCRIPTION],
-            handler=function,
-            examples=tuple(examples),
-            effects=effects,
-            foreign=foreign,
-            idempotent=idempotent,
-            on_unknown=on_unknown,
-            prepare=prepare,
-            params_type=params_type,
-            result_type=result,
-            spread=not single,
-        )
+            params_type = _params_model(name, parameters, _argument_texts(doc))
+        fields: dict[str, Any] = {
+            **options,
+            "name": name,
+            "description": description[:_MAX_DESCRIPTION],
+            "examples": tuple(options.get("examples", ())),
+        }
+        return cls(handler=function, params_type=params_type, result_type=result, spread=not single, **fields)
 
     @functools.cached_property
     def _adapter(self) -> pydantic.TypeAdapter[Any] | None:
@@ -256,17 +248,17 @@ class Tool(Generic[P, R]):
             raise ToolDefinitionError(
                 f"the parameters of the tool {self.name!r} have no JSON schema: {error}"
             ) from error
-        return cast("Mapping[str, Any]", _closed(_described(schema, self.params_type)))
+        return cast("Mapping[str, Any]", tidied(schema))
 
     @functools.cached_property
     def contract(self) -> str:
-        """What a model is told of the tool besides its name, as JSON text: the same in every process."""
+        """The tool's description and schema as JSON text, the same in every process."""
         said = [self.description, self.parameters_schema]
         return json.dumps(said, sort_keys=True, separators=(",", ":"))
 
     @functools.cached_property
     def tokens(self) -> int:
-        """About how many tokens the tool takes beside a conversation, rather too many than too few."""
+        """An estimate of the tokens that the tool takes in each request, rather too high than too low."""
         return estimate_tokens((self.name, self.description, self.parameters_schema))
 
     def parse(self, arguments: str | Mapping[str, Any]) -> Any:
@@ -281,16 +273,18 @@ class Tool(Generic[P, R]):
                 )
             return None
         try:
-            # JSON mode: ISO dates, UUIDs, enum values and arrays are written as text and lists there.
+            # JSON mode accepts ISO dates, UUIDs and enum values as text, and tuples as arrays.
             return self._adapter.validator.validate_json(text.strip() or "{}", strict=True, extra="forbid")
         except ValidationError as error:
-            _parse_object(self.name, text)  # What is no JSON object at all has an explanation of its own.
+            _parse_object(self.name, text)  # Text that is not a JSON object has its own explanation.
             raise ToolValidationError(_explain(self.name, error)) from None
 
     def call(self, params: Any, context: Any) -> Any:
-        """Call the handler; the outcome of an async one is an awaitable."""
+        """Call the handler. An async handler returns an awaitable."""
         if self.handler is None:
-            raise ToolDefinitionError(f"the tool {self.name!r} has no handler: it runs elsewhere")
+            raise ToolDefinitionError(
+                f"the tool {self.name!r} has no handler, so it cannot run here; give it one"
+            )
         if not self.spread:
             return self.handler(params, context=context) if self.takes_context else self.handler(params)
         keywords = {} if params is None else {each: getattr(params, each) for each in self._spread_names}
@@ -304,7 +298,7 @@ class Tool(Generic[P, R]):
 
     @functools.cached_property
     def takes_context(self) -> bool:
-        """Whether the handler wants the call's context; for one that does not, none is made."""
+        """Whether the handler takes the call's context."""
         return self.handler is not None and "context" in inspect.signature(self.handler).parameters
 
     @functools.cached_property
@@ -316,88 +310,47 @@ class Tool(Generic[P, R]):
 
 
 class ReadyTool(Tool[P, R]):
-    """A tool of this package: its parameters are described when they are needed, as tests have done before.
+    """A tool of this package. Its parameters are described at first use; tests check them instead.
 
-    Describing those of all of them takes longer than importing the package does, and a program may
-    use none.
+    Describing the parameters of all of them takes 70 ms, which every start of the command line would pay.
     """
 
     def _check_parameters(self) -> None: ...
 
 
-class _BoundTool:
-    """`Tool[Params, Result]`: makes tools with these types."""
-
-    def __init__(self, cls: type[Tool[Any, Any]], alias: Any, params: Any, result: Any) -> None:
-        self._cls = cls
-        self._alias = alias
-        self._params = params
-        self._result = result
-
-    def __call__(self, **keywords: Any) -> Tool[Any, Any]:
-        for label, given in (("params", self._params), ("result", self._result)):
-            if given is not None and not _is_allowed(given):
-                raise ToolDefinitionError(
-                    f"the {label} type of the tool {keywords.get('name')!r} is {given!r}; use a dataclass, a "
-                    "pydantic model, a list or tuple of them, or None"
-                )
-        handler = keywords.get("handler")
-        if handler is not None:
-            _check_shape(str(keywords.get("name")), handler)
-        params = type(None) if self._params is None else self._params
-        return self._cls(**{"params_type": params, "result_type": self._result, **keywords})
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._alias, name)
+def _bound(cls: type[Tool[Any, Any]], params: Any, result: Any, **fields: Any) -> Tool[Any, Any]:
+    """Make a tool with these types: the call in `Tool[Params, Result](...)`."""
+    for label, given in (("params", params), ("result", result)):
+        if given is not None and not _is_allowed(given):
+            raise ToolDefinitionError(
+                f"the {label} type of the tool {fields.get('name')!r} is {given!r}; use a dataclass, a "
+                "pydantic model, a list or tuple of them, or None"
+            )
+    if fields.get("handler") is not None:
+        _check_shape(str(fields.get("name")), fields["handler"])
+    return cls(**{"params_type": type(None) if params is None else params, "result_type": result, **fields})
 
 
 @overload
 def tool(function: Handler, /) -> Tool[Any, Any]: ...
 @overload
+def tool(**options: Unpack[ToolOptions]) -> Callable[[Handler], Tool[Any, Any]]: ...
 def tool(
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    effects: Effects = "workspace",
-    examples: Sequence[ToolExample[Any, Any]] = (),
-    foreign: bool = False,
-    idempotent: bool = False,
-    on_unknown: Literal["tell", "hold"] = "tell",
-    prepare: Callable[[Any], object] | None = None,
-) -> Callable[[Handler], Tool[Any, Any]]: ...
-def tool(
-    function: Handler | None = None,
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    effects: Effects = "workspace",
-    examples: Sequence[ToolExample[Any, Any]] = (),
-    foreign: bool = False,
-    idempotent: bool = False,
-    on_unknown: Literal["tell", "hold"] = "tell",
-    prepare: Callable[[Any], object] | None = None,
+    function: Handler | None = None, /, **options: Unpack[ToolOptions]
 ) -> Tool[Any, Any] | Callable[[Handler], Tool[Any, Any]]:
     """Turn a function into a tool: `@tool` or `@tool(effects="none")`."""
+    if function is not None:
+        return Tool.wrap(function, **options)
+    return lambda wrapped: Tool.wrap(wrapped, **options)
 
-    def make(wrapped: Handler) -> Tool[Any, Any]:
-        return Tool.wrap(
-            wrapped,
-            name=name,
-            description=description,
-            effects=effects,
-            examples=examples,
-            foreign=foreign,
-            idempotent=idempotent,
-            on_unknown=on_unknown,
-            prepare=prepare,
-        )
 
-    return make if function is None else make(function)
+def described(text: str, **default: Any) -> Any:
+    """Make a dataclass field whose description the model is shown."""
+    return field(metadata={"description": text}, **default)
 
 
 def as_result(outcome: Any) -> ToolResult[Any]:
-    """Turn what a handler returned into a `ToolResult`."""
+    """Turn the return value of a handler into a `ToolResult`."""
     if isinstance(outcome, ToolResult):
         return outcome
     if isinstance(outcome, str):
@@ -501,8 +454,8 @@ def _params_model(
         raise _indescribable(name, error) from error
     if lost := fields.keys() - model.model_fields.keys():
         raise ToolDefinitionError(
-            f"the tool {name!r} cannot have a parameter called {' or '.join(sorted(lost))}, which no model "
-            "could fill in; rename it, without an underscore at its beginning"
+            f"the tool {name!r} cannot have a parameter called {' or '.join(sorted(lost))}, which a model "
+            "cannot fill in; rename it so that it does not begin with an underscore"
         )
     return model
 
@@ -536,51 +489,6 @@ def _argument_texts(doc: str) -> dict[str, str]:
 # --- schemas and errors ----------------------------------------------------------------------------
 
 
-def _described(schema: dict[str, Any], params_type: Any) -> dict[str, Any]:
-    """Add the descriptions that dataclass fields carry as `metadata={"description": ...}`."""
-    found: dict[str, type] = {}
-    _collect_records(params_type, found)
-    for name, record in found.items():
-        place = schema if record is params_type else schema.get("$defs", {}).get(name, {})
-        for each in dataclasses.fields(record) if dataclasses.is_dataclass(record) else ():
-            text = each.metadata.get("description")
-            if text and each.name in place.get("properties", {}):
-                place["properties"][each.name].setdefault("description", text)
-    return schema
-
-
-def _collect_records(annotation: Any, found: dict[str, type]) -> None:
-    """Find the dataclasses and models in a type, however deep."""
-    for inner in typing.get_args(annotation):
-        _collect_records(inner, found)
-    if not _is_record(annotation):
-        return
-    plain = cast(type, typing.get_origin(annotation) or annotation)
-    if plain.__name__ not in found:
-        found[plain.__name__] = plain
-        for inner in typing.get_type_hints(plain).values():
-            _collect_records(inner, found)
-
-
-def _closed(schema: Any) -> Any:
-    """Close every object to unknown keys, and drop the titles, which cost tokens and say nothing."""
-    if isinstance(schema, list):
-        return [_closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    out: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key == "title" and isinstance(value, str):
-            continue
-        if key in ("properties", "$defs"):
-            out[key] = {name: _closed(each) for name, each in value.items()}
-        else:
-            out[key] = _closed(value)
-    if out.get("type") == "object" and "properties" in out:
-        out.setdefault("additionalProperties", False)
-    return out
-
-
 def _parse_object(name: str, text: str) -> dict[str, Any]:
     if text == "{}" or not text.strip():
         return {}
@@ -606,7 +514,7 @@ def _kind(value: Any) -> str:
 
 
 def _explain(name: str, error: ValidationError) -> str:
-    """Say, per field, what was expected and what came."""
+    """Write, per field, what was expected and what came."""
     lines = []
     errors = error.errors(include_url=False)
     for each in errors[:_SHOWN_ERRORS]:
