@@ -125,7 +125,7 @@ class TestReadFile:
         """From a line, so many of them, with a note on how to go on."""
         fs = InMemoryFilesystem({"a.txt": "".join(f"line {n}\n" for n in range(1, 101))})
         text = ok(fs, files.read_file, path="a.txt", start_line=10, max_lines=2)
-        assert text == "    10\tline 10\n    11\tline 11\n[a.txt goes on; see more with start_line=12]"
+        assert text == "    10\tline 10\n    11\tline 11\n[a.txt continues; see more with start_line=12]"
         assert ok(fs, files.read_file, path="a.txt", start_line=100) == "   100\tline 100\n"
 
     def test_following_the_notes_reads_everything_once(self):
@@ -195,7 +195,7 @@ class TestWriteFile:
         """New, replaced and appended are told apart, with sizes."""
         fs = InMemoryFilesystem()
         assert ok(fs, files.write_file, path="a/b.txt", content="1\n2\n") == (
-            "Made the new file a/b.txt: 2 lines, 4 bytes."
+            "Created a/b.txt: 2 lines, 4 bytes."
         )
         assert "Replaced" in ok(fs, files.write_file, path="a/b.txt", content="x")
         assert "Added 1 lines, 1 bytes" in ok(
@@ -278,7 +278,7 @@ class TestEditFile:
     def test_wrong_spaces_are_named(self, old):
         """The most common mistake has its own sentence."""
         fs = InMemoryFilesystem({"a.py": "def f():\n    return 1\n"})
-        assert "spaces, tabs and line breaks" in error(
+        assert "spaces, tabs or line breaks" in error(
             fs, files.edit_file, path="a.py", old_text=old, new_text=""
         )
 

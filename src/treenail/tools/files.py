@@ -1,10 +1,10 @@
 """Tools for files: read, write, edit, list, find, search, delete, move.
 
-Each answers in text that a model can act on, and never with more than it can use: long answers are cut,
-and say how to see the rest. A mistake (no such file, text that does not match) is a failed result that
-says what is there instead. Paths are relative to the workspace root.
+Each answers in text that a model can act on. Long answers are cut, and say how to see the rest. A mistake
+(a missing file, text that does not match) is a failed result that says what is there instead. Paths are
+relative to the workspace root.
 
-Names that begin with a dot (`.git`, `.venv`, `.env`) are left out of searches unless they are asked for;
+Searches leave out names that begin with a dot (`.git`, `.venv`, `.env`) unless the request includes them;
 reading and listing shows them.
 """
 
@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Literal
 
 from treenail.errors import PathEscapeError, ReadOnlyError
 from treenail.tools.context import ToolContext
-from treenail.tools.tool import ReadyTool, Tool, ToolExample, ToolResult
+from treenail.tools.tool import Effects, ReadyTool, Tool, ToolExample, ToolResult, described
 from treenail.workspace.base import Filesystem, GrepMatch
 from treenail.workspace.diffs import is_binary, unified_text
 from treenail.workspace.lines import split_lines
@@ -27,7 +28,7 @@ from treenail.workspace.paths import name as last_segment
 from treenail.workspace.paths import normalize, parent
 
 MAX_RESULT_CHARS = 30_000
-"""The longest answer of any of these tools, notes aside."""
+"""The longest answer of any of these tools, without its notes."""
 
 MAX_LINE_CHARS = 2_000
 """The longest line that `read_file` shows whole."""
@@ -45,17 +46,12 @@ MAX_MATCHES = 200
 """How many matches `grep_files` shows at once."""
 
 _GREP_ROUNDS = (2_000, 50_000)
-"""How many matches are looked through to find enough that are not hidden."""
+"""How many matches to search, in turn, until enough of them are not hidden."""
 
 _MAX_COMPARED_LINES = 5_000
 _MAX_DIFF_CHARS = 4_000
 
-P = TypeVar("P")
 _Answer = ToolResult[str]
-
-
-def _described(text: str, **default: Any) -> Any:
-    return field(metadata={"description": text}, **default)
 
 
 _PATH = "Path relative to the workspace root, such as src/app.py."
@@ -64,26 +60,35 @@ _PATH = "Path relative to the workspace root, such as src/app.py."
 # --- mistakes --------------------------------------------------------------------------------------
 
 
-def _explained(handler: Callable[..., _Answer]) -> Callable[..., _Answer]:
-    """Turn the filesystem's errors into answers that a model can act on."""
+def _file_tool(
+    effects: Effects, description: str, *examples: ToolExample[Any, str]
+) -> Callable[[Callable[..., _Answer]], Tool[Any, str]]:
+    """Make a tool of a handler; errors of the filesystem become failed results that a model can act on."""
 
-    @functools.wraps(handler)
-    def explained(params: Any, *, context: ToolContext) -> _Answer:
-        try:
-            return handler(params, context=context)
-        except ReadOnlyError:
-            return ToolResult.error("The workspace is read-only here; nothing was changed.")
-        except PathEscapeError as error:
-            return ToolResult.error(f"{_sentence(error)} Nothing was changed.")
-        except FileNotFoundError as error:
-            return ToolResult.error(_not_found(context.filesystem, str(error.filename or "")))
-        except OSError as error:
-            path = f"{error.filename}: " if error.filename else ""
-            return ToolResult.error(f"{path}{error.strerror or error}. Nothing was changed.")
-        except ValueError as error:
-            return ToolResult.error(f"{_sentence(error)} Nothing was changed.")
+    def make(handler: Callable[..., _Answer]) -> Tool[Any, str]:
+        @functools.wraps(handler)
+        def explained(params: Any, *, context: ToolContext) -> _Answer:
+            try:
+                return handler(params, context=context)
+            except ReadOnlyError:
+                return ToolResult.error("The workspace is read-only here; nothing was changed.")
+            except FileNotFoundError as error:
+                return ToolResult.error(_not_found(context.filesystem, str(error.filename or "")))
+            except (PathEscapeError, ValueError) as error:
+                return ToolResult.error(f"{_sentence(error)} Nothing was changed.")
+            except OSError as error:
+                path = f"{error.filename}: " if error.filename else ""
+                return ToolResult.error(f"{path}{error.strerror or error}. Nothing was changed.")
 
-    return explained
+        return ReadyTool(
+            name=handler.__name__,
+            description=description,
+            handler=explained,
+            effects=effects,
+            examples=examples,
+        )
+
+    return make
 
 
 def _sentence(error: Exception) -> str:
@@ -92,7 +97,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _not_found(filesystem: Filesystem, path: str) -> str:
-    """Say that nothing is at a path, and what is near it."""
+    """Return a message for a path without a file, with similar names that exist."""
     text = f"There is nothing at {path!r}."
     try:
         directory = parent(normalize(path))
@@ -113,20 +118,28 @@ def _not_found(filesystem: Filesystem, path: str) -> str:
 class ReadFile:
     """What `read_file` takes."""
 
-    path: str = _described(_PATH)
-    start_line: int = _described("First line to show; lines count from 1.", default=1)
-    max_lines: int = _described(f"How many lines to show, at most {MAX_READ_LINES}.", default=MAX_READ_LINES)
+    path: str = described(_PATH)
+    start_line: int = described("First line to show; lines count from 1.", default=1)
+    max_lines: int = described(f"How many lines to show, at most {MAX_READ_LINES}.", default=MAX_READ_LINES)
 
 
-@_explained
-def _read_file(params: ReadFile, *, context: ToolContext) -> _Answer:
+@_file_tool(
+    "none",
+    "Read a text file. Each line is shown with its number and a tab before it, which are not part of "
+    f"the file. At most {MAX_READ_LINES} lines are shown at once: continue with start_line. Read a file "
+    "before you edit it.",
+    ToolExample("Read a file", ReadFile("src/app.py"), "     1\timport sys\n     2\tprint(sys.argv)\n"),
+    ToolExample("Continue at line 200", ReadFile("notes.md", 200, 50), "   200\t## Later\n"),
+)
+def read_file(params: ReadFile, *, context: ToolContext) -> _Answer:
+    """Show a text file with line numbers."""
     if params.start_line < 1 or params.max_lines < 1:
         return ToolResult.error("start_line and max_lines count from 1; both must be at least 1.")
     filesystem = context.filesystem
     with filesystem.open_read(params.path) as stream:
         lines = _numbered_lines(stream, params.start_line, min(params.max_lines, MAX_READ_LINES))
     if lines is None:
-        # A link's own size would mislead; what is read is what it leads to.
+        # The size of the file that is read, not of a link to it.
         size = filesystem.read_bytes(params.path, limit=0).size_bytes
         return ToolResult.error(
             f"{params.path} is a binary file of {size} bytes; it cannot be shown as text."
@@ -140,16 +153,16 @@ def _read_file(params: ReadFile, *, context: ToolContext) -> _Answer:
         )
     text = "".join(shown)
     if next_line is not None:
-        text += f"[{params.path} goes on; see more with start_line={next_line}]"
+        text += f"[{params.path} continues; see more with start_line={next_line}]"
     return ToolResult.ok(message=text)
 
 
 def _numbered_lines(
     stream: BinaryIO, start_line: int, max_lines: int
 ) -> tuple[list[str], int | None, int] | None:
-    """Return numbered lines, the line to go on with if there are more, and where the file ended.
+    """Return numbered lines, the next line to read if there are more, and the file's last line.
 
-    None if the file is binary. Only a line at a time is held, and of that only a part.
+    None if the file is binary. Only part of one line is held in memory at a time.
     """
     if is_binary(stream.read(8_192)):
         return None
@@ -177,23 +190,6 @@ def _numbered_lines(
     return shown, None, number
 
 
-read_file: Tool[ReadFile, str] = ReadyTool[ReadFile, str](
-    name="read_file",
-    description=(
-        "Read a text file. Each line is shown with its number and a tab before it, which are not part of "
-        f"the file. At most {MAX_READ_LINES} lines are shown at once: go on with start_line. Read a file "
-        "before you edit it."
-    ),
-    handler=_read_file,
-    effects="none",
-    examples=(
-        ToolExample("Read a file", ReadFile("src/app.py"), "     1\timport sys\n     2\tprint(sys.argv)\n"),
-        ToolExample("Read on from line 200", ReadFile("notes.md", 200, 50), "   200\t## Later\n"),
-    ),
-)
-"""Shows a text file, line by line, with numbers."""
-
-
 # --- write_file ------------------------------------------------------------------------------------
 
 
@@ -201,16 +197,26 @@ read_file: Tool[ReadFile, str] = ReadyTool[ReadFile, str](
 class WriteFile:
     """What `write_file` takes."""
 
-    path: str = _described(_PATH)
-    content: str = _described("The whole text to write.")
-    mode: Literal["overwrite", "create", "append"] = _described(
-        "overwrite replaces the file or makes it, create fails if it exists, append adds to its end.",
+    path: str = described(_PATH)
+    content: str = described("The whole text to write.")
+    mode: Literal["overwrite", "create", "append"] = described(
+        "overwrite replaces or creates the file, create fails if it exists, append adds to its end.",
         default="overwrite",
     )
 
 
-@_explained
-def _write_file(params: WriteFile, *, context: ToolContext) -> _Answer:
+@_file_tool(
+    "workspace",
+    "Write a text file, whole. Missing directories are created. To change part of an existing file, use "
+    "edit_file: it is shorter and safer.",
+    ToolExample(
+        "Create a file",
+        WriteFile("docs/plan.md", "# Plan\n", "create"),
+        "Created docs/plan.md: 1 lines, 7 bytes.",
+    ),
+)
+def write_file(params: WriteFile, *, context: ToolContext) -> _Answer:
+    """Write, create or append to a text file."""
     filesystem = context.filesystem
     existed = filesystem.exists(params.path)
     result = filesystem.write(params.path, params.content, mode=params.mode)
@@ -218,27 +224,8 @@ def _write_file(params: WriteFile, *, context: ToolContext) -> _Answer:
     what = f"{lines} lines, {result.bytes_written} bytes"
     if params.mode == "append":
         return ToolResult.ok(message=f"Added {what} to the end of {result.path}.")
-    verb = "Replaced the content of" if existed else "Made the new file"
+    verb = "Replaced the content of" if existed else "Created"
     return ToolResult.ok(message=f"{verb} {result.path}: {what}.")
-
-
-write_file: Tool[WriteFile, str] = ReadyTool[WriteFile, str](
-    name="write_file",
-    description=(
-        "Write a text file, whole. Missing directories are made. To change a part of a file that exists, use "
-        "edit_file: it is shorter and safer."
-    ),
-    handler=_write_file,
-    effects="workspace",
-    examples=(
-        ToolExample(
-            "Make a new file",
-            WriteFile("docs/plan.md", "# Plan\n", "create"),
-            "Made the new file docs/plan.md: 1 lines, 7 bytes.",
-        ),
-    ),
-)
-"""Writes, makes or appends to a text file."""
 
 
 # --- edit_file -------------------------------------------------------------------------------------
@@ -248,17 +235,35 @@ write_file: Tool[WriteFile, str] = ReadyTool[WriteFile, str](
 class EditFile:
     """What `edit_file` takes."""
 
-    path: str = _described(_PATH)
-    old_text: str = _described(
+    path: str = described(_PATH)
+    old_text: str = described(
         "The exact text to replace, with its indentation and line breaks, without line numbers. It must be "
-        "unique in the file: include lines around it if need be."
+        "unique in the file: include lines around it if necessary."
     )
-    new_text: str = _described("The text to put in its place; empty to delete it.")
-    replace_all: bool = _described("Replace every occurrence instead of the only one.", default=False)
+    new_text: str = described("The text to put in its place; empty to delete it.")
+    replace_all: bool = described(
+        "Replace every occurrence; otherwise there must be exactly one.", default=False
+    )
 
 
-@_explained
-def _edit_file(params: EditFile, *, context: ToolContext) -> _Answer:
+@_file_tool(
+    "workspace",
+    "Change part of a text file: replace old_text with new_text. old_text must be exactly what is in the "
+    "file, spaces and line breaks included, and occur once, unless replace_all is true. The answer shows "
+    "the change as a diff.",
+    ToolExample(
+        "Change one line",
+        EditFile("app.py", "DEBUG = True\n", "DEBUG = False\n"),
+        "Replaced once in app.py:\n--- a/app.py\n+++ b/app.py\n@@ -1 +1 @@\n-DEBUG = True\n+DEBUG = False\n",
+    ),
+    ToolExample(
+        "Rename everywhere in a file",
+        EditFile("app.py", "colour", "color", replace_all=True),
+        "Replaced 3 times in app.py:\n--- a/app.py\n+++ b/app.py\n@@ -1,3 +1,3 @@\n...",
+    ),
+)
+def edit_file(params: EditFile, *, context: ToolContext) -> _Answer:
+    """Replace exact text in a file, and show the change."""
     if not params.old_text:
         return ToolResult.error("old_text is empty. To write a new file or a whole file, use write_file.")
     if params.old_text == params.new_text:
@@ -271,7 +276,7 @@ def _edit_file(params: EditFile, *, context: ToolContext) -> _Answer:
         return ToolResult.error(f"{params.path} is not UTF-8 text, so it cannot be edited as text.")
     old, new = params.old_text, params.new_text
     if old not in text and "\r\n" in text and "\r\n" not in old:
-        # The file has Windows line endings, which a model does not see; they are kept.
+        # The file has Windows line endings, which a model does not see: keep them.
         old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
     count = text.count(old)
     if count == 0:
@@ -282,7 +287,7 @@ def _edit_file(params: EditFile, *, context: ToolContext) -> _Answer:
     filesystem.write_bytes(params.path, after.encode("utf-8"))
     diff = unified_text(normalize(params.path), before, after.encode("utf-8"))
     if len(diff) > _MAX_DIFF_CHARS:
-        diff = diff[:_MAX_DIFF_CHARS] + "\n[... the rest of the change is not shown]"
+        diff = diff[:_MAX_DIFF_CHARS] + "\n[... the rest of the diff is not shown]"
     times = "once" if count == 1 else f"{count} times"
     return ToolResult.ok(message=f"Replaced {times} in {params.path}:\n{diff}")
 
@@ -301,11 +306,11 @@ def _several_matches(path: str, text: str, old: str, count: int) -> str:
 
 
 def _no_match(path: str, text: str, old: str) -> str:
-    """Say that text does not occur, and show the lines of the file that are most like it."""
+    """Return a message for text that does not occur, with the most similar lines of the file."""
     message = f"old_text does not occur in {path}. Nothing was changed."
     wanted, lines = old.splitlines(), text.splitlines()
     if _squeeze(old) and _squeeze(old) in _squeeze(text):
-        message += " It would match if spaces, tabs and line breaks did not count: copy them exactly."
+        message += " It differs only in spaces, tabs or line breaks: copy them exactly."
     nearest = _nearest(wanted, lines[:_MAX_COMPARED_LINES])
     if nearest is None:
         return f"{message} No line in it is similar; read the file again with read_file."
@@ -320,10 +325,10 @@ def _squeeze(text: str) -> str:
 
 
 def _nearest(wanted: Sequence[str], lines: Sequence[str]) -> int | None:
-    """Return where in a file a block of lines fits best, or None if nowhere."""
+    """Return the line at which a block of lines fits best, or None if none is similar."""
     plain = [line.strip() for line in lines]
     for offset, line in enumerate(wanted):
-        # Lines of a few characters, such as brackets, are everywhere and tell nothing.
+        # Very short lines, such as brackets, occur everywhere.
         if len(line.strip()) < 3:
             continue
         close = difflib.get_close_matches(line.strip()[:MAX_MATCH_CHARS], plain, n=5, cutoff=0.6)
@@ -344,32 +349,6 @@ def _likeness(wanted: Sequence[str], plain: Sequence[str], start: int) -> float:
     )
 
 
-edit_file: Tool[EditFile, str] = ReadyTool[EditFile, str](
-    name="edit_file",
-    description=(
-        "Change a part of a text file: replace old_text by new_text. old_text must be exactly what is in the "
-        "file, spaces and line breaks included, and occur once, unless replace_all is true. The answer shows "
-        "the change as a diff."
-    ),
-    handler=_edit_file,
-    effects="workspace",
-    examples=(
-        ToolExample(
-            "Change one line",
-            EditFile("app.py", "DEBUG = True\n", "DEBUG = False\n"),
-            "Replaced once in app.py:\n--- a/app.py\n+++ b/app.py\n@@ -1 +1 @@\n"
-            "-DEBUG = True\n+DEBUG = False\n",
-        ),
-        ToolExample(
-            "Rename everywhere in a file",
-            EditFile("app.py", "colour", "color", replace_all=True),
-            "Replaced 3 times in app.py:\n--- a/app.py\n+++ b/app.py\n@@ -1,3 +1,3 @@\n...",
-        ),
-    ),
-)
-"""Replaces exact text in a file, and shows the change."""
-
-
 # --- list_directory --------------------------------------------------------------------------------
 
 
@@ -377,12 +356,18 @@ edit_file: Tool[EditFile, str] = ReadyTool[EditFile, str](
 class ListDirectory:
     """What `list_directory` takes."""
 
-    path: str = _described("Directory relative to the workspace root; '.' is the root.", default=".")
-    skip: int = _described("How many entries to skip, to see more of a long directory.", default=0)
+    path: str = described("Directory relative to the workspace root; '.' is the root.", default=".")
+    skip: int = described("How many entries to skip, to see more of a long directory.", default=0)
 
 
-@_explained
-def _list_directory(params: ListDirectory, *, context: ToolContext) -> _Answer:
+@_file_tool(
+    "none",
+    "List a directory, one entry per line: directories end with '/', files show their size, links their "
+    "target. Hidden entries are shown. To find files at any depth, use glob_files.",
+    ToolExample("List the root", ListDirectory(), "README.md (1204 bytes)\nsrc/\n"),
+)
+def list_directory(params: ListDirectory, *, context: ToolContext) -> _Answer:
+    """List one directory."""
     filesystem = context.filesystem
     entries = filesystem.list(params.path)
     if not entries:
@@ -403,19 +388,25 @@ def _list_directory(params: ListDirectory, *, context: ToolContext) -> _Answer:
     return _page(shown(), params.skip, len(entries), "entries")
 
 
+def _fitting(lines: Iterable[str], max_lines: int) -> Sequence[str]:
+    """Return the first lines, as many as an answer may have."""
+    kept: list[str] = []
+    size = 0
+    for line in itertools.islice(lines, max_lines):
+        size += len(line) + 1
+        if size > MAX_RESULT_CHARS:
+            break
+        kept.append(line)
+    return kept
+
+
 def _page(lines: Iterable[str], skip: int, total: int, noun: str, extra: str = "") -> _Answer:
-    """Show the first of many lines, and say how to see the others."""
+    """Show as many lines as fit, and say how to see the others."""
     if skip < 0:
         return ToolResult.error("skip must be 0 or more.")
     if skip >= total:
-        return ToolResult.error(f"There are {total} {noun}, so skip={skip} leaves none.")
-    kept: list[str] = []
-    size = 0
-    for line in lines:
-        size += len(line) + 1
-        if len(kept) == MAX_ENTRIES or size > MAX_RESULT_CHARS:
-            break
-        kept.append(line)
+        return ToolResult.error(f"There are {total} {noun}, so skip={skip} shows none; use a smaller one.")
+    kept = _fitting(lines, MAX_ENTRIES)
     text = "\n".join(kept) + "\n"
     after = skip + len(kept)
     if after < total:
@@ -425,19 +416,6 @@ def _page(lines: Iterable[str], skip: int, total: int, noun: str, extra: str = "
     return ToolResult.ok(message=text + extra)
 
 
-list_directory: Tool[ListDirectory, str] = ReadyTool[ListDirectory, str](
-    name="list_directory",
-    description=(
-        "List a directory, one entry per line: directories end with '/', files show their size, links what "
-        "they lead to. Hidden entries are shown. To find files at any depth, use glob_files."
-    ),
-    handler=_list_directory,
-    effects="none",
-    examples=(ToolExample("List the root", ListDirectory(), "README.md (1204 bytes)\nsrc/\n"),),
-)
-"""Lists one directory."""
-
-
 # --- glob_files ------------------------------------------------------------------------------------
 
 
@@ -445,14 +423,21 @@ list_directory: Tool[ListDirectory, str] = ReadyTool[ListDirectory, str](
 class GlobFiles:
     """What `glob_files` takes."""
 
-    pattern: str = _described("Such as **/*.py, src/*.{js,ts} or docs/**; ** crosses directories.")
-    path: str = _described("Directory to begin in.", default=".")
-    include_hidden: bool = _described("Also show names that begin with a dot.", default=False)
-    skip: int = _described("How many matches to skip, to see more of many.", default=0)
+    pattern: str = described("Such as **/*.py, src/*.{js,ts} or docs/**; ** crosses directories.")
+    path: str = described("Directory to search.", default=".")
+    include_hidden: bool = described("Also show names that begin with a dot.", default=False)
+    skip: int = described("How many matches to skip, to see more of many.", default=0)
 
 
-@_explained
-def _glob_files(params: GlobFiles, *, context: ToolContext) -> _Answer:
+@_file_tool(
+    "none",
+    "Find files and directories by name. ** crosses directories, * and ? stay within a name, [abc] is "
+    "one of these characters, {a,b} is either. Answers with paths, sorted; directories end with '/'. "
+    "Hidden names are left out unless the pattern names one or include_hidden is true.",
+    ToolExample("Find Python files", GlobFiles("**/*.py"), "setup.py\nsrc/app.py\n"),
+)
+def glob_files(params: GlobFiles, *, context: ToolContext) -> _Answer:
+    """Find paths by pattern."""
     found = context.filesystem.glob(params.pattern, path=params.path)
     wanted = _Hidden(params.include_hidden, params.pattern, params.path)
     matches = [match for match in found if wanted.shows(match.path)]
@@ -461,17 +446,16 @@ def _glob_files(params: GlobFiles, *, context: ToolContext) -> _Answer:
         return ToolResult.ok(
             message=f"Nothing matches {params.pattern!r} in {params.path!r}.{note and ' '}{note}"
         )
-    directories = _directories(context.filesystem, [m.path for m in matches if not m.is_file][:MAX_ENTRIES])
-    lines = (match.path + ("/" if match.path in directories else "") for match in matches[params.skip :])
+    stat = context.filesystem.stat
+    lines = (
+        match.path + ("" if match.is_file or not stat(match.path).is_directory else "/")
+        for match in matches[params.skip :]
+    )
     return _page(lines, params.skip, len(matches), "matches", note)
 
 
-def _directories(filesystem: Filesystem, paths: Sequence[str]) -> frozenset[str]:
-    return frozenset(path for path in paths if filesystem.stat(path).is_directory)
-
-
 class _Hidden:
-    """Decides whether hidden names are shown: if asked for, or if the request itself names one."""
+    """Decides whether hidden names are shown: if requested, or if the request itself names one."""
 
     def __init__(self, include: bool, *requests: str) -> None:
         named = any(
@@ -490,20 +474,6 @@ class _Hidden:
         return f"[{count} hidden matches left out; set include_hidden to true to see them]\n"
 
 
-glob_files: Tool[GlobFiles, str] = ReadyTool[GlobFiles, str](
-    name="glob_files",
-    description=(
-        "Find files and directories by name. ** crosses directories, * and ? stay within a name, [abc] is "
-        "one of these characters, {a,b} is either. Answers with paths, sorted; directories end with '/'. "
-        "Hidden names are left out unless the pattern names one or include_hidden is true."
-    ),
-    handler=_glob_files,
-    effects="none",
-    examples=(ToolExample("Find Python files", GlobFiles("**/*.py"), "setup.py\nsrc/app.py\n"),),
-)
-"""Finds paths by pattern."""
-
-
 # --- grep_files ------------------------------------------------------------------------------------
 
 
@@ -511,16 +481,27 @@ glob_files: Tool[GlobFiles, str] = ReadyTool[GlobFiles, str](
 class GrepFiles:
     """What `grep_files` takes."""
 
-    pattern: str = _described("A regular expression, in Python's syntax, matched line by line.")
-    path: str = _described("File or directory to search.", default=".")
-    glob: str | None = _described("Only search files that match, such as *.py or src/**/*.ts.", default=None)
-    ignore_case: bool = _described("Match upper and lower case alike.", default=False)
-    include_hidden: bool = _described("Also search names that begin with a dot.", default=False)
-    max_matches: int = _described(f"How many matches to show, at most {MAX_MATCHES}.", default=100)
+    pattern: str = described("A regular expression, in Python's syntax, matched line by line.")
+    path: str = described("File or directory to search.", default=".")
+    glob: str | None = described("Only search files that match, such as *.py or src/**/*.ts.", default=None)
+    ignore_case: bool = described("Match upper and lower case alike.", default=False)
+    include_hidden: bool = described("Also search names that begin with a dot.", default=False)
+    max_matches: int = described(f"How many matches to show, at most {MAX_MATCHES}.", default=100)
 
 
-@_explained
-def _grep_files(params: GrepFiles, *, context: ToolContext) -> _Answer:
+@_file_tool(
+    "none",
+    "Search the text of files for a regular expression. Answers with path:line: text, in path order. "
+    "Binary files are skipped; hidden ones too, unless path or glob names one or include_hidden is true. "
+    "A backslash makes a special character literal.",
+    ToolExample(
+        "Find where a function is defined",
+        GrepFiles(r"def handle_\w+", glob="*.py"),
+        "src/app.py:12: def handle_request(event):\n",
+    ),
+)
+def grep_files(params: GrepFiles, *, context: ToolContext) -> _Answer:
+    """Search the lines of files."""
     if params.max_matches < 1:
         return ToolResult.error("max_matches must be at least 1.")
     compile_pattern(params.pattern)
@@ -539,14 +520,8 @@ def _grep_files(params: GrepFiles, *, context: ToolContext) -> _Answer:
         return ToolResult.ok(
             message=f"No line matches {params.pattern!r} in {params.path!r}.{note and ' '}{note}"
         )
-    lines: list[str] = []
-    size = 0
-    for match in matches[:limit]:
-        line = f"{match.path}:{match.line_number}: {_around(match)}"
-        size += len(line) + 1
-        if size > MAX_RESULT_CHARS:
-            break
-        lines.append(line)
+    shown = (f"{match.path}:{match.line_number}: {_around(match)}" for match in matches)
+    lines = _fitting(shown, limit)
     text = "\n".join(lines) + "\n"
     if len(lines) < len(matches):
         text += (
@@ -556,33 +531,13 @@ def _grep_files(params: GrepFiles, *, context: ToolContext) -> _Answer:
 
 
 def _around(match: GrepMatch) -> str:
-    """Return a match's line, or, if it is long, what is around the match."""
+    """Return the line of a match; of a long line, the part around the match."""
     line = match.line_content
     if len(line) <= MAX_MATCH_CHARS:
         return line
     start = max(0, min(match.match_start - MAX_MATCH_CHARS // 3, len(line) - MAX_MATCH_CHARS))
     end = start + MAX_MATCH_CHARS
     return ("..." if start else "") + line[start:end] + ("..." if end < len(line) else "")
-
-
-grep_files: Tool[GrepFiles, str] = ReadyTool[GrepFiles, str](
-    name="grep_files",
-    description=(
-        "Search the text of files for a regular expression. Answers with path:line: text, in path order. "
-        "Binary files are skipped; hidden ones too, unless path or glob names one or include_hidden is true. "
-        "A backslash makes a special character literal."
-    ),
-    handler=_grep_files,
-    effects="none",
-    examples=(
-        ToolExample(
-            "Find where a function is defined",
-            GrepFiles(r"def handle_\w+", glob="*.py"),
-            "src/app.py:12: def handle_request(event):\n",
-        ),
-    ),
-)
-"""Searches the lines of files."""
 
 
 # --- delete_file, move_file ------------------------------------------------------------------------
@@ -592,12 +547,18 @@ grep_files: Tool[GrepFiles, str] = ReadyTool[GrepFiles, str](
 class DeleteFile:
     """What `delete_file` takes."""
 
-    path: str = _described(_PATH)
-    recursive: bool = _described("Delete a directory with everything in it.", default=False)
+    path: str = described(_PATH)
+    recursive: bool = described("Delete a directory with everything in it.", default=False)
 
 
-@_explained
-def _delete_file(params: DeleteFile, *, context: ToolContext) -> _Answer:
+@_file_tool(
+    "workspace",
+    "Delete a file, a link or an empty directory; with recursive, a directory and everything in it. A "
+    "link is deleted itself, not its target.",
+    ToolExample("Delete a file", DeleteFile("old.txt"), "Deleted the file old.txt."),
+)
+def delete_file(params: DeleteFile, *, context: ToolContext) -> _Answer:
+    """Delete a file or a directory."""
     filesystem = context.filesystem
     stat = filesystem.stat(params.path)
     if stat.is_directory and not params.recursive and filesystem.list(params.path):
@@ -610,32 +571,24 @@ def _delete_file(params: DeleteFile, *, context: ToolContext) -> _Answer:
     return ToolResult.ok(message=f"Deleted the {noun} {stat.path}.")
 
 
-delete_file: Tool[DeleteFile, str] = ReadyTool[DeleteFile, str](
-    name="delete_file",
-    description=(
-        "Delete a file, a link or an empty directory; with recursive, a directory and everything in it. A "
-        "link is deleted itself, not what it leads to."
-    ),
-    handler=_delete_file,
-    effects="workspace",
-    examples=(ToolExample("Delete a file", DeleteFile("old.txt"), "Deleted the file old.txt."),),
-)
-"""Deletes a file or a directory."""
-
-
 @dataclass(frozen=True, slots=True)
 class MoveFile:
     """What `move_file` takes."""
 
-    path: str = _described("What to move, relative to the workspace root.")
-    target: str = _described("Where to: the new path with its name, not only the directory.")
-    overwrite: bool = _described("Replace a file that is at the target.", default=False)
+    path: str = described("What to move, relative to the workspace root.")
+    target: str = described("The new path, including the name, not only the directory.")
+    overwrite: bool = described("Replace a file that is at the target.", default=False)
 
 
-@_explained
-def _move_file(params: MoveFile, *, context: ToolContext) -> _Answer:
+@_file_tool(
+    "workspace",
+    "Move or rename a file, a link or a directory. Missing directories of the target are created.",
+    ToolExample("Rename a file", MoveFile("a.txt", "docs/b.txt"), "Moved a.txt to docs/b.txt."),
+)
+def move_file(params: MoveFile, *, context: ToolContext) -> _Answer:
+    """Move or rename."""
     filesystem = context.filesystem
-    filesystem.stat(params.path)  # a mistake in the path must not leave a new directory behind
+    filesystem.stat(params.path)  # raises for a wrong path before a directory is created
     target = normalize(params.target)
     if not params.overwrite and filesystem.exists(target):
         hint = (
@@ -643,24 +596,14 @@ def _move_file(params: MoveFile, *, context: ToolContext) -> _Answer:
             if filesystem.stat(target).is_directory
             else " Set overwrite to true to replace it."
         )
-        return ToolResult.error(f"Something is at {target} already.{hint} Nothing was changed.")
+        return ToolResult.error(f"{target} already exists.{hint} Nothing was changed.")
     filesystem.mkdir(parent(target))
     filesystem.move(params.path, target, overwrite=params.overwrite)
     return ToolResult.ok(message=f"Moved {normalize(params.path)} to {target}.")
 
 
-move_file: Tool[MoveFile, str] = ReadyTool[MoveFile, str](
-    name="move_file",
-    description="Move or rename a file, a link or a directory. Missing directories of the target are made.",
-    handler=_move_file,
-    effects="workspace",
-    examples=(ToolExample("Rename a file", MoveFile("a.txt", "docs/b.txt"), "Moved a.txt to docs/b.txt."),),
-)
-"""Moves or renames."""
-
-
 READING_TOOLS: tuple[Tool[Any, str], ...] = (read_file, list_directory, glob_files, grep_files)
-"""The tools that look and change nothing."""
+"""The tools that only read."""
 
 WRITING_TOOLS: tuple[Tool[Any, str], ...] = (write_file, edit_file, delete_file, move_file)
 """The tools that change the workspace."""
