@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from treenail.codec.base import TAG, Coder, Decode, Encode, Json, expect, is_tagged, name_of, show
 from treenail.codec.immutability import FrozenDict
 from treenail.codec.registry import TypeRegistry, is_model, is_record
-from treenail.codec.scalars import NATIVE, SCALARS, decode_member, encode_member
+from treenail.codec.scalars import NATIVE, SCALARS, decode_member, encode_int, encode_member
 from treenail.codec.values import (
     ValueCoder,
     as_set,
@@ -113,11 +113,15 @@ class AnnotationCoder:
 
     def _native(self, kind: Any) -> Coder:
         tagged, otherwise = self._values.encode_tagged, self._otherwise(_NATIVE_WORDS[kind])
-        if kind in (int, float):
-            kinds = (float, int) if kind is float else (int,)  # An integer may stand for a float.
+        if kind is int:
             return Coder(
-                lambda value: NATIVE[type(value)](value) if type(value) in kinds else tagged(value),
-                lambda data: data if type(data) in kinds else otherwise(data),
+                lambda value: encode_int(value) if type(value) is int else tagged(value),
+                lambda data: data if type(data) is int else otherwise(data),
+            )
+        if kind is float:  # An integer may stand for a float.
+            return Coder(
+                lambda value: NATIVE[type(value)](value) if type(value) in (float, int) else tagged(value),
+                lambda data: data if type(data) in (float, int) else otherwise(data),
             )
         return Coder(
             lambda value: value if type(value) is kind else tagged(value),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from treenail.codec import Codec
 from treenail.state.slices import (
@@ -40,8 +40,7 @@ class Registration:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """Applies what a reducer returned to its slice."""
 
     codec: Codec

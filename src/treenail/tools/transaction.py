@@ -262,8 +262,9 @@ class OpenCall:
             self.context.cancellation.raise_if_cancelled()
             if given.deadline is not None:
                 given.deadline.raise_if_passed(f"the tool call {self.call.id}")
-            if result.success:
-                copy_context().run(self._stage_result, result)
+            typed = _typed_values(result) if result.success else ()
+            if result.success and (typed or self.plan.policies or self.scope is not None):
+                copy_context().run(self._stage_result, result, typed)
         except BaseException as error:  # noqa: BLE001  # classified and raised again where it must be
             return self.fail(error)
         if not result.success:
@@ -276,12 +277,12 @@ class OpenCall:
         self._note_checkpoint(result, workspace)
         return result
 
-    def _stage_result(self, result: ToolResult[Any]) -> None:
+    def _stage_result(self, result: ToolResult[Any], typed: Sequence[object]) -> None:
         """Stage what follows from a success: policy state, the typed result, events of closing resources."""
         self.enter()
         for policy in self.plan.policies:
             policy.on_result(self.tool, self.plan.params, result, context=self.context)
-        for value in _typed_values(result):
+        for value in typed:
             self.transaction.session.dispatch(value)
         self._close_scope()
 
