@@ -184,15 +184,6 @@ def test_each_provider_and_tool_has_its_own(config: Config) -> None:
     assert ctx.wrap_llm_call(lambda: None, WrapOptions(entity_id="search")) is Decision.HALT
 
 
-def test_breakers_are_bounded() -> None:
-    """Beyond the ceiling, new names share one breaker instead of growing for ever."""
-    breakers = CircuitBreakers(max_breakers=2)
-    first = breakers.get("a")
-    breakers.get("b")
-    assert breakers.get("c") is breakers.get("d")
-    assert breakers.get("a") is first
-
-
 def interrupt() -> None:
     raise KeyboardInterrupt
 

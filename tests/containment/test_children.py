@@ -92,18 +92,6 @@ def test_a_childs_own_ceiling_ends_the_child_alone(config: Config) -> None:
     assert parent.wrap_llm_call(lambda: None) is Decision.ALLOW
 
 
-def test_a_child_may_be_told_to_end_its_parent(config: Config) -> None:
-    """With `ends_parent` the child's own ceiling, and its abort, end both."""
-    parent = ExecutionContext(config())
-    child = parent.spawn_child(Limits(max_steps=1), ends_parent=True)
-    child.wrap_llm_call(lambda: None)
-    child.wrap_llm_call(lambda: None)
-    assert stops(parent) == ["step_limit_exceeded"]
-    other = ExecutionContext(config())
-    other.spawn_child(ends_parent=True).abort("give up")
-    assert (stops(other), other.cancellation_token.is_cancelled) == (["aborted"], True)
-
-
 def test_a_child_cannot_widen_anything(config: Config) -> None:
     """Ceilings above the parent's change nothing."""
     parent = ExecutionContext(config(max_cost_usd=1.0, max_steps=2, timeout_ms=1000), clock=FakeClock())

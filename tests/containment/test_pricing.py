@@ -30,6 +30,7 @@ from treenail.containment import (
     estimate_tokens,
     usage_of,
 )
+from treenail.containment.pricing import FALLBACK_PRICE
 from treenail.errors import UsageError
 
 Config = Callable[..., ExecutionConfig]
@@ -289,12 +290,13 @@ def test_an_unknown_price_can_be_estimated(config: Config) -> None:
     ctx = ExecutionContext(
         config(on_unknown_price="estimate", max_cost_usd=1.0),
         prices=PRICES,
-        fallback_price=Price(0.0, 100.0),
     )
     options = WrapOptions(model="mystery", max_output_tokens=4000)
-    decisions = [ctx.wrap_llm_call(lambda: CallUsage(0, 4000), options) for _ in range(4)]
-    assert decisions == [Decision.ALLOW, Decision.ALLOW, Decision.HALT, Decision.HALT]
-    assert ctx.get_snapshot().cost_usd_accumulated == pytest.approx(0.8)
+    decisions = [ctx.wrap_llm_call(lambda: CallUsage(0, 4000), options) for _ in range(5)]
+    assert decisions == [Decision.ALLOW] * 3 + [Decision.HALT] * 2
+    assert ctx.get_snapshot().cost_usd_accumulated == pytest.approx(
+        3 * 4000 * FALLBACK_PRICE.output_per_mtok / 1e6
+    )
 
 
 def test_a_child_cannot_loosen_what_an_unknown_price_means(config: Config) -> None:

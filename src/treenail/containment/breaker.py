@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -155,9 +156,8 @@ class CircuitBreaker:
     def probe_due_s(self) -> float:
         """How long it is until a probe is due; 0 unless the circuit is open."""
         with self._lock:
-            if self._state_now() is not CircuitState.OPEN:
-                return 0.0
-            return self._opened_at + self.recovery_timeout - self._clock.monotonic()
+            is_open = self._state_now() is CircuitState.OPEN
+            return self._opened_at + self.recovery_timeout - self._clock.monotonic() if is_open else 0.0
 
     def acquire(self) -> Permit | None:
         """Return the right to make one call, or None. In HALF_OPEN only one caller holds it at a time."""
@@ -183,11 +183,10 @@ class CircuitBreaker:
 
     def describe(self) -> str:
         """Say in words why calls are not allowed now."""
-        with self._lock:
-            if self._state_now() is CircuitState.HALF_OPEN:
-                return "the circuit is half open, and its probe is another call's"
-            left = self._opened_at + self.recovery_timeout - self._clock.monotonic()
-            return f"the circuit is open after {self._failures} failures; a probe is due in {left:.1f} s"
+        left = self.probe_due_s
+        if not left:
+            return "the circuit is half open, and its probe is another call's"
+        return f"the circuit is open after {self._failures} failures; a probe is due in {left:.1f} s"
 
     def record_success(self) -> None:
         """Say that a call went well. It is ignored while the circuit is open: the call was from before."""
@@ -278,24 +277,16 @@ class CircuitBreakers:
         failure_predicate: Callable[[BaseException], bool] | None = None,
         *,
         clock: Clock | None = None,
-        max_breakers: int = 1000,
     ) -> None:
-        self._settings = (failure_threshold, recovery_timeout, failure_predicate)
-        self._clock = clock
+        settings = (failure_threshold, recovery_timeout, failure_predicate)
+        self._make = partial(CircuitBreaker, *settings, clock=clock)
         self._make()  # settings are refused here, not at the first call
-        self._max = integer("CircuitBreakers", "max_breakers", max_breakers)
         self._lock = threading.Lock()
         self._breakers: dict[str, CircuitBreaker] = {}
 
-    def _make(self) -> CircuitBreaker:
-        return CircuitBreaker(*self._settings, clock=self._clock)
-
     def get(self, entity_id: str) -> CircuitBreaker:
-        """Return the breaker of that provider or tool; beyond `max_breakers` names they share one."""
+        """Return the breaker of that provider or tool."""
         with self._lock:
-            if entity_id not in self._breakers and len(self._breakers) >= self._max:
-                entity_id = ""
-            breaker = self._breakers.get(entity_id)
-            if breaker is None:
-                breaker = self._breakers[entity_id] = self._make()
-            return breaker
+            if entity_id not in self._breakers:
+                self._breakers[entity_id] = self._make()
+            return self._breakers[entity_id]

@@ -67,7 +67,6 @@ class Chain:
         *,
         parent: Chain | None,
         above: Sequence[str] = (),
-        ends_parent: bool = False,
         is_onlooker: bool = False,
     ) -> None:
         self.config = config
@@ -76,7 +75,6 @@ class Chain:
         self.parent = parent
         self.clock = clock
         self.ledger = ledger
-        self._ends_parent = ends_parent
         self._is_onlooker = is_onlooker
 
         self.line: tuple[Chain, ...] = (self, *(parent.line if parent else ()))
@@ -162,15 +160,12 @@ class Chain:
             deadlines.append(self.parent.deadline)
         self.deadline = min(deadlines, default=None)
         undo: list[Callable[[], object]] = []
-        # Timers and the parent's token outlive a finished child; they must not keep it alive.
-        this = weakref.ref(self)
         # A child sets a timer of its own for what it inherits, too: its parent may be closed before it.
         if self.deadline is not None:
             remaining = max(0.0, self.deadline - self.clock.monotonic())
-            undo.append(call_later(self.clock, remaining, lambda: _expire(this)).cancel)
+            undo.append(call_later(self.clock, remaining, _weakly(self.expire)).cancel)
         if self.parent is not None:
-            token = self.parent.token
-            undo.append(token.on_cancel(lambda: _follow(this, token)))
+            undo.append(self.parent.token.on_cancel(_weakly(self._follow)))
 
         def disarm() -> None:
             while undo:
@@ -197,6 +192,13 @@ class Chain:
         with self._expiring:
             if not self._is_closed:
                 self._stop_for_time()
+
+    def _follow(self) -> None:
+        """Stop because the parent has."""
+        if self.parent is not None:
+            token = self.parent.token
+            reason = StopReason(token.reason) if token.reason else StopReason.ABORTED
+            self.stop(reason, f"the parent chain has stopped: {token.detail}")
 
     def _stop_for_time(self) -> None:
         self.stop(StopReason.TIMEOUT, f"the chain's time is over: {self.elapsed_ms():.0f} ms have passed")
@@ -300,8 +302,6 @@ class Chain:
             self._write(ChainStopped, reason=str(reason), detail=detail)
         except Exception:  # noqa: BLE001 - logged; the stop is for the record, and holds without it
             logger.exception("the journal could not record that the chain %s stopped", self.id)
-        if self._ends_parent and self.parent is not None:
-            self.parent.stop(reason, f"the child chain {self.id} has stopped: {detail}")
 
     def refuse(self, reason: StopReason, detail: str) -> None:
         """Record a refusal that may pass, once until a call goes through again."""
@@ -400,14 +400,13 @@ def _unchanged(event: SafetyEvent) -> SafetyEvent:
     return event
 
 
-def _expire(this: weakref.ref[Chain]) -> None:
-    chain = this()
-    if chain is not None:
-        chain.expire()
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Bind a method without keeping its chain alive: timers and a parent's token outlive a child."""
+    bound = weakref.WeakMethod(method)
 
+    def call() -> None:
+        alive = bound()
+        if alive is not None:
+            alive()
 
-def _follow(this: weakref.ref[Chain], token: CancellationToken) -> None:
-    chain = this()
-    if chain is not None:
-        reason = StopReason(token.reason) if token.reason else StopReason.ABORTED
-        chain.stop(reason, f"the parent chain has stopped: {token.detail}")
+    return call

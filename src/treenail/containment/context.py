@@ -27,8 +27,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Any, Protocol, TypeVar, cast, overload
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from treenail.clock import Clock, SystemClock, new_id
 from treenail.containment.attempts import ActiveCall, Attempt, Call, call_around, current
@@ -37,11 +36,11 @@ from treenail.containment.cancel import CancellationToken
 from treenail.containment.chain import Chain
 from treenail.containment.costs import Costs
 from treenail.containment.dispatch import STOPPED, Awaiting, Blocking, Waiting
-from treenail.containment.guards import Guards, Refusal, unknown_price
+from treenail.containment.guards import Guards, Refusal, reprice
 from treenail.containment.ledger import Account, Journal, Ledger, LedgerEvent, fold
 from treenail.containment.limits import UNLIMITED, ExecutionConfig, Limits, StopReason, as_config, to_usd
 from treenail.containment.loops import LoopPolicy
-from treenail.containment.pricing import FALLBACK_PRICE, Price, PriceTable
+from treenail.containment.pricing import PriceTable
 from treenail.containment.rates import RatePolicy
 from treenail.containment.records import (
     NO_OPTIONS,
@@ -70,6 +69,33 @@ class Metrics(Protocol):
     def record_call(self, node: NodeRecord) -> None:
         """Take note of a call; an error in here is logged and changes nothing."""
         ...
+
+
+class GuardOptions(TypedDict, total=False):
+    """The guards that a chain can bring along; a child's come on top of its parent's."""
+
+    pipeline: ShieldPipeline | None
+    circuit_breaker: CircuitBreaker | CircuitBreakers | None
+    loops: LoopPolicy | None
+    rates: RatePolicy | None
+    memory_governor: Policy | None
+
+
+class ChildOptions(GuardOptions, total=False):
+    """What `spawn_child` passes on to a child."""
+
+    onlooker: bool
+    below: ActiveCall | None
+
+
+class RunOptions(GuardOptions, total=False):
+    """What `resume` passes on to the context that continues."""
+
+    clock: Clock | None
+    prices: PriceTable | None
+    metrics: Metrics | None
+    stoppable: bool | None
+    above: Sequence[str]
 
 
 class ExecutionContext:
@@ -103,12 +129,10 @@ class ExecutionContext:
         memory_governor: Policy | None = None,
         metrics: Metrics | None = None,
         stoppable: bool | None = None,
-        fallback_price: Price = FALLBACK_PRICE,
-        ends_parent: bool = False,
         onlooker: bool = False,
+        below: ActiveCall | None = None,
         above: Sequence[str] = (),
         _ledger: Ledger | None = None,
-        _below: ActiveCall | None = None,
     ) -> None:
         if parent is not None and above:
             raise UsageError(
@@ -128,7 +152,6 @@ class ExecutionContext:
             parent.chain.ledger if parent else _ledger or Ledger(journal),
             parent=parent.chain if parent else None,
             above=above,
-            ends_parent=ends_parent,
             is_onlooker=onlooker,
         )
         self.config = self.chain.config
@@ -144,7 +167,6 @@ class ExecutionContext:
         self._costs: Costs = Costs(
             prices or (parent._costs.prices if parent else None),
             min((each.on_unknown_price for each in capped), key=_STRICTEST_FIRST.index, default=None),
-            fallback_price,
             self.chain.tell,
         )
         self._guards: Guards = Guards(
@@ -158,7 +180,7 @@ class ExecutionContext:
             policy=memory_governor,
             is_onlooker=onlooker,
         )
-        self._spawned_by = call_around(_below) if parent else None
+        self._spawned_by = call_around(below) if parent else None
 
     # --- opening and closing ----------------------------------------------------------------------
 
@@ -167,19 +189,10 @@ class ExecutionContext:
         cls,
         config: ExecutionConfig | Limits,
         events: Iterable[LedgerEvent],
-        pipeline: ShieldPipeline | None = None,
-        metadata: ChainMetadata | None = None,
         *,
-        circuit_breaker: CircuitBreaker | CircuitBreakers | None = None,
-        clock: Clock | None = None,
-        prices: PriceTable | None = None,
+        metadata: ChainMetadata | None = None,
         journal: Journal | None = None,
-        loops: LoopPolicy | None = None,
-        rates: RatePolicy | None = None,
-        memory_governor: Policy | None = None,
-        metrics: Metrics | None = None,
-        stoppable: bool | None = None,
-        above: Sequence[str] = (),
+        **options: Unpack[RunOptions],
     ) -> ExecutionContext:
         """Return a context that continues from what a journal says was spent.
 
@@ -192,40 +205,19 @@ class ExecutionContext:
         if metadata is None and recorded:
             root = recorded[0].lineage[0]
             metadata = ChainMetadata(request_id=str(new_id()), chain_id=root)
-        return cls(
-            config,
-            pipeline,
-            metadata,
-            circuit_breaker=circuit_breaker,
-            clock=clock,
-            prices=prices,
-            loops=loops,
-            rates=rates,
-            memory_governor=memory_governor,
-            metrics=metrics,
-            stoppable=stoppable,
-            above=above,
-            _ledger=Ledger(journal, fold(recorded)),
-        )
+        return cls(config, metadata=metadata, _ledger=Ledger(journal, fold(recorded)), **options)
 
     def spawn_child(
         self,
         config: ExecutionConfig | Limits = UNLIMITED,
         *,
         metadata: ChainMetadata | None = None,
-        pipeline: ShieldPipeline | None = None,
-        circuit_breaker: CircuitBreaker | CircuitBreakers | None = None,
-        loops: LoopPolicy | None = None,
-        rates: RatePolicy | None = None,
-        memory_governor: Policy | None = None,
-        ends_parent: bool = False,
-        onlooker: bool = False,
-        below: ActiveCall | None = None,
+        **options: Unpack[ChildOptions],
     ) -> ExecutionContext:
         """Return a context for a nested run that spends this one's money, steps, retries and time.
 
         Its own ceilings and guards come on top of ours, so it can only be narrower. A ceiling of ours that it
-        reaches ends both, each with its own record; a ceiling of its own ends it alone, unless `ends_parent`.
+        reaches ends both, each with its own record; a ceiling of its own ends it alone.
         An `onlooker` only looks at the work, so its failures and repetitions are its own: they take none of
         our retries, open no circuit of ours (an open one stops it all the same) and are not a loop of ours,
         and it is not a level of depth.
@@ -235,19 +227,7 @@ class ExecutionContext:
         """
         if metadata is None:
             metadata = replace(self.metadata, chain_id=str(new_id()))
-        return ExecutionContext(
-            config,
-            pipeline,
-            metadata,
-            parent=self,
-            circuit_breaker=circuit_breaker,
-            loops=loops,
-            rates=rates,
-            memory_governor=memory_governor,
-            ends_parent=ends_parent,
-            onlooker=onlooker,
-            _below=below,
-        )
+        return ExecutionContext(config, metadata=metadata, parent=self, **options)
 
     @property
     def depth(self) -> int:
@@ -262,28 +242,17 @@ class ExecutionContext:
     def __enter__(self) -> ExecutionContext:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        if exc_val is not None and not isinstance(exc_val, Exception):
-            # An interrupt or a cancellation ends the run: whoever still works on another thread
-            # must hear of it.
-            self.abort(f"{type(exc_val).__name__} left the run")
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        if exc_type is not None and not issubclass(exc_type, Exception):
+            # An interrupt or a cancellation ends the run: work on other threads must hear of it.
+            self.abort(f"{exc_type.__name__} left the run")
         self.close()
 
     async def __aenter__(self) -> ExecutionContext:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        self.__exit__(exc_type, exc_val, exc_tb)
+    async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        self.__exit__(exc_type)
 
     def close(self) -> None:
         """Disarm the timers and stop following the parent. Ceilings still hold for calls made afterwards."""
@@ -530,14 +499,7 @@ class ExecutionContext:
     def _estimate(self, attempt: Attempt) -> Refusal | None:
         options = attempt.options
         if options.cost_estimate_hint or options.model is not None or self.metadata.model is not None:
-            estimate = (
-                self._costs.estimate(attempt)
-                if attempt.plan is None
-                else self._costs.estimate_degraded(attempt)
-            )
-            if estimate is None:
-                return unknown_price(self.chain, attempt)
-            attempt.estimate = estimate
+            return reprice(self.chain, self._costs, attempt)
         return None
 
     def _limits(self, attempt: Attempt, cost: int) -> Refusal | None:

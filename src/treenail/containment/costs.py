@@ -13,8 +13,8 @@ from collections.abc import Callable
 from treenail.containment.attempts import Attempt
 from treenail.containment.limits import OnUnknownPrice, number, to_pico
 from treenail.containment.pricing import (
+    FALLBACK_PRICE,
     CallUsage,
-    Price,
     PriceTable,
     default_prices,
     estimate_usage,
@@ -33,39 +33,30 @@ class Costs:
         self,
         prices: PriceTable | None,
         on_unknown_price: OnUnknownPrice | None,
-        fallback_price: Price,
         tell: Tell,
     ) -> None:
         self.prices = prices
-        self.fallback_price = fallback_price
         # None: no ceiling in USD applies, so nobody has to know prices.
         self._on_unknown = on_unknown_price
         self._tell = tell
         self._told: set[str] = set()
 
     def estimate(self, attempt: Attempt) -> int | None:
-        """Return what to reserve; None if that is not known and a ceiling in USD cannot be kept without."""
-        options = attempt.options
-        if options.cost_estimate_hint:
-            return to_pico(options.cost_estimate_hint)
-        if attempt.is_free:
-            return 0
-        return self._estimate_by_table(attempt)
+        """Return what to reserve; None if that is not known and a ceiling in USD cannot be kept without.
 
-    def estimate_degraded(self, attempt: Attempt) -> int | None:
-        """Return what to reserve for an attempt that is made with less; None as above.
-
-        The caller knows best. What the caller does not know of another model, the price table may.
+        The caller knows best, also of an attempt that is made with less. What the caller does not know of
+        another model, the price table may.
         """
         options, plan = attempt.options, attempt.plan
-        if options.estimate_degraded is None or plan is None:
-            return self.estimate(attempt)
-        less = options.estimate_degraded(plan)
-        if less is not None:
-            return to_pico(number("WrapOptions", "estimate_degraded", less, zero_ok=True))
-        if plan.model in (None, options.model):
-            return self.estimate(attempt)
-        return self._estimate_by_table(attempt)
+        if plan is not None and options.estimate_degraded is not None:
+            less = options.estimate_degraded(plan)
+            if less is not None:
+                return to_pico(number("WrapOptions", "estimate_degraded", less, zero_ok=True))
+            if plan.model not in (None, options.model):
+                return self._estimate_by_table(attempt)
+        if options.cost_estimate_hint:
+            return to_pico(options.cost_estimate_hint)
+        return 0 if attempt.is_free else self._estimate_by_table(attempt)
 
     def _estimate_by_table(self, attempt: Attempt) -> int | None:
         options, plan, model = attempt.options, attempt.plan, attempt.model()
@@ -133,4 +124,4 @@ class Costs:
             self._told.add(model)
             taken = "it is estimated" if estimates else "its cost is not counted"
             self._tell("price_unknown", Decision.ALLOW, f"no price is known for {model!r}; {taken}")
-        return self.fallback_price.cost_usd(usage) if estimates else 0.0
+        return FALLBACK_PRICE.cost_usd(usage) if estimates else 0.0

@@ -177,12 +177,12 @@ class ShieldGuard(Guard):
         point: HookPoint = "before_llm_call" if attempt.call.kind == "llm" else "before_tool_call"
         refusal = self._judge(attempt, judged, point)
         if refusal is None and attempt.plan is not None:
-            refusal = self._price_again(attempt)
+            refusal = reprice(self._chain, self._costs, attempt)
         before = attempt.plan
         if refusal is None:
             refusal = self._judge(attempt, judged, "before_charge", to_usd(attempt.estimate))
         if refusal is None and attempt.plan is not before:
-            refusal = self._price_again(attempt)
+            refusal = reprice(self._chain, self._costs, attempt)
         return refusal
 
     def _judge(self, attempt: Attempt, judged: _Judged, point: HookPoint, *details: object) -> Refusal | None:
@@ -196,14 +196,6 @@ class ShieldGuard(Guard):
                     self._chain.refuse(reason, verdict.reason)
                 return Refusal(verdict.decision, reason, verdict.reason)
             attempt.degrade(verdict.plan)
-        return None
-
-    def _price_again(self, attempt: Attempt) -> Refusal | None:
-        """Reserve what a degraded attempt will cost, not what was asked for."""
-        estimate = self._costs.estimate_degraded(attempt)
-        if estimate is None:
-            return unknown_price(self._chain, attempt)
-        attempt.estimate = estimate
         return None
 
     def withdraw(self, attempt: Attempt) -> None:
@@ -426,8 +418,12 @@ class RateGuard(Guard):
                 self._chain.tell(event_type, Decision.ALLOW, reason, hook="RateWatch")
 
 
-def unknown_price(chain: Chain, attempt: Attempt) -> Refusal:
-    """Refuse an attempt whose price nobody knows while a ceiling in USD has to be kept."""
+def reprice(chain: Chain, costs: Costs, attempt: Attempt) -> Refusal | None:
+    """Set what to reserve; refuse an attempt of unknown price while a ceiling in USD has to be kept."""
+    estimate = costs.estimate(attempt)
+    if estimate is not None:
+        attempt.estimate = estimate
+        return None
     detail = (
         f"no price is known for {attempt.model()!r}, so a ceiling in USD cannot be kept; give "
         f"cost_estimate_hint or prices=, or set on_unknown_price"

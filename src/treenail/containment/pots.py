@@ -41,10 +41,6 @@ class BudgetBackend(Protocol):
         """Return what is spent."""
         ...
 
-    def get_reserved(self) -> float:
-        """Return what is set aside."""
-        ...
-
     def reset(self) -> None:
         """Forget everything."""
         ...
@@ -67,7 +63,7 @@ class LocalBudgetBackend:
 
         Return an id, or None.
         """
-        wanted, most = to_pico(number("LocalBudgetBackend", "amount", amount, zero_ok=True)), to_pico(ceiling)
+        wanted, most = _pico(amount), to_pico(ceiling)
         with self._lock:
             committed = self._spent + sum(self._reserved.values())
             if committed >= most or committed + wanted > most:
@@ -78,7 +74,7 @@ class LocalBudgetBackend:
 
     def commit(self, reservation_id: str, amount: float) -> None:
         """Replace a reservation by what was really spent, also if that is more."""
-        spent = to_pico(number("LocalBudgetBackend", "amount", amount, zero_ok=True))
+        spent = _pico(amount)
         with self._lock:
             self._take(reservation_id)
             self._spent += spent
@@ -90,7 +86,7 @@ class LocalBudgetBackend:
 
     def add(self, amount: float) -> float:
         """Record money spent without a reservation; return the total."""
-        spent = to_pico(number("LocalBudgetBackend", "amount", amount, zero_ok=True))
+        spent = _pico(amount)
         with self._lock:
             self._spent += spent
             return to_usd(self._spent)
@@ -117,6 +113,10 @@ class LocalBudgetBackend:
     def _take(self, reservation_id: str) -> None:
         if self._reserved.pop(reservation_id, None) is None:
             raise UsageError(f"there is no open reservation {reservation_id!r}; it was settled before")
+
+
+def _pico(amount: float) -> int:
+    return to_pico(number("LocalBudgetBackend", "amount", amount, zero_ok=True))
 
 
 class Allocator(Protocol):

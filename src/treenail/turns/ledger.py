@@ -121,8 +121,8 @@ def contain(
     return ExecutionContext.resume(
         limits,
         [*ledger_of(session), *also],
-        pipeline,
-        metadata,
+        pipeline=pipeline,
+        metadata=metadata,
         circuit_breaker=circuit_breaker,
         clock=session.clock,
         prices=prices,
