@@ -229,7 +229,7 @@ HUGE = 10**400
 @pytest.mark.parametrize("field", ["max_cost_usd", "max_steps", "max_retries_total", "timeout_ms"])
 def test_a_number_too_large_for_a_float_is_refused_by_name(config: Config, field: str) -> None:
     """It is refused as other nonsense is, and does not surface as an overflow somewhere else."""
-    with pytest.raises(UsageError, match=f"ExecutionConfig.{field} must be at most"):
+    with pytest.raises(UsageError, match=f"ExecutionConfig.{field} must be finite"):
         config(**{field: HUGE})
 
 
@@ -243,14 +243,10 @@ def test_the_largest_numbers_work(config: Config) -> None:
 
 
 def test_a_timeout_beyond_what_the_platform_can_wait_for_kills_no_timer(config: Config) -> None:
-    """The thread that serves all timers outlives a chain that may run for ten million years."""
+    """A chain that may run for ten million years keeps no other timer from firing."""
     forever = ExecutionContext(config(timeout_ms=10**20))
     soon = ExecutionContext(config(timeout_ms=1))
     assert soon.cancellation_token.wait(WAIT_S)
-    timers = [thread for thread in threading.enumerate() if thread.name == "treenail-timer"]
-    later = ExecutionContext(config(timeout_ms=1))
-    assert later.cancellation_token.wait(WAIT_S)
-    assert [thread for thread in threading.enumerate() if thread.name == "treenail-timer"] == timers
     assert forever.stop_reason is None
 
 

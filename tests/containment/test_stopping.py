@@ -26,9 +26,10 @@ from treenail.containment import (
     WrapOptions,
     current_call,
 )
-from treenail.containment.threads import Timers, call_later
+from treenail.containment.threads import call_later
 from treenail.errors import CancelledByToken
 from treenail.testing import FakeClock
+from treenail.testing.clock import Timers
 
 Config = Callable[..., ExecutionConfig]
 

@@ -8,7 +8,6 @@ from treenail.containment.breaker import (
     CircuitBreaker,
     CircuitBreakers,
     CircuitState,
-    Permit,
     Policy,
     PolicyContext,
     PolicyDecision,
@@ -17,7 +16,6 @@ from treenail.containment.breaker import (
 from treenail.containment.cancel import CancellationToken, PartialResultBuffer
 from treenail.containment.context import ExecutionContext, Metrics
 from treenail.containment.dispatch import apause, is_async
-from treenail.containment.guards import Refusal
 from treenail.containment.hooks import (
     AdaptiveBudgetHook,
     BudgetWindowHook,
@@ -86,11 +84,9 @@ from treenail.containment.shield import (
     SafetyEvent,
     ShieldPipeline,
     ToolCallContext,
-    Verdict,
 )
 from treenail.containment.threads import (
     Timer,
-    Timers,
     call_later,
     describe,
     fire,
@@ -139,7 +135,6 @@ __all__ = [
     "OnUnknownPrice",
     "PackagedPrices",
     "PartialResultBuffer",
-    "Permit",
     "Policy",
     "PolicyContext",
     "PolicyDecision",
@@ -148,7 +143,6 @@ __all__ = [
     "PriceTable",
     "RatePolicy",
     "RateWatch",
-    "Refusal",
     "Reserved",
     "RetryTaken",
     "SafeModeHook",
@@ -160,10 +154,8 @@ __all__ = [
     "StopReason",
     "TimeAwarePolicy",
     "Timer",
-    "Timers",
     "TokenBudgetHook",
     "ToolCallContext",
-    "Verdict",
     "WeightedAllocator",
     "WrapOptions",
     "apause",

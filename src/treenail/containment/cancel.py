@@ -29,7 +29,7 @@ class CancellationToken:
     def __init__(self, parent: CancellationToken | None = None) -> None:
         # Reentrant, because a signal handler may cancel while its own thread registers.
         self._lock = threading.RLock()
-        self._callbacks: dict[object, Callable[[], object]] | None = None
+        self._callbacks: dict[object, Callable[[], object]] = {}
         self._event: threading.Event | None = None
         self._parent = parent
         self.reason: str | None = None
@@ -68,7 +68,6 @@ class CancellationToken:
         while True:
             with self._lock:
                 if not self._callbacks:
-                    self._callbacks = None
                     return
                 key, callback = next(iter(self._callbacks.items()))
             try:
@@ -84,18 +83,15 @@ class CancellationToken:
         Return how to unregister.
         """
         key = object()
-        if self._register(key, callback):
-            return partial(self._forget, key)
-        callback()
-        return _nothing
+        if not self._register(key, callback):
+            callback()
+        return partial(self._forget, key)
 
     def _register(self, key: object, callback: Callable[[], object]) -> bool:
         """Keep a callback for the cancellation; False if that has come already."""
         with self._lock:
             if self.reason is not None:
                 return False
-            if self._callbacks is None:
-                self._callbacks = {}
             self._callbacks[key] = callback
             return True
 
@@ -107,8 +103,7 @@ class CancellationToken:
 
     def _forget(self, key: object) -> None:
         with self._lock:
-            if self._callbacks is not None:
-                self._callbacks.pop(key, None)
+            self._callbacks.pop(key, None)
 
     def unlink(self) -> None:
         """Stop following the parent; a finished call does this, so that a long chain's token stays small."""
@@ -134,10 +129,6 @@ class CancellationToken:
     def error(self) -> CancelledByToken:
         """Return what a piece of work ends with that the token has stopped."""
         return CancelledByToken(f"the work was stopped: {self.detail or self.reason}")
-
-
-def _nothing() -> None:
-    return
 
 
 def pause(clock: Clock, seconds: float, token: CancellationToken) -> None:

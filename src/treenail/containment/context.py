@@ -648,10 +648,7 @@ class ExecutionContext:
             self.chain.journal_settled(attempt, status)
         callback = attempt.options.reconciliation_callback
         if callback is not None:
-            try:
-                callback(to_usd(attempt.reserved), to_usd(attempt.settled))
-            except Exception:  # noqa: BLE001 - logged; the cost is booked already
-                logger.exception("a reconciliation callback failed")
+            _tell(callback, to_usd(attempt.reserved), to_usd(attempt.settled))
         if attempt.work is not None:
             attempt.work.add_done_callback(partial(self._book_late, attempt))
 
@@ -683,10 +680,7 @@ class ExecutionContext:
         call.status = status
         self.chain.leave(call)
         if self._metrics is not None:
-            try:
-                self._metrics.record_call(call.record())
-            except Exception:  # noqa: BLE001 - logged; metrics change nothing
-                logger.exception("the metrics could not record a call")
+            _tell(self._metrics.record_call, call.record())
 
 
 def _now(call: Coroutine[Any, Any, Call]) -> Call:
@@ -697,6 +691,14 @@ def _now(call: Coroutine[Any, Any, Call]) -> Call:
         made: Call = ended.value
         return made
     raise AssertionError("a blocking call was suspended")
+
+
+def _tell(listener: Callable[..., object], *details: object) -> None:
+    """Tell a caller's listener about a call; an error in it is logged and changes nothing."""
+    try:
+        listener(*details)
+    except Exception:  # noqa: BLE001 - the call is over and booked already
+        logger.exception("%r could not take note of a call", listener)
 
 
 def _limit_detail(chain: Chain, reason: StopReason, cost: int) -> str:

@@ -52,11 +52,11 @@ class Refusal:
     detail: str
 
 
+@dataclass(eq=False)
 class Guard:
     """One guard; what it does not override, it has no opinion on."""
 
-    def __init__(self, chain: Chain) -> None:
-        self._chain = chain
+    _chain: Chain
 
     def admit(self, attempt: Attempt) -> Refusal | None:
         """Say why the attempt must not be made; None to let it pass."""
@@ -130,12 +130,11 @@ class Guards:
             guard.withdraw(attempt)
 
 
+@dataclass(eq=False)
 class LoopGuard(Guard):
     """Refuses a call that goes in circles."""
 
-    def __init__(self, chain: Chain, detectors: Sequence[LoopDetector]) -> None:
-        super().__init__(chain)
-        self._detectors = detectors
+    _detectors: Sequence[LoopDetector]
 
     def admit(self, attempt: Attempt) -> Refusal | None:
         """Look for a loop; a retry is not a step of one."""
@@ -158,14 +157,13 @@ class _Judged:
     verdicts: list[tuple[ShieldPipeline, Verdict]]
 
 
+@dataclass(eq=False)
 class ShieldGuard(Guard):
     """Asks the shield's hooks before the call and before its charge, and tells them of its end."""
 
-    def __init__(self, chain: Chain, costs: Costs, pipelines: Sequence[ShieldPipeline]) -> None:
-        super().__init__(chain)
-        self._costs = costs
-        self._pipelines = pipelines
-        self._refused_charge: str | None = None
+    _costs: Costs
+    _pipelines: Sequence[ShieldPipeline]
+    _refused_charge: str | None = None
 
     def admit(self, attempt: Attempt) -> Refusal | None:
         """Ask about the call, then about the reservation; a hook that degrades makes that a smaller one."""
@@ -287,12 +285,11 @@ class ShieldGuard(Guard):
         )
 
 
+@dataclass(eq=False)
 class PolicyGuard(Guard):
     """Asks policies, such as a memory governor."""
 
-    def __init__(self, chain: Chain, policies: Sequence[Policy]) -> None:
-        super().__init__(chain)
-        self._policies = policies
+    _policies: Sequence[Policy]
 
     def admit(self, attempt: Attempt) -> Refusal | None:
         """Ask each policy; one that cannot answer has not allowed the attempt."""
@@ -320,12 +317,11 @@ class PolicyGuard(Guard):
         return None
 
 
+@dataclass(eq=False)
 class PotGuard(Guard):
     """Draws from the money that several chains share."""
 
-    def __init__(self, chain: Chain, pots: Sequence[tuple[BudgetBackend, float]]) -> None:
-        super().__init__(chain)
-        self._pots = pots
+    _pots: Sequence[tuple[BudgetBackend, float]]
 
     def admit(self, attempt: Attempt) -> Refusal | None:
         """Reserve the estimate in every pot on the way up; if one refuses, the others get theirs back."""
@@ -350,14 +346,13 @@ class PotGuard(Guard):
             pot.commit(reservation_id, to_usd(attempt.settled))
 
 
+@dataclass(eq=False)
 class CircuitGuard(Guard):
     """Asks the circuit breakers, and tells them how the provider did."""
 
-    def __init__(self, chain: Chain, breakers: Sequence[Breaker], heeded: Sequence[Breaker]) -> None:
-        super().__init__(chain)
-        self._breakers = breakers
-        self._heeded = heeded
-        """Those that stop this chain's calls and are told nothing about them."""
+    _breakers: Sequence[Breaker]
+    _heeded: Sequence[Breaker]
+    """Those that stop this chain's calls and are told nothing about them."""
 
     def admit(self, attempt: Attempt) -> Refusal | None:
         """Get a permit from each breaker; the probe of a half-open circuit is not for an onlooker."""
@@ -402,12 +397,11 @@ class CircuitGuard(Guard):
                 permit.release()
 
 
+@dataclass(eq=False)
 class RateGuard(Guard):
     """Watches how fast money and tokens go. It warns and never refuses."""
 
-    def __init__(self, chain: Chain, watches: Sequence[RateWatch]) -> None:
-        super().__init__(chain)
-        self._watches = watches
+    _watches: Sequence[RateWatch]
 
     def settle(self, attempt: Attempt, value: object, status: Status, error: BaseException | None) -> None:
         """Add what the attempt cost, and report a rate that is too high."""

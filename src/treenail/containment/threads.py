@@ -7,8 +7,8 @@ an aborting thread can cancel a scope that lives in it.
 be stoppable runs on a worker thread while its caller waits for "done or cancelled". Workers are daemons and
 are reused; one that is stuck in an abandoned function does not keep the process alive.
 
-*Timers.* One daemon thread serves every timeout. Workers call the timers that are due, so that none waits for
-another's listeners. A clock may bring its own `call_later`, as the fake clock does.
+*Timers.* Each timer is a daemon thread, so that none waits for another's listeners. A clock may bring its own
+`call_later`, as the fake clock does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import contextvars
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -127,100 +126,8 @@ class Timer(Protocol):
         ...
 
 
-class Timers:
-    """Callbacks, by the time when they are due. It holds no thread and reads no clock."""
-
-    def __init__(self) -> None:
-        self.unlock()
-        self._due: dict[_Timer, float] = {}
-
-    def unlock(self) -> None:
-        """Make a new lock in a forked process, where the thread that held the old one does not exist."""
-        self._lock = threading.Lock()
-
-    def add(self, when: float, callback: Callable[[], object]) -> Timer:
-        """Add a timer that is due at `when`."""
-        timer = _Timer(self, callback)
-        with self._lock:
-            self._due[timer] = when
-        return timer
-
-    def remove(self, timer: _Timer) -> None:
-        """Remove a timer, if it is still there."""
-        with self._lock:
-            self._due.pop(timer, None)
-
-    def pop_due(self, now: float) -> Callable[[], object] | None:
-        """Remove the earliest timer that is due by `now` and return its callback, or None."""
-        with self._lock:
-            timer = min(self._due, key=self._due.__getitem__, default=None)
-            if timer is None or self._due[timer] > now:
-                return None
-            del self._due[timer]
-            return timer.callback
-
-    def next_due(self) -> float | None:
-        """Return when the earliest timer is due, or None."""
-        with self._lock:
-            return min(self._due.values(), default=None)
-
-    def __len__(self) -> int:
-        return len(self._due)
-
-
-class _Timer:
-    def __init__(self, timers: Timers, callback: Callable[[], object]) -> None:
-        self._timers = timers
-        self.callback = callback
-
-    def cancel(self) -> None:
-        self._timers.remove(self)
-
-
-class _TimerThread:
-    """Fires timers on the system's monotonic clock; it starts with the first timer."""
-
-    def __init__(self) -> None:
-        self._timers = Timers()
-        self.start_anew()
-
-    def start_anew(self) -> None:
-        """Serve the timers that a forked process has inherited, from its next timer on."""
-        self._timers.unlock()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
-        timer = self._timers.add(time.monotonic() + seconds, callback)
-        with self._changed:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._serve, name="treenail-timer", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-        return timer
-
-    def _serve(self) -> None:
-        while True:
-            callback = self._timers.pop_due(time.monotonic())
-            if callback is not None:
-                _fire_elsewhere(callback)
-                continue
-            with self._changed:
-                due = self._timers.next_due()
-                left = None if due is None else max(0.0, due - time.monotonic())
-                self._changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
-
-
-_timer_thread = _TimerThread()
-
-
-def _after_fork() -> None:
-    workers.forget_all()
-    _timer_thread.start_anew()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=workers.forget_all)
 
 
 def fire(callback: Callable[[], object]) -> None:
@@ -231,15 +138,6 @@ def fire(callback: Callable[[], object]) -> None:
         logger.exception("a timer's callback failed")
 
 
-def _fire_elsewhere(callback: Callable[[], object]) -> None:
-    """Call a timer's callback on a worker: a listener or a journal that blocks holds up no other timer."""
-    try:
-        workers.start(partial(fire, callback))
-    except RuntimeError:
-        # No thread can be started any more; late is better than never.
-        fire(callback)
-
-
 def call_later(clock: Clock, seconds: float, callback: Callable[[], object]) -> Timer:
     """Call `callback` from some thread when that much time has passed.
 
@@ -247,4 +145,9 @@ def call_later(clock: Clock, seconds: float, callback: Callable[[], object]) -> 
     """
     # Asked for by name: `isinstance` does not see the methods of a clock that delegates to another.
     later: Callable[[float, Callable[[], object]], Timer] | None = getattr(clock, "call_later", None)
-    return _timer_thread.call_later(seconds, callback) if later is None else later(seconds, callback)
+    if later is not None:
+        return later(seconds, callback)
+    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), fire, (callback,))
+    timer.daemon = True
+    timer.start()
+    return timer

@@ -8,10 +8,56 @@ from datetime import UTC, datetime, timedelta
 
 import anyio
 
-from treenail.containment.threads import Timer, Timers, fire, threadsafe
+from treenail.containment.threads import Timer, fire, threadsafe
 from treenail.errors import UsageError
 
 _DEFAULT_START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Timers:
+    """Callbacks, by the time when they are due. It holds no thread and reads no clock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._due: dict[_Timer, float] = {}
+
+    def add(self, when: float, callback: Callable[[], object]) -> Timer:
+        """Add a timer that is due at `when`."""
+        timer = _Timer(self, callback)
+        with self._lock:
+            self._due[timer] = when
+        return timer
+
+    def remove(self, timer: _Timer) -> None:
+        """Remove a timer, if it is still there."""
+        with self._lock:
+            self._due.pop(timer, None)
+
+    def pop_due(self, now: float) -> Callable[[], object] | None:
+        """Remove the earliest timer that is due by `now` and return its callback, or None."""
+        with self._lock:
+            timer = min(self._due, key=self._due.__getitem__, default=None)
+            if timer is None or self._due[timer] > now:
+                return None
+            del self._due[timer]
+            return timer.callback
+
+    def next_due(self) -> float | None:
+        """Return when the earliest timer is due, or None."""
+        with self._lock:
+            return min(self._due.values(), default=None)
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+
+class _Timer:
+    def __init__(self, timers: Timers, callback: Callable[[], object]) -> None:
+        self._timers = timers
+        self.callback = callback
+
+    def cancel(self) -> None:
+        self._timers.remove(self)
 
 
 class FakeClock:
