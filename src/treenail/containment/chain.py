@@ -51,6 +51,8 @@ MAX_EVENTS = 10_000
 
 HOOK = "ExecutionContext"
 
+_CEILINGS = ("max_cost_usd", "max_steps", "max_retries_total", "timeout_ms", "max_depth")
+
 _LAST_WORD_S = 2.0
 """How long `close` waits for a timer that is stopping the chain: its journal may hang."""
 
@@ -295,7 +297,7 @@ class Chain:
                 self.stop_snapshot = self.snapshot()
             self._final_stops[reason] = detail
             if reason not in self._passing_stops:
-                self._events.append(self.event(reason, Decision.HALT, detail))
+                self._events.append(self._event(reason, Decision.HALT, detail))
         if reason in (StopReason.ABORTED, StopReason.TIMEOUT):
             self.token.cancel(reason, detail=detail)
         try:
@@ -312,7 +314,7 @@ class Chain:
                 self.stop_snapshot = self.snapshot()
             self.has_refusals = True
             self._passing_stops[reason] = detail
-            self._events.append(self.event(reason, Decision.HALT, detail))
+            self._events.append(self._event(reason, Decision.HALT, detail))
 
     def forget_refusals(self) -> None:
         """Let refusals be recorded again: a call goes through."""
@@ -327,20 +329,15 @@ class Chain:
                 room = MAX_EVENTS - len(self._events)
                 self._events.extend(events[: max(0, room)])
 
-    def tell(self, event_type: str, decision: Decision, reason: str, *, hook: str = HOOK) -> None:
+    def tell(
+        self, event_type: str, decision: Decision, reason: str, hook: str = HOOK, node_id: str | None = None
+    ) -> None:
         """Add an event of the containment's own."""
-        self.note(self.event(event_type, decision, reason, hook=hook))
+        self.note(self._event(event_type, decision, reason, hook, node_id))
 
-    def event(
-        self,
-        event_type: str,
-        decision: Decision,
-        reason: str,
-        *,
-        hook: str = HOOK,
-        node_id: str | None = None,
+    def _event(
+        self, event_type: str, decision: Decision, reason: str, hook: str = HOOK, node_id: str | None = None
     ) -> SafetyEvent:
-        """Make an event of this chain."""
         return SafetyEvent(
             event_type=str(event_type),
             decision=decision,
@@ -355,7 +352,7 @@ class Chain:
 
     def snapshot(self) -> ContextSnapshot:
         """Return the state of the chain now, at a cost that does not grow with its calls; hold the lock."""
-        account, config, count = self.account, self.config, len(self._nodes)
+        account, count = self.account, len(self._nodes)
         stop = self.stop_reason
         return ContextSnapshot(
             chain_id=self.id,
@@ -384,15 +381,7 @@ class Chain:
             ),
             parent_chain_id=self.parent.id if self.parent else None,
             agent_identity=self.metadata.service or None,
-            policy_metadata=MappingProxyType(
-                {
-                    "max_cost_usd": config.max_cost_usd,
-                    "max_steps": config.max_steps,
-                    "max_retries_total": config.max_retries_total,
-                    "timeout_ms": config.timeout_ms,
-                    "max_depth": config.max_depth,
-                }
-            ),
+            policy_metadata=MappingProxyType({name: getattr(self.config, name) for name in _CEILINGS}),
         )
 
 

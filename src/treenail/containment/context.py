@@ -36,7 +36,7 @@ from treenail.containment.cancel import CancellationToken
 from treenail.containment.chain import Chain
 from treenail.containment.costs import Costs
 from treenail.containment.dispatch import STOPPED, Awaiting, Blocking, Waiting
-from treenail.containment.guards import Guards, Refusal, reprice
+from treenail.containment.guards import Guards, Refusal, refuse, reprice
 from treenail.containment.ledger import Account, Journal, Ledger, LedgerEvent, fold
 from treenail.containment.limits import UNLIMITED, ExecutionConfig, Limits, StopReason, as_config, to_usd
 from treenail.containment.loops import LoopPolicy
@@ -403,8 +403,7 @@ class ExecutionContext:
         left = self.remaining_s
         if refusal is None and left is not None and delay_s >= left:
             detail = f"the next attempt is due in {delay_s:g} s, and only {left:g} s are left"
-            self.chain.refuse(StopReason.TIMEOUT, detail)
-            refusal = Refusal(Decision.HALT, StopReason.TIMEOUT, detail)
+            refusal = refuse(self.chain, StopReason.TIMEOUT, detail)
         return refusal
 
     # --- the path of a call -----------------------------------------------------------------------
@@ -582,7 +581,7 @@ class ExecutionContext:
             # Only this call ran out of time. That says something about the provider.
             timeout = TimeoutError(token.detail)
             self._settle(attempt, call.value, "timeout", timeout)
-            self.chain.note(self.chain.event(reason, Decision.HALT, token.detail, node_id=call.node_id))
+            self.chain.tell(reason, Decision.HALT, token.detail, node_id=call.node_id)
             return self._answer_failure(attempt, timeout, "timeout")
         status: Status = "timeout" if reason is StopReason.TIMEOUT else "aborted"
         self._settle(attempt, call.value, status)
@@ -611,7 +610,9 @@ class ExecutionContext:
                 attempt.close_token()
                 return False
             # With breakers, the last unit gives the provider up, unless the caller is going to use it.
-            is_drained = self._guards.has_breakers and not options.will_retry and self._is_out_of_retries()
+            is_drained = (
+                self._guards.has_breakers and not options.will_retry and self._books.is_out_of_retries
+            )
         if is_drained:
             call.stop_reason = StopReason.PROVIDER_ERROR
             call.detail = f"{describe(error)}; no retries are left"
@@ -624,9 +625,6 @@ class ExecutionContext:
                 decision = Decision.HALT
         self._finish(attempt, status, decision)
         return True
-
-    def _is_out_of_retries(self) -> bool:
-        return any(account.is_out_of_retries for account in self._books.retry_accounts)
 
     def _settle(
         self, attempt: Attempt, value: object, status: Status, error: BaseException | None = None
@@ -663,7 +661,7 @@ class ExecutionContext:
             pot.add(to_usd(cost))
         call = attempt.call
         detail = f"{call.name} spent {to_usd(cost):.6g} USD more after it was stopped"
-        self.chain.note(self.chain.event("late_cost", Decision.ALLOW, detail, node_id=call.node_id))
+        self.chain.tell("late_cost", Decision.ALLOW, detail, node_id=call.node_id)
         self.chain.journal_settled(attempt, call.status)
 
     def _finish(self, attempt: Attempt, status: Status, decision: Decision) -> None:

@@ -52,6 +52,12 @@ class Refusal:
     detail: str
 
 
+def refuse(chain: Chain, reason: StopReason, detail: str) -> Refusal:
+    """Refuse an attempt for a reason that may pass, and record that."""
+    chain.refuse(reason, detail)
+    return Refusal(Decision.HALT, reason, detail)
+
+
 @dataclass(eq=False)
 class Guard:
     """One guard; what it does not override, it has no opinion on."""
@@ -169,8 +175,7 @@ class ShieldGuard(Guard):
         """Ask about the call, then about the reservation; a hook that degrades makes that a smaller one."""
         refused, self._refused_charge = self._refused_charge, None
         if refused is not None:
-            self._chain.refuse(StopReason.BUDGET_EXCEEDED, refused)
-            return Refusal(Decision.HALT, StopReason.BUDGET_EXCEEDED, refused)
+            return refuse(self._chain, StopReason.BUDGET_EXCEEDED, refused)
         judged = attempt.held[self] = _Judged(self._context(attempt), [])
         point: HookPoint = "before_llm_call" if attempt.call.kind == "llm" else "before_tool_call"
         refusal = self._judge(attempt, judged, point)
@@ -330,8 +335,7 @@ class PotGuard(Guard):
             reservation_id = pot.reserve(to_usd(attempt.estimate), ceiling)
             if reservation_id is None:
                 detail = f"the money shared with other chains ({ceiling:g} USD) is spent or reserved"
-                self._chain.refuse(StopReason.BUDGET_EXCEEDED, detail)
-                return Refusal(Decision.HALT, StopReason.BUDGET_EXCEEDED, detail)
+                return refuse(self._chain, StopReason.BUDGET_EXCEEDED, detail)
             held.append((pot, reservation_id))
         return None
 
@@ -378,8 +382,7 @@ class CircuitGuard(Guard):
 
     def _open(self, entity: str, breaker: CircuitBreaker) -> Refusal:
         detail = f"{entity or 'the provider'}: {breaker.describe()}"
-        self._chain.refuse(StopReason.CIRCUIT_OPEN, detail)
-        return Refusal(Decision.HALT, StopReason.CIRCUIT_OPEN, detail)
+        return refuse(self._chain, StopReason.CIRCUIT_OPEN, detail)
 
     def withdraw(self, attempt: Attempt) -> None:
         """Give the permits back: the attempt says nothing about the provider."""

@@ -178,6 +178,11 @@ class Books:
     retry_accounts: tuple[Account, ...]
     """Those whose retry budget its failures use; a chain that only looks on uses its own alone."""
 
+    @property
+    def is_out_of_retries(self) -> bool:
+        """Whether a retry ceiling is reached."""
+        return any(account.is_out_of_retries for account in self.retry_accounts)
+
     def refusal(self, cost: int, *, is_retry: bool) -> tuple[Account, StopReason] | None:
         """Say which account forbids one more call, and why; None if the call fits.
 
@@ -238,7 +243,7 @@ class Ledger:
     def take_retry(self, books: Books) -> bool:
         """Take one unit of the retry budget from every account that counts it, or from none."""
         with self.lock:
-            if any(account.is_out_of_retries for account in books.retry_accounts):
+            if books.is_out_of_retries:
                 return False
             for account in books.retry_accounts:
                 account.retries += 1

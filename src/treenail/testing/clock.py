@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import anyio
@@ -161,25 +162,16 @@ class FakeClock:
                     f"{count} were expected"
                 )
 
-    def _sleeping(self) -> _Sleeping:
-        return _Sleeping(self)
+    @contextmanager
+    def _sleeping(self) -> Iterator[None]:
+        """Count one sleeper for as long as the block lasts."""
+        self._count(+1)
+        try:
+            yield
+        finally:
+            self._count(-1)
 
     def _count(self, change: int) -> None:
         with self._changed:
             self._sleepers += change
             self._changed.notify_all()
-
-
-class _Sleeping:
-    """Counts one sleeper for as long as its block lasts."""
-
-    __slots__ = ("_clock",)
-
-    def __init__(self, clock: FakeClock) -> None:
-        self._clock = clock
-
-    def __enter__(self) -> None:
-        self._clock._count(+1)
-
-    def __exit__(self, *_: object) -> None:
-        self._clock._count(-1)
