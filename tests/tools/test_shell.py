@@ -78,7 +78,7 @@ def test_it_can_run_in_a_directory(workspace):
         ("/tmp", "absolute"),
         ("missing", "no such directory"),
         ("file.txt", "no such directory"),
-        ("out", "leads out"),
+        ("out", "outside"),
     ],
 )
 def test_it_runs_nowhere_else(workspace, directory, says):

@@ -1,7 +1,7 @@
-"""Tool boundaries: undoing what a crash cut off, going back to one, seeing what a call did, forking.
+"""Tool boundaries: recovery after a crash, rollback to a call, diffs of calls, and forks.
 
-Everything here is read from the log, so that it works in another process than the one
-that ran the calls.
+Everything here is read from the log, so that it also works in another process than the one that ran the
+calls.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from treenail.workspace.base import Filesystem, FilesystemSnapshot, WorkspaceDif
 
 
 def workspace_call_id(session_id: UUID, call_id: str) -> str:
-    """Name a call towards the workspace.
+    """Return the name of a call in the workspace's journal.
 
-    Sessions may share a workspace, and only the log of its own session knows how a call ended: the
-    name says which one that is.
+    Sessions may share a workspace, and only the log of the call's own session knows how the call ended,
+    so the name contains the session.
     """
     return f"{call_id}@{session_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredCall:
-    """A call that a crash cut off, and what was done about it."""
+    """A call that a crash interrupted, and how recovery settled it."""
 
     call_id: str
     tool_name: str
     outcome: Literal["rolled_back", "unknown", "committed"]
-    """Undone, so that it can be run again; nobody knows; or it had been committed already."""
+    """Rolled back, so that it can run again; unknown, for an external call; or already committed."""
     conflicts: tuple[str, ...] = ()
 
 
 def recover(state: ExecutionState) -> tuple[RecoveredCall, ...]:
-    """Undo the calls that a crash cut off. Call it before anything else runs; calling it again is safe.
+    """Roll back the calls that a crash interrupted. Call it before anything else; calling it again is safe.
 
-    The log decides: a call whose end is in it is kept, any other is rolled back. A call that acted
-    outside and is not idempotent is recorded as unknown. A call of another session in the same
-    workspace is left to that session, whose log knows about it.
+    The log decides: a call whose success is in it is kept, any other is rolled back. A call that acts
+    outside and is not idempotent is recorded as unknown. A call of another session in the same workspace
+    is left to that session, whose log knows about it.
     """
     session = state.session
     started = session[ToolStarted].all()
@@ -66,8 +66,8 @@ def recover(state: ExecutionState) -> tuple[RecoveredCall, ...]:
         end = None if attempt is None else ended.get(attempt.attempt_id)
         committed = end is not None and end.success
         if not committed and (attempt is None or attempt.foreign):
-            # What the dead process let loose on the tree may not have noticed yet that it is to stop. A call
-            # without a record here is a completion check, which is a command as well.
+            # A command of the dead process may not have been stopped yet. A call without a record in this log
+            # is a completion check, which is a command as well.
             root = cast(Filesystem, filesystem_of(state)).host_root
             if root is not None:
                 wait_for_orphans(root)
@@ -90,7 +90,7 @@ def recover(state: ExecutionState) -> tuple[RecoveredCall, ...]:
 
 
 def _left_open(state: ExecutionState) -> Sequence[tuple[str, str]]:
-    """List this session's calls that still hold the workspace: their own ids, and their names there."""
+    """List this session's calls that are open in the workspace: their ids, and their names there."""
     filesystem = filesystem_of(state)
     if filesystem is None or filesystem.read_only:
         return ()
@@ -103,12 +103,12 @@ def _ended_by_crash(
 ) -> ToolInvoked:
     if unknown:
         message = (
-            f"The outcome of {attempt.tool_name} is unknown: the process ended while it was acting outside. "
+            f"The outcome of {attempt.tool_name} is unknown: the process ended while the call acted outside. "
             "It was not run again. Find out whether it took effect before you repeat it."
         )
     else:
         message = (
-            f"{attempt.tool_name} was cut off when the process ended; "
+            f"{attempt.tool_name} was interrupted when the process ended; "
             "everything it had changed was rolled back."
         )
     return ToolInvoked(
@@ -131,7 +131,7 @@ def _ended_by_crash(
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Where one call stands in the log, and the workspace on both sides of it."""
+    """The place of one call in the log, and the workspace before and after it."""
 
     call_id: str
     tool_name: str
@@ -143,6 +143,10 @@ class Boundary:
     before: FilesystemSnapshot | None
     """The workspace before the call; None if nothing has changed it since."""
     after: FilesystemSnapshot | None
+
+    def at(self, side: Literal["before", "after"]) -> tuple[int, FilesystemSnapshot | None]:
+        """Return the last event and the workspace on one side of the call."""
+        return (self.seq_before, self.before) if side == "before" else (self.seq_after, self.after)
 
 
 def boundaries(session: Session) -> tuple[Boundary, ...]:
@@ -166,8 +170,8 @@ def boundaries(session: Session) -> tuple[Boundary, ...]:
                     after=value.workspace or before,
                 )
             )
-    # A call that could not change the workspace has no snapshots of its own. The next one that could
-    # began where it left things.
+    # A call that could not change the workspace has no snapshots. The workspace was then as the next call
+    # with snapshots found it.
     later: FilesystemSnapshot | None = None
     for position in range(len(found) - 1, -1, -1):
         each = found[position]
@@ -178,7 +182,7 @@ def boundaries(session: Session) -> tuple[Boundary, ...]:
 
 
 def boundary_of(session: Session, call_id: str) -> Boundary:
-    """Return the newest end of a call. Raises `UsageError` if there is none."""
+    """Return the newest boundary of a call. Raises `UsageError` if the call has not ended."""
     known = boundaries(session)
     for each in reversed(known):
         if each.call_id == call_id:
@@ -188,7 +192,7 @@ def boundary_of(session: Session, call_id: str) -> Boundary:
 
 
 def diff_calls(state: ExecutionState, first: str, last: str | None = None) -> WorkspaceDiff:
-    """Say what changed in the files: by one call, or from before `first` until after `last`."""
+    """Return the file changes of one call, or of all calls from `first` to `last`."""
     filesystem = filesystem_of(state)
     before = boundary_of(state.session, first).before
     after = boundary_of(state.session, last or first).after
@@ -200,11 +204,9 @@ def diff_calls(state: ExecutionState, first: str, last: str | None = None) -> Wo
 def rollback_to_call(
     state: ExecutionState, call_id: str, *, side: Literal["before", "after"] = "before"
 ) -> None:
-    """Go back to a boundary of a call, in this process or one before it: state and files together."""
+    """Restore state and files as they were before or after a call of this process or an earlier one."""
     boundary = boundary_of(state.session, call_id)
-    workspace = boundary.before if side == "before" else boundary.after
-    at = boundary.seq_before if side == "before" else boundary.seq_after
-    past = state.session.past(at)
+    at, workspace = boundary.at(side)
     known: dict[type, object] = {}
     if workspace is not None and filesystem_of(state) is not None:
         known[cast("type[Any]", Filesystem)] = workspace
@@ -212,7 +214,7 @@ def rollback_to_call(
         CompositeSnapshot(
             snapshot_id=new_id(),
             created_at=state.clock.now(),
-            session=past,
+            session=state.session.past(at),
             resources=known,
             metadata=SnapshotMetadata(
                 tag=f"{side}:{call_id}", tool_call_id=call_id, tool_name=boundary.tool_name
@@ -230,19 +232,16 @@ def fork_at(
     resources: ResourceRegistry | None = None,
     tell: Callable[[Session, int], object | None] | None = None,
 ) -> ExecutionState:
-    """Make a new session that continues from a boundary of a call, in a workspace of its own.
+    """Make a new session that continues before or after a call, in its own workspace.
 
-    `workspace` is the directory for the new workspace; a filesystem in memory needs none. Resources
-    that hold no state of their own, and what was spent, are shared with the old session; whatever
-    else can be snapshotted would be changed by both, so it is left out: pass the fork's own in
-    `resources`, which win over the shared ones.
+    `workspace` is the directory of the new workspace; a filesystem in memory needs none. Both sessions
+    share resources without state, and what was spent. Other resources that can be snapshotted are left out,
+    since both sessions would change them: pass the fork's own in `resources`, which override shared ones.
 
-    The fork's log says where it comes from. `tell` may make an event of what the old session did after
-    the boundary (`treenail.conversation.branch_summary` does), which is recorded with it.
+    The fork's log records its origin. `tell` may return an event about what the old session did after the
+    call, such as `treenail.conversation.branch_summary`, which is recorded with it.
     """
-    boundary = boundary_of(state.session, call_id)
-    at = boundary.seq_before if side == "before" else boundary.seq_after
-    snapshot = boundary.before if side == "before" else boundary.after
+    at, snapshot = boundary_of(state.session, call_id).at(side)
     filesystem = filesystem_of(state)
     shared = _shared(state)
     if filesystem is not None:
@@ -267,7 +266,7 @@ def fork_at(
 
 
 def _shared(state: ExecutionState) -> ResourceRegistry:
-    """The resources that two sessions may share."""
+    """Return the resources that two sessions may share."""
     here = state.resources
     registry = here.registry if isinstance(here, ResourceContext) else here
     filesystem = filesystem_of(state)

@@ -1,8 +1,8 @@
-"""Delivering what committed calls asked for: at least once, in order, with stable keys.
+"""Delivery of messages that committed calls put into the outbox: at least once, in order, with stable keys.
 
-`OutboxPut` stands in the log only if its call was committed, so nothing is delivered
-for a call that was rolled back. A delivery is recorded after it was made; a crash in
-between makes it twice, with the same key, which is what the receiver deduplicates by.
+The log contains an `OutboxPut` only if its call was committed, so a rolled-back call delivers nothing. A
+delivery is recorded after it was made; after a crash in between it is made again with the same key, by
+which the receiver recognises the duplicate.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from treenail.tools.events import OutboxDelivered, OutboxFailed, OutboxPut
 _logger = logging.getLogger("treenail.tools")
 
 Deliver = Callable[[OutboxPut], object]
-"""Hands one message over to the outside; raising means that it did not arrive."""
+"""Delivers one message; raises if it did not arrive."""
 
 
 class _Waiting:
-    """A session's messages that wait, kept up to date by reading only what is new in its slices."""
+    """A session's undelivered messages, updated by reading only the new items of its slices."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -33,7 +33,7 @@ class _Waiting:
         self._seen = (0, 0, 0)
 
     def messages(self, session: Session) -> tuple[OutboxPut, ...]:
-        """Return what waits, oldest first."""
+        """Return the undelivered messages, oldest first."""
         puts, done = session[OutboxPut].view(), session[OutboxDelivered].view()
         failed = session[OutboxFailed].view()
         if len(puts) < self._seen[0] or len(done) < self._seen[1] or len(failed) < self._seen[2]:
@@ -49,7 +49,7 @@ class _Waiting:
         return tuple(self._messages.values())
 
     def next_attempt(self, key: str) -> int:
-        """Return the number of the attempt that comes after those recorded."""
+        """Return the number of the next attempt."""
         return self._attempts.get(key, 0) + 1
 
 
@@ -74,7 +74,7 @@ def _sending_call(message: OutboxPut) -> object:
 
 
 def times_sent(session: Session, call_id: str) -> int:
-    """Say how many committed calls with this id have put something into the outbox."""
+    """Return how many committed calls with this id have put a message into the outbox."""
     messages = session[OutboxPut].view()
     position = messages.find(_sending_call, call_id)
     if position is None:
@@ -85,15 +85,15 @@ def times_sent(session: Session, call_id: str) -> int:
 
 @dataclass(slots=True)
 class Outbox:
-    """Hands committed messages to the operator's handlers, one per topic."""
+    """Delivers committed messages through the operator's handlers, one per topic."""
 
     handlers: Mapping[str, Deliver] = field(default_factory=dict)
 
     def flush(self, session: Session) -> tuple[OutboxPut, ...]:
-        """Deliver what waits. Returns what still does: its handler failed, or its topic has none.
+        """Deliver the waiting messages. Return those whose handler failed or whose topic has none.
 
-        A message is held back while an earlier one of its topic waits, so that order is kept. One
-        flush at a time; one that a handler asks for in the middle of another leaves the work to it.
+        A message waits while an earlier one of its topic does, so that order is kept. One flush runs at a
+        time; a flush that a handler starts during another returns at once.
         """
         waiting = _waiting_of(session)
         with waiting.lock:
@@ -110,7 +110,7 @@ class Outbox:
                 waiting.is_flushing = False
 
     def _deliver(self, session: Session, waiting: _Waiting, message: OutboxPut) -> bool:
-        """Deliver one message. Says whether it arrived."""
+        """Deliver one message; return whether it arrived."""
         handler = self.handlers.get(message.topic)
         if handler is None:
             return False

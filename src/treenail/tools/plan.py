@@ -1,15 +1,14 @@
-"""What an agent keeps in mind: its plan, and digests of its workspace.
+"""An agent's working memory: its plan, and digests of its workspace.
 
-The plan is working state: a call that fails leaves it as it was. It changes by events
-(`SetupPlan`, `AddStep`, `UpdateStep`, `SetPlanStatus`), which the tools dispatch and
-programs may, too. An event that makes no sense (a step that is not there) changes
-nothing; the tools say so to the model.
+The plan is working state: a failed call leaves it unchanged. Events change it (`SetupPlan`, `AddStep`,
+`UpdateStep`, `SetPlanStatus`); the tools dispatch them, and so may programs. An event that does not apply,
+such as one for a missing step, changes nothing; the tools report that to the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -18,19 +17,19 @@ from treenail.state.events import event
 from treenail.state.session import Session
 from treenail.state.slices import Extend, Replace, Slice, SliceOp, declared_reducers, reducer
 from treenail.tools.context import ToolContext
-from treenail.tools.tool import ReadyTool, Tool, ToolExample, ToolResult
+from treenail.tools.tool import ReadyTool, Tool, ToolExample, ToolResult, described
 
 PlanStatus = Literal["active", "completed", "abandoned"]
-"""How a plan stands as a whole."""
+"""The status of a plan."""
 
 StepStatus = Literal["pending", "in_progress", "done", "blocked", "skipped"]
-"""How one step stands."""
+"""The status of one step."""
 
 MAX_STEPS = 100
-"""How many steps a plan has at most."""
+"""The most steps that a plan may have."""
 
 MAX_TITLE_CHARS = 500
-"""How long an objective, a step or a note is at most."""
+"""The longest objective, step or note."""
 
 _OVER: frozenset[StepStatus] = frozenset({"done", "skipped"})
 
@@ -41,7 +40,7 @@ _OVER: frozenset[StepStatus] = frozenset({"done", "skipped"})
 @event(name="treenail.SetupPlan")
 @dataclass(frozen=True, slots=True)
 class SetupPlan:
-    """A new plan takes the place of whatever was planned before."""
+    """A new plan replaces any earlier one."""
 
     objective: str
     steps: tuple[str, ...] = ()
@@ -54,13 +53,13 @@ class AddStep:
 
     title: str
     step_id: int | None = None
-    """Its number; the next one, if it is not given. A number that is taken adds nothing."""
+    """Its number; the next free one if None. A number that exists already adds nothing."""
 
 
 @event(name="treenail.UpdateStep")
 @dataclass(frozen=True, slots=True)
 class UpdateStep:
-    """A step stands differently, or is called differently; what is None stays."""
+    """A step has a new status, title or note; fields that are None keep their value."""
 
     step_id: int
     status: StepStatus | None = None
@@ -71,7 +70,7 @@ class UpdateStep:
 @event(name="treenail.SetPlanStatus")
 @dataclass(frozen=True, slots=True)
 class SetPlanStatus:
-    """The plan as a whole was completed, given up or taken up again."""
+    """The plan was completed, abandoned or reactivated."""
 
     status: PlanStatus
 
@@ -87,13 +86,13 @@ class PlanStep:
     title: str
     status: StepStatus = "pending"
     note: str = ""
-    """What there is to say about it: a finding, a reason."""
+    """A remark, such as a finding or a reason."""
 
 
 @event(name="treenail.Plan", policy=SlicePolicy.STATE)
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an agent means to do, and how far it has come."""
+    """What an agent intends to do, and its progress."""
 
     objective: str
     status: PlanStatus = "active"
@@ -133,12 +132,8 @@ class Plan:
         before = self.step(update.step_id)
         if before is None:
             return _NOTHING
-        after = PlanStep(
-            before.step_id,
-            before.title if update.title is None else update.title,
-            before.status if update.status is None else update.status,
-            before.note if update.note is None else update.note,
-        )
+        changes: dict[str, Any] = {"title": update.title, "status": update.status, "note": update.note}
+        after = replace(before, **{name: new for name, new in changes.items() if new is not None})
         return self._with(tuple(after if each is before else each for each in self.steps))
 
     @reducer(on=SetPlanStatus)
@@ -156,12 +151,12 @@ _NOTHING: Extend[Plan] = Extend(())
 
 
 def install_plan(session: Session) -> None:
-    """Let a session keep a plan. A runner does this for the plan tools; again is harmless."""
+    """Let a session keep a plan. Runners do this for the plan tools; calling it again is harmless."""
     session.install(Plan, initial=lambda: _NO_PLAN)
 
 
 def plan_reducer(plans: Slice[Plan], change: Any, *, context: Any = None) -> SliceOp[Plan]:
-    """Say what an event does to the plan; for `session[Plan].register(SetupPlan, plan_reducer)`."""
+    """Apply an event to the plan; for `session[Plan].register(SetupPlan, plan_reducer)`."""
     method = declared_reducers(Plan).get(type(change))
     if method is None:
         return _NOTHING
@@ -173,50 +168,42 @@ def plan_reducer(plans: Slice[Plan], change: Any, *, context: Any = None) -> Sli
 @event(name="treenail.WorkspaceDigest", policy=SlicePolicy.CACHE)
 @dataclass(frozen=True, slots=True)
 class WorkspaceDigest:
-    """A summary of the workspace, or of a part of it. It can be made again, so a rollback may drop it."""
+    """A summary of the workspace or of a part of it. It can be recomputed, so a rollback may drop it."""
 
     body: str
     key: str = ""
-    """Which part it is about; the whole, if it is empty."""
+    """The part that it summarises; empty for the whole."""
     created_at: datetime | None = None
 
 
 # --- the tools -------------------------------------------------------------------------------------
 
 
-def _described(text: str) -> Any:
-    return field(metadata={"description": text})
-
-
 @dataclass(frozen=True, slots=True)
 class SetupPlanParams:
     """What `setup_plan` takes."""
 
-    objective: str = _described("What is to be achieved, in one sentence.")
-    steps: tuple[str, ...] = _described("The steps in order, each one thing that can be checked off.")
+    objective: str = described("What is to be achieved, in one sentence.")
+    steps: tuple[str, ...] = described("The steps in order, each one thing that can be checked off.")
 
 
 @dataclass(frozen=True, slots=True)
 class AddStepParams:
     """What `add_step` takes."""
 
-    title: str = _described("What is to be done in this step.")
+    title: str = described("What is to be done in this step.")
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateStepParams:
     """What `update_step` takes."""
 
-    step: int = _described("The number of the step, as read_plan shows it.")
-    status: StepStatus | None = field(
-        default=None, metadata={"description": "How it stands now; leave out to keep it."}
+    step: int = described("The number of the step, as read_plan shows it.")
+    status: StepStatus | None = described(  # noqa: RUF009 - makes a dataclass field
+        "Its new status; leave out to keep it.", default=None
     )
-    title: str | None = field(
-        default=None, metadata={"description": "Another wording; leave out to keep it."}
-    )
-    note: str | None = field(
-        default=None, metadata={"description": "A finding or a reason in a few words; leave out to keep it."}
-    )
+    title: str | None = described("A new title; leave out to keep it.", default=None)
+    note: str | None = described("A finding or a reason in a few words; leave out to keep it.", default=None)
 
 
 _NO_PLAN_YET = "There is no plan yet. Make one with setup_plan."
@@ -227,57 +214,60 @@ def _shown(context: ToolContext) -> ToolResult[Any]:
     return ToolResult.ok(message=_NO_PLAN_YET if plan is None else plan.render())
 
 
-def _unfit(what: str, texts: Sequence[str | None]) -> str | None:
-    """Say what is wrong with a text from the model, or None."""
+def _problem_in(what: str, texts: Sequence[str | None], *, may_be_empty: bool = False) -> str | None:
+    """Return what is wrong with a text from the model, or None."""
     for text in texts:
-        if text is not None and not text.strip():
+        if text is not None and not text.strip() and not may_be_empty:
             return f"The {what} is empty; say what it is."
         if text is not None and len(text) > MAX_TITLE_CHARS:
             return f"The {what} has {len(text)} characters; use at most {MAX_TITLE_CHARS}."
     return None
 
 
-def _setup_plan(params: SetupPlanParams, *, context: ToolContext) -> ToolResult[Any]:
-    problem = _unfit("objective", [params.objective]) or _unfit("step", params.steps)
-    if problem is None and not params.steps:
-        problem = "A plan needs at least one step."
-    if problem is None and len(params.steps) > MAX_STEPS:
-        problem = f"The plan has {len(params.steps)} steps; use at most {MAX_STEPS}."
+def _changed(context: ToolContext, change: object, problem: str | None) -> ToolResult[Any]:
+    """Dispatch a change and show the plan, unless there is a problem with the request."""
     if problem is not None:
         return ToolResult.error(problem)
-    context.session.dispatch(SetupPlan(params.objective, params.steps))
+    context.session.dispatch(change)
     return _shown(context)
+
+
+def _setup_plan(params: SetupPlanParams, *, context: ToolContext) -> ToolResult[Any]:
+    problem = _problem_in("objective", [params.objective]) or _problem_in("step", params.steps)
+    if not params.steps:
+        problem = problem or "A plan needs at least one step."
+    if len(params.steps) > MAX_STEPS:
+        problem = problem or f"The plan has {len(params.steps)} steps; use at most {MAX_STEPS}."
+    return _changed(context, SetupPlan(params.objective, params.steps), problem)
 
 
 def _add_step(params: AddStepParams, *, context: ToolContext) -> ToolResult[Any]:
     plan = context.session[Plan].latest()
     if plan is None:
         return ToolResult.error(_NO_PLAN_YET)
-    problem = _unfit("title", [params.title])
-    if problem is None and len(plan.steps) >= MAX_STEPS:
-        problem = f"The plan has {MAX_STEPS} steps, which is all that fit. Make a new one with setup_plan."
-    if problem is not None:
-        return ToolResult.error(problem)
-    context.session.dispatch(AddStep(params.title, max((each.step_id for each in plan.steps), default=0) + 1))
-    return _shown(context)
+    problem = _problem_in("title", [params.title])
+    if len(plan.steps) >= MAX_STEPS:
+        problem = (
+            problem or f"The plan has {MAX_STEPS} steps, the most possible. Make a new one with setup_plan."
+        )
+    number = max((each.step_id for each in plan.steps), default=0) + 1
+    return _changed(context, AddStep(params.title, number), problem)
 
 
 def _update_step(params: UpdateStepParams, *, context: ToolContext) -> ToolResult[Any]:
     plan = context.session[Plan].latest()
     if plan is None:
         return ToolResult.error(_NO_PLAN_YET)
+    problem = None
     if plan.step(params.step) is None:
         known = ", ".join(str(each.step_id) for each in plan.steps) or "none"
-        return ToolResult.error(f"There is no step {params.step}. The steps are: {known}.")
-    if params.status is None and params.title is None and params.note is None:
-        return ToolResult.error("Nothing to update: give a status, a title or a note.")
-    problem = _unfit("title", [params.title])
-    if problem is None and params.note is not None and len(params.note) > MAX_TITLE_CHARS:
-        problem = f"The note has {len(params.note)} characters; use at most {MAX_TITLE_CHARS}."
-    if problem is not None:
-        return ToolResult.error(problem)
-    context.session.dispatch(UpdateStep(params.step, params.status, params.title, params.note))
-    return _shown(context)
+        problem = f"There is no step {params.step}. The steps are: {known}."
+    elif params.status is None and params.title is None and params.note is None:
+        problem = "Nothing to update: give a status, a title or a note."
+    problem = problem or _problem_in("title", [params.title])
+    problem = problem or _problem_in("note", [params.note], may_be_empty=True)
+    update = UpdateStep(params.step, params.status, params.title, params.note)
+    return _changed(context, update, problem)
 
 
 def _read_plan(params: None, *, context: ToolContext) -> ToolResult[Any]:
@@ -287,8 +277,8 @@ def _read_plan(params: None, *, context: ToolContext) -> ToolResult[Any]:
 setup_plan: Tool[SetupPlanParams, str] = ReadyTool[SetupPlanParams, str](
     name="setup_plan",
     description=(
-        "Write down what you mean to do, before work that takes more than a few steps. It takes the place "
-        "of any plan before."
+        "Write down what you intend to do, before work that takes more than a few steps. It replaces any "
+        "earlier plan."
     ),
     handler=_setup_plan,
     prepare=install_plan,
@@ -305,7 +295,7 @@ setup_plan: Tool[SetupPlanParams, str] = ReadyTool[SetupPlanParams, str](
 
 add_step: Tool[AddStepParams, str] = ReadyTool[AddStepParams, str](
     name="add_step",
-    description="Add a step to the end of the plan, when you find that more is to be done.",
+    description="Add a step to the end of the plan, when you find that more needs to be done.",
     handler=_add_step,
     prepare=install_plan,
 )
@@ -314,7 +304,7 @@ add_step: Tool[AddStepParams, str] = ReadyTool[AddStepParams, str](
 update_step: Tool[UpdateStepParams, str] = ReadyTool[UpdateStepParams, str](
     name="update_step",
     description=(
-        "Say how a step of the plan stands: in_progress when you begin it, done when it is checked, blocked "
+        "Update a step of the plan: in_progress when you begin it, done when it is checked, blocked "
         "or skipped with a note that says why."
     ),
     handler=_update_step,
@@ -332,7 +322,7 @@ update_step: Tool[UpdateStepParams, str] = ReadyTool[UpdateStepParams, str](
 
 read_plan: Tool[None, str] = ReadyTool[None, str](
     name="read_plan",
-    description="Read the plan: the objective, and how each step stands.",
+    description="Read the plan: the objective, and the status of each step.",
     handler=_read_plan,
     effects="none",
     prepare=install_plan,

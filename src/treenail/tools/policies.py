@@ -1,9 +1,9 @@
-"""May this call run? Policies look at the state; permissions ask a person.
+"""Policies and permissions: whether a call may run.
 
-A policy that denies makes an error result for the model; the handler does not run.
-Permissions are the operator's: `auto` lets tools run, `read_only` refuses those with
-effects, and `ask` waits for a person. The waiting is durable: the hold is an event,
-the run stops, and the answer resumes that one call, in this process or another.
+A policy decides by the state. If it denies a call, the handler does not run and the model gets the reason
+as an error. Permissions belong to the operator: `auto` lets tools run, `read_only` refuses tools with
+effects, and `ask` waits for a person. The wait is durable: the hold is an event, the run stops, and the
+answer resumes that one call, in this process or another.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from treenail.tools.tool import Tool, ToolResult
 
 @dataclass(frozen=True, slots=True)
 class PolicyDecision:
-    """Whether a call may run, and if not, why: the reason goes back to the model."""
+    """Whether a call may run; if not, the reason, which the model is told."""
 
     allowed: bool
     reason: str | None = None
 
     @classmethod
     def allow(cls) -> PolicyDecision:
-        """Let it run."""
+        """Let the call run."""
         return cls(True)
 
     @classmethod
     def deny(cls, reason: str) -> PolicyDecision:
-        """Refuse it, saying what to do instead."""
+        """Refuse the call; the reason says what to do instead."""
         return cls(False, reason)
 
 
 @runtime_checkable
 class ToolPolicy(Protocol):
-    """A rule about calls. All policies of a tool must allow it."""
+    """A rule about calls. A call runs only if all policies of its tool allow it."""
 
     @property
     def name(self) -> str:
@@ -58,14 +58,14 @@ class ToolPolicy(Protocol):
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> None:
-        """Learn from a call that succeeded; what is recorded here is committed with it."""
+        """Learn from a successful call; events dispatched here are committed with it."""
         ...
 
 
 @event(name="treenail.PolicyState", policy=SlicePolicy.STATE)
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """What a policy remembers: rolled back with everything else."""
+    """A policy's memory. It is rolled back like all other state."""
 
     policy_name: str
     invoked_tools: frozenset[str] = frozenset()
@@ -73,7 +73,7 @@ class PolicyState:
 
 
 def _join(states: Slice[PolicyState], learned: PolicyState) -> SliceOp[PolicyState]:
-    """Keep one item per policy, which only learns: calls side by side forget nothing of each other."""
+    """Keep one item per policy and only add to it, so that parallel calls keep each other's entries."""
     known = states.all()
     for position, each in enumerate(known):
         if each.policy_name == learned.policy_name:
@@ -103,11 +103,11 @@ class SequentialDependencyPolicy:
     """A tool may run only after others have succeeded."""
 
     dependencies: Mapping[str, frozenset[str]]
-    """Tool to the tools that must have succeeded before it."""
+    """For each tool, the tools that must have succeeded before it."""
     name: str = "sequential_dependency"
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
-        """Allow a tool whose requirements have all succeeded."""
+        """Allow a tool if all tools that it depends on have succeeded."""
         required = frozenset(self.dependencies.get(tool.name, frozenset()))
         missing = required - _remembered(self.name, context.session).invoked_tools
         if missing:
@@ -127,12 +127,12 @@ class SequentialDependencyPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ReadBeforeWritePolicy:
-    """A file that exists must be read before it is written; a new file is free."""
+    """An existing file must be read before it is written; a new file need not be."""
 
     read_tools: frozenset[str]
     write_tools: frozenset[str]
     mount_point: str | None = None
-    """A prefix under which tools see the workspace; it is taken off their paths."""
+    """A prefix under which tools see the workspace; it is removed from their paths."""
     path_field: str = "path"
     name: str = "read_before_write"
 
@@ -159,7 +159,7 @@ class ReadBeforeWritePolicy:
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> None:
-        """Remember which files are known."""
+        """Remember which files were read or written."""
         path = self._path(params)
         if path is None or tool.name not in self.read_tools | self.write_tools:
             return
@@ -180,12 +180,12 @@ class PermissionMode(Enum):
 
 
 Approver = Callable[["PermissionRequest"], bool | None]
-"""Answers at once: yes, no, or None for "ask a person later"."""
+"""Answers a request at once: yes, no, or None to ask a person later."""
 
 
 @dataclass(frozen=True, slots=True)
 class PermissionRequest:
-    """What a person is asked."""
+    """The call that a person is asked to allow."""
 
     call_id: str
     tool_name: str
@@ -195,16 +195,16 @@ class PermissionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """The operator's say over tools with effects. Tools without effects always run."""
+    """The operator's permissions for tools with effects. Tools without effects always run."""
 
     mode: PermissionMode = PermissionMode.AUTO
     tools: Mapping[str, PermissionMode] = field(default_factory=dict)
-    """Modes for single tools, in place of `mode`."""
+    """Modes for single tools, which override `mode`."""
     approver: Approver | None = None
-    """Who can answer right away, such as a terminal; without one, `ask` holds the call."""
+    """Answers requests at once, such as a prompt in a terminal; without one, `ask` holds the call."""
 
     def mode_for(self, tool: Tool[Any, Any]) -> PermissionMode:
-        """Return the mode that applies to a tool. `read_only` as the general mode allows no exception."""
+        """Return the mode of a tool. If the general mode is `read_only`, it applies to every tool."""
         if self.mode is PermissionMode.READ_ONLY:
             return self.mode
         return self.tools.get(tool.name, self.mode)
@@ -241,9 +241,9 @@ def answer_of(session: Session, held: ToolHeld) -> HoldAnswered | None:
 def answer_hold(
     session: Session, call_id: str, *, approved: bool, note: str = "", answered_by: str = ""
 ) -> None:
-    """Answer a call that waits. Resuming the run then runs it, or tells the model that it was refused."""
+    """Answer a held call. Resuming the run then runs it, or tells the model that it was refused."""
     waiting = {each.call_id: each for each in pending_holds(session)}
     if call_id not in waiting:
         known = ", ".join(sorted(waiting)) or "none"
-        raise UsageError(f"no call {call_id!r} waits for an answer in this session (waiting: {known})")
+        raise UsageError(f"no call {call_id!r} waits for an answer in this session; calls that wait: {known}")
     session.dispatch(HoldAnswered(call_id, approved, note, answered_by, waiting[call_id].hold_id))

@@ -1,25 +1,26 @@
-"""The process between Treenail and a command: it sees to it that nothing of the command survives.
+"""The process between Treenail and a command; it ensures that no process of the command survives.
 
-This file is run as a script by `treenail.tools.process`, isolated, and imports nothing of Treenail.
+This file is run as a script by `treenail.tools.process`, isolated, and imports nothing from Treenail.
 
 Theory of operation
 -------------------
-A command can leave its process group, its session and its parent: a daemon does all three. It cannot
-leave this process, which makes itself a *subreaper*: whatever loses its parent becomes our child. So "no
-children are left" means that nothing that the command started is left, and that is when we end.
+A process can leave its process group, its session and its parent: a daemon does all three. It cannot leave
+this supervisor, which is a *subreaper*: a descendant that loses its parent becomes a child of the
+supervisor. So when the supervisor has no children, every process of the command has ended, and then the
+supervisor ends.
 
-The command is to be stopped when the control pipe is closed, which also happens when Treenail itself is
-killed, or when our parent is no longer the process that started us. Then, and also when the command has
-ended and left something running, every descendant is stopped first (so that none can start another while
-we count them) and then killed.
+The supervisor stops the command when the control pipe is closed, which also happens when Treenail is
+killed, or when its parent is no longer the process that started it. Then, and also when the command has
+ended and left processes running, it first sends SIGSTOP to every descendant (so that none can start
+another meanwhile) and then kills them all.
 
-What to run comes on the control pipe, or stands on our own command line before the last two words: then
-the command has our outputs and our environment, and we end as it did. Our input is passed on to it, except
-for an end that comes because Treenail died: a program that reads on to its end would do something about it,
-and it is to do nothing any more.
+The control pipe says what to run, or the supervisor's own command line does, before its last two words. In
+the second case the command gets the supervisor's outputs and environment, and the supervisor exits with
+its exit code. The supervisor passes its input on to the command, except for an end of input because
+Treenail died: a program that reads to the end would act on it, and it must not act any more.
 
-What happens is reported on the status pipe, one line each: `failed ERRNO` (not started), `stopped` (before
-its own end), `leftover COUNT`, `survived PID ...`, `exited CODE`. The end of the pipe is our end.
+The supervisor reports on the status pipe, one line each: `failed ERRNO` (not started), `stopped` (before
+its own end), `leftover COUNT`, `survived PID ...`, `exited CODE`. The pipe ends when the supervisor ends.
 
 Where there are no subreapers (only Linux has them) the command's process group is killed instead.
 """
@@ -39,13 +40,13 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 GIVE_UP_AFTER_S = 10.0
 END_OF_INPUT_S = 0.1
-"""How long the end of the input is held back, to see whether it is the end of everything."""
+"""How long the end of the input is held back, to see whether Treenail died."""
 PARENT_CHECK_S = 1.0
-"""How often to look whether Treenail is still there, in case somebody else holds its end of the pipe."""
+"""How often to check that Treenail is alive, in case another process holds its end of the pipe."""
 
 
 def prctl(option: int, value: int) -> bool:
-    """Set an attribute of this process; False where that cannot be done."""
+    """Set an attribute of this process; return False if the system cannot."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         return bool(libc.prctl(option, value, 0, 0, 0) == 0)
@@ -54,7 +55,7 @@ def prctl(option: int, value: int) -> bool:
 
 
 def receive(control: int, status: int) -> dict[str, object]:
-    """Read what to run: a line of JSON. If the pipe is closed before it has come, nothing is run."""
+    """Read what to run, a line of JSON. Exit if the pipe is closed before the line is complete."""
     data = b""
     while not data.endswith(b"\n"):
         chunk = os.read(control, 65_536)
@@ -67,7 +68,7 @@ def receive(control: int, status: int) -> dict[str, object]:
 
 
 def descendants() -> list[int]:
-    """List everything below this process, as the kernel knows it; zombies are left out."""
+    """List all descendants of this process, without zombies."""
     children: dict[int, list[int]] = {}
     try:
         names = os.listdir("/proc")
@@ -81,7 +82,7 @@ def descendants() -> list[int]:
                 stat = file.read()
         except OSError:
             continue  # it has ended meanwhile
-        # The name in parentheses may hold anything; the state and the parent come after the last one.
+        # The name in parentheses may contain anything; state and parent follow the last parenthesis.
         state, parent = stat[stat.rindex(b")") + 2 :].split()[:2]
         if state != b"Z":
             children.setdefault(int(parent), []).append(int(name))
@@ -95,7 +96,7 @@ def descendants() -> list[int]:
 
 
 def send(pid: int, number: int) -> None:
-    """Send a signal to a process that may have ended, or may not be ours to signal."""
+    """Send a signal; ignore a process that has ended or that this one may not signal."""
     try:
         os.kill(pid, number)
     except OSError:
@@ -103,7 +104,7 @@ def send(pid: int, number: int) -> None:
 
 
 def kill_all(group: int | None) -> None:
-    """Kill every descendant: stop them all first, until no new ones turn up. Then the group, if given."""
+    """Kill every descendant: stop them until no new ones appear, then kill all, and the group if given."""
     stopped: set[int] = set()
     for _ in range(100):
         found = [pid for pid in descendants() if pid not in stopped]
@@ -118,18 +119,18 @@ def kill_all(group: int | None) -> None:
         try:
             os.killpg(group, signal.SIGKILL)
         except OSError:
-            pass  # nobody is left in it
+            pass  # it is empty
 
 
 class Reaper:
-    """Collects children that have ended, and remembers how the command itself did."""
+    """Collects ended children, and remembers the exit code of the command."""
 
     def __init__(self, command: int) -> None:
         self.command = command
         self.exit_code: int | None = None
 
     def collect(self) -> bool:
-        """Take in everything that has ended by now; say whether nothing is left."""
+        """Collect all children that have ended; return whether none is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -142,7 +143,7 @@ class Reaper:
 
 
 def feed(control: int, sink: int) -> None:
-    """Pass our input on to the command until it ends or the command does."""
+    """Pass the supervisor's input on to the command until either of them ends."""
     try:
         while data := os.read(0, 65_536):
             while data:
@@ -166,9 +167,9 @@ def start(spec: dict[str, object], status: int, source: int | None = None) -> in
         os.setsid()
         if source is not None:
             os.dup2(source, 0)
-        # If we are killed, at least the command itself ends with us.
+        # If the supervisor is killed, at least the command itself ends with it.
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        # Python ignores some signals, and we ignored others: the command starts with none ignored.
+        # Python and the supervisor ignore some signals; the command must not.
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         os.chdir(cwd)
@@ -183,7 +184,7 @@ def main() -> int:
     control, status = int(sys.argv[1]), int(sys.argv[2])
     for descriptor in (control, status):
         os.set_inheritable(descriptor, False)
-    # Whoever wants the command stopped closes the pipe; a signal to us would only let the command escape.
+    # Closing the pipe stops the command; a signal that ends the supervisor would let the command escape.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     wake_read, wake_write = os.pipe()
@@ -198,7 +199,7 @@ def main() -> int:
         try:
             os.write(status, f"{line}\n".encode())
         except OSError:
-            pass  # nobody is left to listen; the work goes on
+            pass  # Treenail has died; finish without it
 
     if given:
         source, sink = os.pipe()
@@ -222,8 +223,8 @@ def main() -> int:
     if reaper.exit_code is not None and (leftover := len(descendants())):
         report(f"leftover {leftover}")
     give_up_at = time.monotonic() + GIVE_UP_AFTER_S
-    # A group whose processes have all been collected may be somebody else's by now, so it is killed only
-    # where descendants cannot be found.
+    # The id of a group whose processes were all collected may be reused, so the group is killed only where
+    # descendants cannot be found.
     group = None if is_subreaper else reaper.command
     while not reaper.collect():
         if time.monotonic() > give_up_at:
