@@ -377,6 +377,10 @@ def _read(answer: object) -> tuple[Decision, DegradePlan | None]:
 
 def _words(hook: object, decision: Decision, plan: DegradePlan | None) -> tuple[str, str]:
     """Return the type and the reason of the event that tells of a hook's answer."""
-    said = (plan.reason if plan else "") or str(getattr(hook, "last_reason", "") or "")
-    event_type = str(getattr(hook, "event_type", "") or "hook_decision")
-    return event_type, said or f"{type(hook).__name__} answered {decision}"
+    said, event_type = plan.reason if plan else "", ""
+    try:
+        said = said or str(getattr(hook, "last_reason", "") or "")
+        event_type = str(getattr(hook, "event_type", "") or "")
+    except Exception:  # noqa: BLE001  # a hook's answer stands, also if it cannot explain it
+        logger.exception("a hook could not explain its answer")
+    return event_type or "hook_decision", said or f"{type(hook).__name__} answered {decision}"

@@ -7,16 +7,19 @@ an aborting thread can cancel a scope that lives in it.
 be stoppable runs on a worker thread while its caller waits for "done or cancelled". Workers are daemons and
 are reused; one that is stuck in an abandoned function does not keep the process alive.
 
-*Timers.* Each timer is a daemon thread, so that none waits for another's listeners. A clock may bring its own
-`call_later`, as the fake clock does.
+*Timers.* One shared daemon thread fires them, soonest first, each on a worker, so that none waits for
+another's listeners. A clock may bring its own `call_later`, as the fake clock does.
 """
 
 from __future__ import annotations
 
 import contextvars
+import heapq
+import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -126,10 +129,6 @@ class Timer(Protocol):
         ...
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=workers.forget_all)
-
-
 def fire(callback: Callable[[], object]) -> None:
     """Call a timer's callback; an error in it is logged and keeps no other timer from firing."""
     try:
@@ -147,7 +146,66 @@ def call_later(clock: Clock, seconds: float, callback: Callable[[], object]) -> 
     later: Callable[[float, Callable[[], object]], Timer] | None = getattr(clock, "call_later", None)
     if later is not None:
         return later(seconds, callback)
-    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), fire, (callback,))
-    timer.daemon = True
-    timer.start()
-    return timer
+    return _timers.call_later(seconds, callback)
+
+
+class _PendingTimer:
+    """A timer that has not fired. Its callback is dropped when it is cancelled."""
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        """Keep it from firing."""
+        self.callback = None
+
+
+class _TimerThread:
+    """Fires the timers of this process, soonest first. The thread starts with the first timer."""
+
+    def __init__(self) -> None:
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        """Start over in a forked process, which has no timers of its own yet."""
+        self._heap: list[tuple[float, int, _PendingTimer]] = []
+        self._number = itertools.count()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> _PendingTimer:
+        """Call `callback` on a worker when that much time has passed."""
+        timer = _PendingTimer(callback)
+        with self._changed:
+            heapq.heappush(self._heap, (time.monotonic() + seconds, next(self._number), timer))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="treenail-timers", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        return timer
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                while self._heap and self._heap[0][2].callback is None:
+                    heapq.heappop(self._heap)
+                wait_s = self._heap[0][0] - time.monotonic() if self._heap else None
+                if wait_s is None or wait_s > 0:
+                    self._changed.wait(None if wait_s is None else min(wait_s, threading.TIMEOUT_MAX))
+                    continue
+                callback = heapq.heappop(self._heap)[2].callback
+            if callback is not None:
+                workers.start(partial(fire, callback))
+
+
+_timers = _TimerThread()
+
+
+def _after_fork() -> None:
+    """Start a forked process without the threads and timers that it inherited."""
+    workers.forget_all()
+    _timers.forget_all()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
