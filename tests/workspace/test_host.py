@@ -16,13 +16,13 @@ from host_kit import as_nobody, git, look_at
 
 from treenail.errors import (
     PathEscapeError,
-    ReadOnlyError,
     SnapshotMismatchError,
     UsageError,
     WorkspaceConflictError,
     WorkspaceError,
 )
 from treenail.workspace import objects
+from treenail.workspace.history import sweep
 from treenail.workspace.host import HostFilesystem, SnapshotLimits
 from treenail.workspace.objects import ObjectStore
 from treenail.workspace.rooted import Place
@@ -877,28 +877,6 @@ def test_a_temporary_store_goes_with_the_object(root: Path) -> None:
     assert os.listdir(root) == ["config.py"]
 
 
-def test_read_only_means_it(root: Path, tmp_path: Path) -> None:
-    """Everything that changes the tree or its history is refused, and no store is made."""
-    (root / "a.txt").write_text("a")
-    fs = HostFilesystem(root, store=tmp_path / "s", read_only=True)
-    for operation in (
-        lambda: fs.write("a.txt", "x"),
-        lambda: fs.delete("a.txt"),
-        lambda: fs.mkdir("d"),
-        lambda: fs.move("a.txt", "b"),
-        lambda: fs.chmod("a.txt", 0o600),
-        lambda: fs.symlink("l", "a.txt"),
-        lambda: fs.open_write("b"),
-        lambda: fs.snapshot(),
-        lambda: fs.begin("call"),
-    ):
-        with pytest.raises(ReadOnlyError):
-            operation()
-    assert fs.read("a.txt").content == "a"
-    assert fs.host_root is None
-    assert not (tmp_path / "s").exists()
-
-
 def test_a_missing_root_is_an_error(tmp_path: Path) -> None:
     """The root is the operator's: it is not made up."""
     with pytest.raises(FileNotFoundError, match="make it first"):
@@ -1063,10 +1041,7 @@ def test_two_handles_on_one_line_take_nothing_from_each_other(fs: HostFilesystem
 
 
 @pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize("line", [None, "other"])
-def test_a_fork_begins_at_a_boundary(
-    fs: HostFilesystem, root: Path, tmp_path: Path, scan: bool, line: str | None
-) -> None:
+def test_a_fork_begins_at_a_boundary(fs: HostFilesystem, root: Path, tmp_path: Path, scan: bool) -> None:
     """It has the tree of that boundary in a directory of its own; neither sees what the other does."""
     build(root)
     before = look_at(root)
@@ -1078,7 +1053,7 @@ def test_a_fork_begins_at_a_boundary(
     call.prepare()
     call.finish()
     after = look_at(root)
-    with fs.fork(boundary, tmp_path / "fork", line=line) as fork:
+    with fs.fork(boundary, tmp_path / "fork") as fork:
         assert look_at(tmp_path / "fork") == before
         assert look_at(root) == after
         other = fork.begin("in the fork")
@@ -1086,17 +1061,15 @@ def test_a_fork_begins_at_a_boundary(
         other.prepare()
         other.finish()
         assert (root / "dir/file").read_text() == "changed"
-        assert (fork.store_path == fs.store_path) is (line is not None)
+        assert fork.store_path != fs.store_path
         fork.restore(other.base)
         assert look_at(tmp_path / "fork") == before
-        if line is not None:
-            assert git(fs.pack(), "merge-base", "main", "other").strip() == boundary.commit_ref
     fs.restore(boundary)
     assert look_at(root) == before
 
 
 def test_a_fork_does_not_take_a_place_that_is_taken(fs: HostFilesystem, root: Path, tmp_path: Path) -> None:
-    """A directory with content, the workspace itself, or a used line are refused, and nothing is left."""
+    """A directory with content, and the workspace itself, are refused, and nothing is left."""
     fs.write("a.txt", "a")
     boundary = fs.snapshot()
     (tmp_path / "full").mkdir()
@@ -1105,8 +1078,6 @@ def test_a_fork_does_not_take_a_place_that_is_taken(fs: HostFilesystem, root: Pa
         fs.fork(boundary, tmp_path / "full")
     with pytest.raises(UsageError):
         fs.fork(boundary, root / "inside")
-    with pytest.raises(UsageError, match="main"):
-        fs.fork(boundary, tmp_path / "fork", line="main")
     assert sorted(os.listdir(tmp_path)) == ["full", "store", "workspace"]
 
 
@@ -1115,17 +1086,18 @@ def test_erasing_a_line_takes_its_content_along(fs: HostFilesystem, root: Path, 
     secret = os.urandom(2_000)
     (root / "shared.txt").write_text("shared")
     shared = fs.snapshot(scan=True)
-    with fs.fork(shared, tmp_path / "fork", line="other") as fork:
-        call = fork.begin("call", foreign=True)
-        (tmp_path / "fork/secret.bin").write_bytes(secret)
+    with _second_line(fs, tmp_path / "second", "other") as second:
+        (tmp_path / "second/shared.txt").write_text("shared")
+        call = second.begin("call", foreign=True)
+        (tmp_path / "second/secret.bin").write_bytes(secret)
         call.prepare()
         call.finish()
-        undone = fork.begin("undone")
-        fork.delete("secret.bin")
+        undone = second.begin("undone")
+        second.delete("secret.bin")
         undone.prepare()
         undone.finish()
     assert _is_in_store(fs, secret)
-    assert fs.erase_line("other") > 0
+    assert sweep(_store(fs), ["main"]) > 0
     assert not _is_in_store(fs, secret)
     assert "other" not in git(fs.pack(), "branch")
     fs.write("shared.txt", "changed")
@@ -1139,11 +1111,11 @@ def test_an_open_call_keeps_the_store_from_being_swept(fs: HostFilesystem, root:
     (root / "a.txt").write_text("before")
     call = fs.begin("call")
     fs.write("a.txt", "during")
-    with reopened(fs) as other, pytest.raises(WorkspaceError, match="open call"):
-        other.sweep()
+    with pytest.raises(WorkspaceError, match="open call"):
+        sweep(_store(fs))
     call.rollback()
     assert (root / "a.txt").read_text() == "before"
-    assert fs.sweep() >= 0
+    assert sweep(_store(fs)) >= 0
 
 
 def test_what_somebody_else_has_swept_away_is_stored_again(
@@ -1161,8 +1133,7 @@ def test_what_somebody_else_has_swept_away_is_stored_again(
     fs.write("a.txt", content)
     dropped.prepare()
     dropped.rollback()
-    with reopened(fs) as somebody:
-        assert somebody.erase_line("other") > 0
+    assert sweep(_store(fs), ["main"]) > 0
     call = fs.begin("call")
     fs.write("a.txt", content)
     after = call.prepare()
@@ -1182,7 +1153,7 @@ def test_a_crashed_call_can_be_undone_after_a_sweep(fs: HostFilesystem, root: Pa
     fs.delete("large.bin")
     fs.close()
     with HostFilesystem(root, store=root.parent / "store") as later:
-        later.sweep()
+        sweep(_store(later))
         later.recover("call", committed=False)
     assert (root / "a.txt").read_text() == "before"
     assert (root / "large.bin").stat().st_size == 2_000_000
@@ -1191,23 +1162,23 @@ def test_a_crashed_call_can_be_undone_after_a_sweep(fs: HostFilesystem, root: Pa
 def test_sweeping_with_kept_lines_erases_the_others(fs: HostFilesystem, root: Path, tmp_path: Path) -> None:
     """`keep_lines` names what stays."""
     fs.write("a.txt", "a")
-    boundary = fs.snapshot(scan=True)
-    fs.fork(boundary, tmp_path / "one", line="one").close()
-    fs.fork(boundary, tmp_path / "two", line="two").close()
-    fs.sweep(keep_lines=["main", "two"])
+    fs.snapshot(scan=True)
+    for line in ("one", "two"):
+        with _second_line(fs, tmp_path / line, line) as other:
+            other.snapshot(scan=True)
+    sweep(_store(fs), ["main", "two"])
     assert sorted(git(fs.pack(), "branch", "--format=%(refname:short)").split()) == ["main", "two"]
 
 
-def test_erasing_its_own_line_leaves_the_files(fs: HostFilesystem, root: Path) -> None:
-    """The history goes, the workspace stays and can start anew."""
-    fs.write("a.txt", "a")
-    snapshot = fs.snapshot(scan=True)
-    fs.erase_line()
-    assert (root / "a.txt").read_text() == "a"
-    with pytest.raises(SnapshotMismatchError):
-        fs.restore(snapshot)
-    fs.restore(fs.snapshot(scan=True))
-    fs.begin("call").rollback()
+def _store(fs: HostFilesystem) -> Path:
+    assert fs.store_path is not None
+    return fs.store_path
+
+
+def _second_line(fs: HostFilesystem, root: Path, line: str) -> HostFilesystem:
+    """Open another workspace, whose history is in the same store."""
+    root.mkdir()
+    return HostFilesystem(root, store=fs.store_path, line=line)
 
 
 def _is_in_store(fs: HostFilesystem, content: bytes) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import BinaryIO
 
-from treenail.errors import PathEscapeError, ReadOnlyError
+from treenail.errors import PathEscapeError
 from treenail.workspace.base import FileEntry, FileStat, WriteMode, WriteResult
 from treenail.workspace.disk import write_all
 from treenail.workspace.manifest import (
@@ -51,11 +51,10 @@ from treenail.workspace.undo import Undo
 class Files(CommonOperations):
     """The files below one root. Every change is recorded by an `Undo` before it is made."""
 
-    def __init__(self, tree: RootedDirectory, undo: Undo, *, read_only: bool, durable: bool) -> None:
+    def __init__(self, tree: RootedDirectory, undo: Undo, *, durable: bool) -> None:
         self._tree = tree
         self.undo = undo
         """Records changes and takes them back."""
-        self._read_only = read_only
         self._durable = durable
         self._lock = undo.lock
 
@@ -94,7 +93,6 @@ class Files(CommonOperations):
         path = normalize(path)
         with self._walk(path, follow=True) as place:
             _existing(place, path)
-            hidden = self.undo.private.get("" if place.path == ROOT else place.path, frozenset())
             descriptor = open_directory(place, path)
             try:
                 with os.scandir(descriptor) as listing:
@@ -107,7 +105,7 @@ class Files(CommonOperations):
                             is_link=item.is_symlink(),
                         )
                         for item in listing
-                        if item.name not in hidden and not is_temporary(item.name)
+                        if not is_temporary(item.name) and join(place.path, item.name) != self.undo.private
                     ]
             finally:
                 os.close(descriptor)
@@ -176,7 +174,6 @@ class Files(CommonOperations):
         """Delete a file or a link, or a directory (with its content if `recursive`)."""
         path = normalize(path)
         with self._lock, self._walk(path, follow=False) as place, naming(path):
-            self._require_writable()
             self._refuse_root(place, path, "deleted")
             _existing(place, path)
             self._refuse_holding_store(place.path, path)
@@ -196,7 +193,6 @@ class Files(CommonOperations):
         """
         source, target = normalize(source), normalize(target)
         with self._lock, self._walk(source, follow=False) as origin, self._walk(target, follow=False) as goal:
-            self._require_writable()
             self._refuse_root(origin, source, "moved")
             self._refuse_root(goal, target, "replaced")
             with naming(source):
@@ -224,7 +220,6 @@ class Files(CommonOperations):
         """Make a directory."""
         path = normalize(path)
         with self._lock, self._walk(path, follow=False) as place:
-            self._require_writable()
             status = place.lstat()
             if status is not None:
                 if stat.S_ISLNK(status.st_mode):
@@ -244,7 +239,6 @@ class Files(CommonOperations):
         if not 0 <= permissions <= 0o777:
             raise ValueError(f"the permissions {permissions:#o} are not between 0 and 0o777")
         with self._lock, self._walk(path, follow=True) as place, naming(path):
-            self._require_writable()
             _existing(place, path)
             before = self.undo.keep(place)
             self.undo.intend([PathChange(place.path, before, before._replace(mode=permissions))])
@@ -263,16 +257,12 @@ class Files(CommonOperations):
 
     # --- inside ------------------------------------------------------------------------------------
 
-    def _require_writable(self) -> None:
-        if self._read_only:
-            raise ReadOnlyError(f"the workspace {self._tree.path} is read-only; nothing was changed")
-
     def _refuse_root(self, place: Place, path: str, verb: str) -> None:
         if place.path == ROOT:
             raise ValueError(f"the workspace root {path!r} cannot be {verb}; name something below it")
 
     def _refuse_holding_store(self, canonical: str, path: str) -> None:
-        if any(is_within(directory, {canonical: ""}) for directory in self.undo.private):
+        if self.undo.private is not None and is_within(self.undo.private, {canonical: ""}):
             fail(errno.EACCES, "the directory holds Treenail's own store and stays where it is", path)
 
     @staticmethod
@@ -298,7 +288,6 @@ class Files(CommonOperations):
         self, path: str, mode: WriteMode, create_parents: bool
     ) -> tuple[Place, os.stat_result | None]:
         """Return the place where a file will be put, its parents made, and what is there now."""
-        self._require_writable()
         if mode not in ("create", "overwrite", "append"):
             raise ValueError(f"the mode is {mode!r}; it must be 'create', 'overwrite' or 'append'")
         # A new file must not appear at the end of a link: `create` looks at the link itself.

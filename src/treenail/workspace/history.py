@@ -257,20 +257,12 @@ def left_open(store: str | os.PathLike[str], line: str) -> str | None:
     return journal.call_id
 
 
-def erase_line(store: str | os.PathLike[str], line: str) -> int:
-    """Erase a line with everything that no other line needs; return how many objects went.
-
-    Afterwards the content is in no file of the store. A line that is not there is fine: erasing may be
-    repeated after a crash. Raises `WorkspaceError` while a call is open on any line of the store.
-    """
-    check_line_name(line)
-    return sweep(store, [name for name in line_names(store) if name != line])
-
-
 def sweep(store: str | os.PathLike[str], keep_lines: Iterable[str] | None = None) -> int:
     """Remove every object that no line needs; return how many. With `keep_lines`, erase the others first.
 
-    Raises `WorkspaceError` while a call is open on any line of the store: then nothing is removed.
+    Afterwards the content is in no file of the store. Sweeping may be repeated after a crash. Close the
+    workspaces of the lines that are erased first. Raises `WorkspaceError` while a call is open on any line
+    of the store: then nothing is removed.
     """
     objects = ObjectStore(store)
     if not objects.exists:

@@ -43,8 +43,7 @@ from treenail.workspace.base import (
     WorkspaceDiff,
 )
 from treenail.workspace.files import Files
-from treenail.workspace.history import History, check_line_name, erase_line, line_names, sweep
-from treenail.workspace.line import LineEntry
+from treenail.workspace.history import check_line_name
 from treenail.workspace.manifest import TEMPORARY_PREFIX, TEMPORARY_SUFFIX, State
 from treenail.workspace.paths import fail
 from treenail.workspace.restorer import ReportBuilder, Restorer
@@ -75,7 +74,6 @@ class HostFilesystem(Files):
         _root: str | os.PathLike[str] | None = None,
         store: str | os.PathLike[str] | None = None,
         line: str = "main",
-        read_only: bool = False,
         exclude: Iterable[str] = (),
         limits: SnapshotLimits | None = None,
         durable: bool = False,
@@ -89,7 +87,6 @@ class HostFilesystem(Files):
         if not os.path.isdir(tree.path):
             kind = errno.ENOTDIR if os.path.exists(tree.path) else errno.ENOENT
             fail(kind, "the workspace root is not an existing directory; make it first", os.fspath(given))
-        self._line_name = line
         self._exclusions = Exclusions(exclude)
         self._limits = limits if limits is not None else SnapshotLimits()
         self._clock: Clock = clock if clock is not None else SystemClock()
@@ -100,13 +97,12 @@ class HostFilesystem(Files):
             exclusions=self._exclusions,
             limits=self._limits,
             durable=durable,
-            read_only=read_only,
             clock=self._clock,
         )
-        super().__init__(tree, undo, read_only=read_only, durable=durable)
+        super().__init__(tree, undo, durable=durable)
 
     def __repr__(self) -> str:
-        return f"<HostFilesystem {self._tree.path!r}{', read-only' if self._read_only else ''}>"
+        return f"<HostFilesystem {self._tree.path!r}>"
 
     def __enter__(self) -> HostFilesystem:
         return self
@@ -131,13 +127,13 @@ class HostFilesystem(Files):
 
     @property
     def read_only(self) -> bool:
-        """Whether every changing operation is refused with `ReadOnlyError`."""
-        return self._read_only
+        """False; `read_only_view` returns a view that cannot change the tree."""
+        return False
 
     @property
     def host_root(self) -> Path | None:
-        """The directory where a process can work, or None if this filesystem is read-only."""
-        return None if self._read_only else Path(self._tree.path)
+        """The directory where a process can work."""
+        return Path(self._tree.path)
 
     @property
     def store_path(self) -> Path | None:
@@ -168,7 +164,6 @@ class HostFilesystem(Files):
     def snapshot(self, *, tag: str | None = None, scan: bool = False) -> FilesystemSnapshot:
         """Take a boundary. With `scan`, it covers changes made past this object, too."""
         with self._lock:
-            self._require_writable()
             return self.undo.snapshot(tag=tag, scan=scan)
 
     def restore(self, snapshot: FilesystemSnapshot) -> RestoreReport:
@@ -179,7 +174,6 @@ class HostFilesystem(Files):
         restore that is not scanned.
         """
         with self._lock:
-            self._require_writable()
             return self.undo.restore(snapshot)
 
     def diff(self, before: FilesystemSnapshot, after: FilesystemSnapshot | None = None) -> WorkspaceDiff:
@@ -193,7 +187,6 @@ class HostFilesystem(Files):
         Raises `WorkspaceError` while another call holds it, or one that a crash left open is not recovered.
         """
         with self._lock:
-            self._require_writable()
             return self.undo.begin(call_id, tool_name=tool_name, foreign=foreign)
 
     def unfinished(self) -> Sequence[str]:
@@ -208,55 +201,31 @@ class HostFilesystem(Files):
         cut off by a crash, and is then repeated.
         """
         with self._lock:
-            self._require_writable()
             return self.undo.recover(call_id, committed=committed)
 
-    def fork(
-        self,
-        snapshot: FilesystemSnapshot,
-        into: str | os.PathLike[str],
-        *,
-        store: str | os.PathLike[str] | None = None,
-        line: str | None = None,
-    ) -> HostFilesystem:
+    def fork(self, snapshot: FilesystemSnapshot, into: str | os.PathLike[str]) -> HostFilesystem:
         """Make a workspace of its own, in a new directory, that begins at a boundary of this one.
 
-        `into` must not exist yet, or be an empty directory; it appears complete or not at all. With a
-        `line`, the fork shares this store and its history begins at the boundary; with a `store` it has
-        that one; with neither, a temporary one. Files that are outside of what was kept (excluded ones,
-        those of an unscanned boundary that nobody touched) are copied as they are now; pipes, sockets and
-        devices are left out.
+        `into` must not exist yet, or be an empty directory; it appears complete or not at all. The fork
+        has a temporary store; open its directory with a store of your own to keep its history. Files that
+        are outside of what was kept (excluded ones, those of an unscanned boundary that nobody touched) are
+        copied as they are now; pipes, sockets and devices are left out.
         """
-        if line is not None:
-            check_line_name(line)
         with self._lock:
-            self._require_writable()
             undo = self.undo
             if undo.call is not None:
                 raise WorkspaceError(
                     f"the call {undo.call.call_id!r} holds the workspace; fork it when the call is over"
                 )
             undo.position(snapshot)
-            history = undo.opened()
-            shares = line is not None and store is None
-            if shares and line in line_names(history.store_path):
-                raise UsageError(f"there is a line {line!r} in the store already; choose another name")
-            with history.held():
+            with undo.opened().held():
                 undo.flush_ambient()
                 if snapshot.scanned:
                     undo.survey().boundary()
                 plan, current, _ = undo.way_back(snapshot, {}, strict=False)
                 target = self._copy_into(os.path.realpath(os.fspath(into)), plan, current)
-                if shares and line is not None:
-                    # The other line's objects are looked for in packs, not in this one's spool.
-                    history.pack()
-                    forked = History(history.store_path, line, durable=self._durable)
-                    forked.append(LineEntry("open", snapshot.commit_ref))
-                    forked.pack()
             return HostFilesystem(
                 target,
-                store=history.store_path if shares else store,
-                line=line if line is not None else "main",
                 exclude=self._exclusions.patterns,
                 limits=self._limits,
                 durable=self._durable,
@@ -293,35 +262,3 @@ class HostFilesystem(Files):
         finally:
             os.close(source)
             os.close(destination)
-
-    # --- retention ---------------------------------------------------------------------------------
-
-    def erase_line(self, line: str | None = None) -> int:
-        """Erase a line (this workspace's own, if none is named) with what no other line needs.
-
-        Returns how many objects went. The files of the workspace stay.
-        """
-        with self._lock:
-            history = self.undo.history
-            if history is None:
-                return 0
-            if line in (None, self._line_name):
-                self.undo.detach()
-            return self._swept(erase_line(history.store_path, self._line_name if line is None else line))
-
-    def sweep(self, keep_lines: Iterable[str] | None = None) -> int:
-        """Remove the objects of this store that no line needs; with `keep_lines`, erase the others first."""
-        with self._lock:
-            history = self.undo.history
-            if history is None:
-                return 0
-            kept = None if keep_lines is None else list(keep_lines)
-            if kept is not None and self._line_name not in kept:
-                self.undo.detach()
-            return self._swept(sweep(history.store_path, kept))
-
-    def _swept(self, removed: int) -> int:
-        """Forget what was remembered of a store that was swept; return how many objects went."""
-        if self.undo.history is not None:
-            self.undo.history.objects.forget()
-        return removed

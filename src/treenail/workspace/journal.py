@@ -30,24 +30,27 @@ from treenail.workspace.manifest import PathChange, State
 JournalKind = Literal["call", "restore", "ambient"]
 """`ambient` collects what is written outside of calls, from one boundary to the next."""
 
-_MAGIC = b"treenail journal 1\n"
+_MAGIC = b"treenail journal 2\n"
+_HEADER = ("id", "kind", "base", "call_id", "tool_name", "foreign")
+"""The fields that the first record of a journal holds."""
 
 
 @dataclass(slots=True)
 class Journal:
     """The undo information of one call, on disk and in memory alike.
 
-    `create` starts one, `load` finds one that a crash left. Changing operations call `intend` first.
+    A new one is on disk after `start`, or with its first record; `load` finds one that a crash left.
+    Changing operations call `intend` first.
     """
 
     path: str
     id: str
     kind: JournalKind
-    call_id: str
-    tool_name: str
     base: str
     """The commit of the boundary before the call."""
-    foreign: bool
+    call_id: str = ""
+    tool_name: str = ""
+    foreign: bool = False
     durable: bool = False
     intents: list[PathChange] = field(default_factory=list)
     """In the order of intention: what was there, and what will be."""
@@ -60,30 +63,11 @@ class Journal:
     undoing: bool = False
     """Whether undoing the call has begun, so that a path may be half way back."""
     _descriptor: int = -1
-    _unwritten: bool = False
+    _unwritten: bool = True
     """Whether nothing is in the file yet, not even its beginning."""
     _last: dict[str, State] = field(default_factory=dict)
 
-    @classmethod
-    def create(
-        cls,
-        path: str,
-        *,
-        id: str,
-        kind: JournalKind,
-        call_id: str,
-        tool_name: str,
-        base: str,
-        foreign: bool,
-        durable: bool,
-    ) -> Journal:
-        """Start a journal. A plain call's is written with its first record: before, nothing is to undo."""
-        journal = cls(path, id, kind, call_id, tool_name, base, foreign, durable, _unwritten=True)
-        if foreign or kind != "call":
-            journal._start()
-        return journal
-
-    def _start(self) -> None:
+    def start(self) -> None:
         """Put the journal's header on disk: from here on, a process after a crash finds the call."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(self.path, flags, 0o600)
@@ -95,16 +79,7 @@ class Journal:
             )
         if size < len(_MAGIC):
             os.ftruncate(self._descriptor, 0)
-        header = {
-            "type": "begin",
-            "version": 1,
-            "id": self.id,
-            "kind": self.kind,
-            "call_id": self.call_id,
-            "tool_name": self.tool_name,
-            "base": self.base,
-            "foreign": self.foreign,
-        }
+        header = {"type": "begin", **{name: getattr(self, name) for name in _HEADER}}
         record = encode_record(json.dumps(header, separators=(",", ":")).encode("ascii"))
         write_all(self._descriptor, (b"" if size == len(_MAGIC) else _MAGIC) + record)
         self._unwritten = False
@@ -125,20 +100,8 @@ class Journal:
             record = json.loads(payload)
             kind = record["type"]
             if kind == "begin":
-                if record["version"] != 1:
-                    raise WorkspaceError(
-                        f"{path} was written by a newer Treenail; recover this workspace with that one"
-                    )
-                journal = cls(
-                    path,
-                    record["id"],
-                    record["kind"],
-                    record["call_id"],
-                    record["tool_name"],
-                    record["base"],
-                    record["foreign"],
-                    durable,
-                )
+                fields = {name: record[name] for name in _HEADER}
+                journal = cls(path, durable=durable, _unwritten=False, **fields)
             elif journal is None:
                 return None
             elif kind == "intend":
@@ -217,7 +180,7 @@ class Journal:
 
     def _append(self, record: dict[str, object], *, sync: bool = True) -> None:
         if self._unwritten:
-            self._start()
+            self.start()
         elif self._descriptor == -1:
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         write_all(self._descriptor, encode_record(json.dumps(record, separators=(",", ":")).encode("ascii")))

@@ -195,16 +195,6 @@ def _total_entries(node: _Node) -> int:
     return 1 + (node.total_entries if isinstance(node, _Directory) else 0)
 
 
-def _height(node: _Node) -> int:
-    """Say how many levels there are below a node."""
-    height, level = 0, [node]
-    while level := [
-        child for parent in level if isinstance(parent, _Directory) for child in parent.entries.values()
-    ]:
-        height += 1
-    return height
-
-
 def _put(
     directory: _Directory, segments: Sequence[str], node: _Node | None, modified_at: datetime
 ) -> _Directory:

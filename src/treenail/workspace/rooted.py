@@ -18,7 +18,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -381,16 +381,16 @@ def chmod_at(directory: int, name: str, mode: int) -> None:
         os.close(descriptor)
 
 
-def copy_tree(source: int, destination: int, *, skip: Mapping[str, frozenset[str]], path: str = "") -> None:
+def copy_tree(source: int, destination: int, *, skip: str | None, path: str = "") -> None:
     """Copy everything below one open directory into another: content, links, bits, owners and times.
 
-    `skip` gives names to leave out, by directory. Half-written files, pipes, sockets and devices are left
+    The path `skip` is left out. Half-written files, pipes, sockets and devices are left
     out, too.
     """
-    hidden = skip.get(path, frozenset())
-    with os.scandir(source) as listing:
-        names = [item.name for item in listing if item.name not in hidden and not is_temporary(item.name)]
-    for name in names:
+    for name in os.listdir(source):
+        below = f"{path}/{name}" if path else name
+        if below == skip or is_temporary(name):
+            continue
         status = os.stat(name, dir_fd=source, follow_symlinks=False)
         if stat.S_ISLNK(status.st_mode):
             os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=destination)
@@ -399,7 +399,7 @@ def copy_tree(source: int, destination: int, *, skip: Mapping[str, frozenset[str
             inner_source = os.open(name, _LIST_FLAGS, dir_fd=source)
             inner_destination = os.open(name, _LIST_FLAGS, dir_fd=destination)
             try:
-                copy_tree(inner_source, inner_destination, skip=skip, path=f"{path}/{name}" if path else name)
+                copy_tree(inner_source, inner_destination, skip=skip, path=below)
                 dress(inner_destination, status)
             finally:
                 os.close(inner_source)

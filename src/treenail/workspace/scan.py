@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from treenail.workspace.manifest import (
@@ -79,28 +79,21 @@ class Exclusions:
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self.patterns = tuple(patterns)
-        self._names: list[tuple[GlobPattern, bool]] = []
-        self._paths: list[tuple[GlobPattern, bool]] = []
+        self._compiled: list[GlobPattern] = []
         for pattern in self.patterns:
             if pattern.startswith("!"):
                 raise ValueError(f"the exclude pattern {pattern!r} negates, which is not supported")
-            body = pattern.strip("/")
             rooted = "/" in pattern.rstrip("/")
-            compiled = (compile_glob(body), pattern.endswith("/"))
-            (self._paths if rooted else self._names).append(compiled)
+            self._compiled.append(compile_glob(pattern.lstrip("/") if rooted else f"**/{pattern}"))
 
     def __bool__(self) -> bool:
         return bool(self.patterns)
 
-    def match(self, path: str, name: str, *, directory: bool) -> bool:
+    def match(self, path: str, *, directory: bool) -> bool:
         """Say whether a path is excluded itself; its parents are the caller's to ask about."""
-        for pattern, directories_only in self._names:
-            if (directory or not directories_only) and pattern.matches(name):
-                return True
-        for pattern, directories_only in self._paths:
-            if (directory or not directories_only) and pattern.matches(path):
-                return True
-        return False
+        return any(
+            pattern.matches(path) for pattern in self._compiled if directory or not pattern.directories_only
+        )
 
     def covers(self, path: str, *, directory: bool) -> bool:
         """Say whether a path or one of its parents is excluded."""
@@ -108,8 +101,8 @@ class Exclusions:
             return False
         parts = path.split("/")
         return any(
-            self.match("/".join(parts[: count + 1]), part, directory=directory or count + 1 < len(parts))
-            for count, part in enumerate(parts)
+            self.match("/".join(parts[:count]), directory=directory or count < len(parts))
+            for count in range(1, len(parts) + 1)
         )
 
 
@@ -127,7 +120,7 @@ class Scan:
         *,
         store: ObjectStore | None,
         exclusions: Exclusions,
-        private: Mapping[str, frozenset[str]],
+        private: str | None,
         limits: SnapshotLimits,
     ) -> None:
         self.differences: list[PathChange] = []
@@ -198,12 +191,12 @@ class Scan:
 
     def _is_wanted(self, directory: str, path: str, name: str, status: os.stat_result) -> bool:
         """Say whether something that is not known is to be looked at."""
-        if name in self._private.get(directory, ()):
+        if path == self._private:
             return False
         if is_temporary(name):
             self.temporaries.append(path)
             return False
-        if self._exclusions and self._exclusions.match(path, name, directory=stat.S_ISDIR(status.st_mode)):
+        if self._exclusions and self._exclusions.match(path, directory=stat.S_ISDIR(status.st_mode)):
             return False
         if self._over is None and self._files >= self._limits.max_files:
             self._stop(f"the limit of {self._limits.max_files} files was reached")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from treenail.workspace.history import History
 from treenail.workspace.line import LineEntry
@@ -16,7 +16,7 @@ from treenail.workspace.scan import Exclusions, Scan, SnapshotLimits
 class Survey:
     """Looks at a whole workspace and compares it with its manifest.
 
-    `private` gives the names that are not part of the workspace, by directory.
+    `private` is a path that is not part of the workspace.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class Survey:
         history: History,
         exclusions: Exclusions,
         limits: SnapshotLimits,
-        private: Mapping[str, frozenset[str]],
+        private: str | None,
     ) -> None:
         self._tree = tree
         self._history = history

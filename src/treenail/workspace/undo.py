@@ -76,7 +76,6 @@ class Undo:
         exclusions: Exclusions,
         limits: SnapshotLimits,
         durable: bool,
-        read_only: bool,
         clock: Clock,
     ) -> None:
         self.tree = tree
@@ -90,14 +89,13 @@ class Undo:
         self._exclusions = exclusions
         self._limits = limits
         self._durable = durable
-        self._read_only = read_only
         self._clock = clock
         self._ambient: Journal | None = None
         self._instance = secrets.token_hex(8)
         self._serial = 0
         self._cleanup: Callable[[], object] | None = None
-        self.private = self._private_paths()
-        """The store's place in the workspace, if it is in there: hidden names by directory."""
+        self.private = self._private_path()
+        """The store's path in the workspace, if it is in there."""
         if store is not None and os.path.exists(os.path.join(store, "HEAD")):
             self.opened()
 
@@ -108,11 +106,10 @@ class Undo:
         if self.history is None:
             if self.store_path is None:
                 self.store_path = os.path.realpath(tempfile.mkdtemp(prefix="treenail-workspace-"))
-                self.private = self._private_paths()
+                self.private = self._private_path()
                 self._cleanup = weakref.finalize(self, _remove_store, self.store_path, os.getpid())
             self.history = History(self.store_path, self._line_name, durable=self._durable, clock=self._clock)
-            if not self._read_only:
-                self._clear_up(self.history)
+            self._clear_up(self.history)
         return self.history
 
     def _clear_up(self, history: History) -> None:
@@ -130,7 +127,7 @@ class Undo:
         """Let go of files, and remove the store if it is a temporary one. A call that is open stays open."""
         if self.call is not None:
             self.call.journal.close()
-        if self.history is not None and self._cleanup is None and not self._read_only:
+        if self.history is not None and self._cleanup is None:
             try:
                 self.pack()
             except (OSError, ObjectStoreError) as error:
@@ -143,9 +140,7 @@ class Undo:
             self._cleanup = self.store_path = None
 
     def detach(self) -> None:
-        """Let go of the history. Raises `WorkspaceError` while a call is open."""
-        if self.call is not None:
-            raise WorkspaceError(f"the call {self.call.call_id!r} is open; end it before erasing its history")
+        """Let go of the history."""
         if self._ambient is not None:
             self._ambient.close()
         if self.history is not None:
@@ -154,7 +149,7 @@ class Undo:
 
     def pack(self) -> None:
         """Let git see the history up to the newest boundary."""
-        if self.history is not None and not self._read_only:
+        if self.history is not None:
             with self.history.held():
                 self.history.pack()
 
@@ -164,25 +159,18 @@ class Undo:
 
     def is_private(self, path: str) -> bool:
         """Say whether a path lies in the store."""
-        return any(
-            is_within(path, {f"{directory}/{name}" if directory else name: ""})
-            for directory, names in self.private.items()
-            for name in names
-        )
+        return self.private is not None and is_within(path, {self.private: ""})
 
-    def _private_paths(self) -> dict[str, frozenset[str]]:
+    def _private_path(self) -> str | None:
         if self.store_path is None:
-            return {}
+            return None
         relative = os.path.relpath(self.store_path, self.tree.path)
         if relative == ROOT or self.tree.path.startswith(self.store_path + "/"):
             raise UsageError(
                 f"the store {self.store_path} holds the workspace {self.tree.path}; "
                 f"put it beside the workspace, or into a directory of its own below it"
             )
-        if relative.startswith("../"):
-            return {}
-        directory, _, name = relative.rpartition("/")
-        return {directory: frozenset((name,))}
+        return None if relative.startswith("../") else relative
 
     # --- recording changes: the door for `Files` -----------------------------------------------------
 
@@ -196,16 +184,10 @@ class Undo:
             return self.call.journal
         head = None if self.history is None else self.history.line.head
         if self._ambient is None and self.history is not None and head is not None:
-            self._ambient = Journal.create(
-                self.history.ambient_path,
-                id=secrets.token_hex(8),
-                kind="ambient",
-                call_id="",
-                tool_name="",
-                base=head.commit,
-                foreign=False,
-                durable=self._durable,
+            self._ambient = Journal(
+                self.history.ambient_path, secrets.token_hex(8), "ambient", head.commit, durable=self._durable
             )
+            self._ambient.start()
         return self._ambient
 
     def keep(self, place: Place) -> State:
@@ -428,16 +410,20 @@ class Undo:
         self, kind: JournalKind, call_id: str, base: FilesystemSnapshot, *, foreign: bool
     ) -> Journal:
         """Start the journal of what begins at a boundary; the boundary's tag is the tool's name."""
-        return Journal.create(
+        journal = Journal(
             self.opened().call_path,
-            id=new_id().hex[:16],
-            kind=kind,
-            call_id=call_id,
-            tool_name=base.tag or "",
-            base=base.commit_ref,
-            foreign=foreign,
-            durable=self._durable,
+            secrets.token_hex(8),
+            kind,
+            base.commit_ref,
+            call_id,
+            base.tag or "",
+            foreign,
+            self._durable,
         )
+        if foreign or kind != "call":
+            # A plain call's is written with its first record: before, nothing is to undo.
+            journal.start()
+        return journal
 
     def unfinished(self) -> Sequence[str]:
         """List the calls that are open, oldest first: those that a crash left, and this object's own."""

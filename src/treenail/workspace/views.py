@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, NoReturn, TextIO
+from typing import BinaryIO, Generic, NoReturn, TextIO, TypeVar
 
 from treenail.errors import ReadOnlyError
 from treenail.workspace.base import (
@@ -30,36 +30,18 @@ from treenail.workspace.base import (
     WriteMode,
     WriteResult,
 )
+from treenail.workspace.virtual import VirtualTree
+
+Behind = TypeVar("Behind", bound="Filesystem | VirtualTree")
 
 
-class ReadOnlyFilesystem:
-    """Shows another filesystem, live, and refuses every change with `ReadOnlyError`."""
+class PassedReads(Generic[Behind]):
+    """The reads of `Filesystem`, passed on to the tree that a function returns."""
 
     __slots__ = ("_behind",)
 
-    def __init__(self, filesystem: Filesystem) -> None:
-        # Behind a function, so that no attribute of the view is something that can be written to.
-        self._behind: Callable[[], Filesystem] = lambda: filesystem
-
-    def __repr__(self) -> str:
-        return f"<read-only view of {self._behind()!r}>"
-
-    @property
-    def root(self) -> str:
-        """The root as shown to people and tools."""
-        return self._behind().root
-
-    @property
-    def read_only(self) -> bool:
-        """True: every changing operation is refused."""
-        return True
-
-    @property
-    def host_root(self) -> Path | None:
-        """None: a process that works in the directory could change it."""
-        return None
-
-    # --- reading is passed on ---
+    def __init__(self, behind: Callable[[], Behind]) -> None:
+        self._behind = behind
 
     def read(self, path: str, *, offset: int = 0, limit: int = MAX_READ_LINES) -> ReadResult:
         """Read text lines from `offset`; `limit=-1` reads all. Line endings are kept as they are."""
@@ -103,6 +85,34 @@ class ReadOnlyFilesystem:
     def open_text(self, path: str) -> TextIO:
         """Open a text file for streaming reads."""
         return self._behind().open_text(path)
+
+
+class ReadOnlyFilesystem(PassedReads[Filesystem]):
+    """Shows another filesystem, live, and refuses every change with `ReadOnlyError`."""
+
+    __slots__ = ()
+
+    def __init__(self, filesystem: Filesystem) -> None:
+        # Behind a function, so that no attribute of the view is something that can be written to.
+        super().__init__(lambda: filesystem)
+
+    def __repr__(self) -> str:
+        return f"<read-only view of {self._behind()!r}>"
+
+    @property
+    def root(self) -> str:
+        """The root as shown to people and tools."""
+        return self._behind().root
+
+    @property
+    def read_only(self) -> bool:
+        """True: every changing operation is refused."""
+        return True
+
+    @property
+    def host_root(self) -> Path | None:
+        """None: a process that works in the directory could change it."""
+        return None
 
     def diff(self, before: FilesystemSnapshot, after: FilesystemSnapshot | None = None) -> WorkspaceDiff:
         """Say what differs between two boundaries, or between one and now."""

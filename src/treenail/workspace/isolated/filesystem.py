@@ -9,21 +9,13 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO
 
 from treenail.clock import Clock
 from treenail.errors import PathEscapeError
 from treenail.workspace.base import (
-    MAX_GREP_MATCHES,
-    MAX_READ_LINES,
-    FileEntry,
-    FileStat,
     Filesystem,
     FilesystemSnapshot,
-    GlobMatch,
-    GrepMatch,
-    ReadBytesResult,
-    ReadResult,
     RestoreReport,
     WorkspaceCall,
     WorkspaceDiff,
@@ -39,11 +31,10 @@ from treenail.workspace.isolated.notes import own_paths
 from treenail.workspace.isolated.overlay import Overlay
 from treenail.workspace.isolated.past import Past
 from treenail.workspace.isolated.scratch import ScratchTree
-from treenail.workspace.paths import ROOT
-from treenail.workspace.views import ReadOnlyFilesystem
+from treenail.workspace.views import PassedReads, ReadOnlyFilesystem
 
 
-class IsolatedFilesystem:
+class IsolatedFilesystem(PassedReads[Overlay | HostFilesystem]):
     """A workspace of its own that began at a boundary of another one, on disk.
 
     `base` is the other workspace, `snapshot` a boundary of its history, and `place` the directory for what
@@ -66,6 +57,8 @@ class IsolatedFilesystem:
         layer = HostFilesystem(self._place / "layer", store=self._place / "store", clock=clock)
         self._overlay = Overlay(Past(base, snapshot), layer)
         self._scratch = ScratchTree(self._overlay, self._place, clock)
+        # While a foreign call is open, operations go to the scratch tree.
+        super().__init__(lambda: self._scratch.in_use or self._overlay)
 
     def __repr__(self) -> str:
         return f"<IsolatedFilesystem {str(self._place)!r}>"
@@ -79,11 +72,6 @@ class IsolatedFilesystem:
         """Remove everything that belongs to this copy alone."""
         self.close()
         shutil.rmtree(self._place, ignore_errors=True)
-
-    @property
-    def _here(self) -> Overlay | HostFilesystem:
-        """Where operations go: to the scratch tree while a foreign call is open, else to the overlay."""
-        return self._scratch.in_use or self._overlay
 
     @property
     def root(self) -> str:
@@ -102,88 +90,45 @@ class IsolatedFilesystem:
         scratch = self._scratch.in_use
         return None if scratch is None else scratch.host_root
 
-    # --- reading and changing: see `Filesystem` ---
-
-    def read(self, path: str, *, offset: int = 0, limit: int = MAX_READ_LINES) -> ReadResult:
-        """Read text lines from `offset`; `limit=-1` reads all. Line endings are kept as they are."""
-        return self._here.read(path, offset=offset, limit=limit)
-
-    def read_bytes(self, path: str, *, offset: int = 0, limit: int = -1) -> ReadBytesResult:
-        """Read bytes from `offset`; `limit=-1` reads all."""
-        return self._here.read_bytes(path, offset=offset, limit=limit)
-
-    def exists(self, path: str) -> bool:
-        """Say whether something is at the path. A dangling link exists."""
-        return self._here.exists(path)
-
-    def stat(self, path: str) -> FileStat:
-        """Describe what is at the path, without following a link at its end."""
-        return self._here.stat(path)
-
-    def list(self, path: str = ROOT) -> Sequence[FileEntry]:
-        """List a directory, sorted by name."""
-        return self._here.list(path)
-
-    def glob(self, pattern: str, *, path: str = ROOT) -> Sequence[GlobMatch]:
-        """Match paths below `path`, sorted. `**` crosses directories; links are not followed."""
-        return self._here.glob(pattern, path=path)
-
-    def grep(
-        self,
-        pattern: str,
-        *,
-        path: str = ROOT,
-        glob: str | None = None,
-        max_matches: int = MAX_GREP_MATCHES,
-    ) -> Sequence[GrepMatch]:
-        """Search text files for a regular expression, one match per line, in path order."""
-        return self._here.grep(pattern, path=path, glob=glob, max_matches=max_matches)
+    # --- changing: see `Filesystem` ---
 
     def write(
         self, path: str, content: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
         """Write text as UTF-8."""
-        return self._here.write(path, content, mode=mode, create_parents=create_parents)
+        return self._behind().write(path, content, mode=mode, create_parents=create_parents)
 
     def write_bytes(
         self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
         """Write bytes. Readers see the old content or the new, never a part."""
-        return self._here.write_bytes(path, content, mode=mode, create_parents=create_parents)
+        return self._behind().write_bytes(path, content, mode=mode, create_parents=create_parents)
 
     def delete(self, path: str, *, recursive: bool = False) -> None:
         """Delete a file or a link, or a directory (with its content if `recursive`)."""
-        self._here.delete(path, recursive=recursive)
+        self._behind().delete(path, recursive=recursive)
 
     def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
         """Rename a file, a link or a directory. Outside of foreign calls, what is moved is copied."""
-        self._here.move(source, target, overwrite=overwrite)
+        self._behind().move(source, target, overwrite=overwrite)
 
     def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
         """Make a directory."""
-        self._here.mkdir(path, parents=parents, exist_ok=exist_ok)
+        self._behind().mkdir(path, parents=parents, exist_ok=exist_ok)
 
     def chmod(self, path: str, permissions: int) -> None:
         """Set the permission bits of a file or directory; a link is followed."""
-        self._here.chmod(path, permissions)
+        self._behind().chmod(path, permissions)
 
     def symlink(self, path: str, target: str) -> None:
         """Make a symbolic link, as a process on disk could. The target is checked when it is followed."""
-        self._here.symlink(path, target)
-
-    def open_read(self, path: str) -> BinaryIO:
-        """Open a file for streaming reads."""
-        return self._here.open_read(path)
+        self._behind().symlink(path, target)
 
     def open_write(
         self, path: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> BinaryIO:
         """Open a file for streaming writes; its content appears when the stream is closed."""
-        return self._here.open_write(path, mode=mode, create_parents=create_parents)
-
-    def open_text(self, path: str) -> TextIO:
-        """Open a text file for streaming reads; line endings are kept as they are."""
-        return self._here.open_text(path)
+        return self._behind().open_write(path, mode=mode, create_parents=create_parents)
 
     def read_only_view(self) -> Filesystem:
         """Return a view of the same tree that cannot change it."""

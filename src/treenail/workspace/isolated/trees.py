@@ -1,53 +1,18 @@
-"""What comparing two trees and copying between them needs: the half of `Filesystem` without boundaries.
+"""What comparing two trees and copying between them needs.
 
-Every `Filesystem` is a `Tree`, and so is the inside of an isolated copy, which has no boundaries of its own.
+A tree is a `Filesystem`, or the inside of an isolated copy, which has no boundaries of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO, Protocol
+from collections.abc import Iterator
+from typing import TypeAlias
 
-from treenail.workspace.base import FileEntry, FileStat, WriteMode
+from treenail.workspace.base import FileStat, Filesystem
 from treenail.workspace.paths import encode
+from treenail.workspace.virtual import VirtualTree
 
-
-class Tree(Protocol):
-    """Files below a root, to be looked at and changed. See `Filesystem` for what each operation promises."""
-
-    def exists(self, path: str) -> bool:
-        """Say whether something is at the path. A dangling link exists."""
-        ...
-
-    def stat(self, path: str) -> FileStat:
-        """Describe what is at the path, without following a link at its end."""
-        ...
-
-    def list(self, path: str = ".") -> Sequence[FileEntry]:
-        """List a directory, sorted by name."""
-        ...
-
-    def open_read(self, path: str) -> BinaryIO:
-        """Open a file for streaming reads."""
-        ...
-
-    def open_write(
-        self, path: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
-    ) -> BinaryIO:
-        """Open a file for streaming writes; its content appears when the stream is closed."""
-        ...
-
-    def delete(self, path: str, *, recursive: bool = False) -> None:
-        """Delete a file or a link, or a directory (with its content if `recursive`)."""
-        ...
-
-    def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
-        """Make a directory."""
-        ...
-
-    def chmod(self, path: str, permissions: int) -> None:
-        """Set the permission bits of a file or directory."""
-        ...
+Tree: TypeAlias = Filesystem | VirtualTree
 
 
 def below(tree: Tree, directory: str) -> Iterator[str]:
