@@ -16,6 +16,7 @@ from host_kit import as_nobody, git, look_at
 
 from treenail.errors import (
     PathEscapeError,
+    ReadOnlyError,
     SnapshotMismatchError,
     UsageError,
     WorkspaceConflictError,
@@ -875,6 +876,28 @@ def test_a_temporary_store_goes_with_the_object(root: Path) -> None:
         assert fs.read("config.py").content == "DEBUG = True"
     assert not store.exists()
     assert os.listdir(root) == ["config.py"]
+
+
+def test_read_only_means_it(root: Path, tmp_path: Path) -> None:
+    """Everything that changes the tree or its history is refused, and no store is made."""
+    (root / "a.txt").write_text("a")
+    fs = HostFilesystem(root, store=tmp_path / "s", read_only=True)
+    for operation in (
+        lambda: fs.write("a.txt", "x"),
+        lambda: fs.delete("a.txt"),
+        lambda: fs.mkdir("d"),
+        lambda: fs.move("a.txt", "b"),
+        lambda: fs.chmod("a.txt", 0o600),
+        lambda: fs.symlink("l", "a.txt"),
+        lambda: fs.open_write("b"),
+        lambda: fs.snapshot(),
+        lambda: fs.begin("call"),
+    ):
+        with pytest.raises(ReadOnlyError):
+            operation()
+    assert fs.read("a.txt").content == "a"
+    assert fs.host_root is None
+    assert not (tmp_path / "s").exists()
 
 
 def test_a_missing_root_is_an_error(tmp_path: Path) -> None:

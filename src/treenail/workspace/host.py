@@ -74,6 +74,7 @@ class HostFilesystem(Files):
         _root: str | os.PathLike[str] | None = None,
         store: str | os.PathLike[str] | None = None,
         line: str = "main",
+        read_only: bool = False,
         exclude: Iterable[str] = (),
         limits: SnapshotLimits | None = None,
         durable: bool = False,
@@ -97,6 +98,7 @@ class HostFilesystem(Files):
             exclusions=self._exclusions,
             limits=self._limits,
             durable=durable,
+            read_only=read_only,
             clock=self._clock,
         )
         super().__init__(tree, undo, durable=durable)
@@ -127,13 +129,13 @@ class HostFilesystem(Files):
 
     @property
     def read_only(self) -> bool:
-        """False; `read_only_view` returns a view that cannot change the tree."""
-        return False
+        """Whether every changing operation is refused with `ReadOnlyError`."""
+        return self.undo.read_only
 
     @property
     def host_root(self) -> Path | None:
-        """The directory where a process can work."""
-        return Path(self._tree.path)
+        """The directory where a process can work, or None if this filesystem is read-only."""
+        return None if self.undo.read_only else Path(self._tree.path)
 
     @property
     def store_path(self) -> Path | None:
@@ -213,6 +215,7 @@ class HostFilesystem(Files):
         """
         with self._lock:
             undo = self.undo
+            undo.require_writable()
             if undo.call is not None:
                 raise WorkspaceError(
                     f"the call {undo.call.call_id!r} holds the workspace; fork it when the call is over"

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from treenail.clock import Clock, new_id
 from treenail.errors import (
     ObjectStoreError,
+    ReadOnlyError,
     SnapshotMismatchError,
     UsageError,
     WorkspaceConflictError,
@@ -76,6 +77,7 @@ class Undo:
         exclusions: Exclusions,
         limits: SnapshotLimits,
         durable: bool,
+        read_only: bool,
         clock: Clock,
     ) -> None:
         self.tree = tree
@@ -89,6 +91,7 @@ class Undo:
         self._exclusions = exclusions
         self._limits = limits
         self._durable = durable
+        self.read_only = read_only
         self._clock = clock
         self._ambient: Journal | None = None
         self._instance = secrets.token_hex(8)
@@ -109,7 +112,8 @@ class Undo:
                 self.private = self._private_path()
                 self._cleanup = weakref.finalize(self, _remove_store, self.store_path, os.getpid())
             self.history = History(self.store_path, self._line_name, durable=self._durable, clock=self._clock)
-            self._clear_up(self.history)
+            if not self.read_only:
+                self._clear_up(self.history)
         return self.history
 
     def _clear_up(self, history: History) -> None:
@@ -127,7 +131,7 @@ class Undo:
         """Let go of files, and remove the store if it is a temporary one. A call that is open stays open."""
         if self.call is not None:
             self.call.journal.close()
-        if self.history is not None and self._cleanup is None:
+        if self.history is not None and self._cleanup is None and not self.read_only:
             try:
                 self.pack()
             except (OSError, ObjectStoreError) as error:
@@ -149,7 +153,7 @@ class Undo:
 
     def pack(self) -> None:
         """Let git see the history up to the newest boundary."""
-        if self.history is not None:
+        if self.history is not None and not self.read_only:
             with self.history.held():
                 self.history.pack()
 
@@ -174,12 +178,18 @@ class Undo:
 
     # --- recording changes: the door for `Files` -----------------------------------------------------
 
+    def require_writable(self) -> None:
+        """Raise `ReadOnlyError` if the workspace was opened to be looked at only."""
+        if self.read_only:
+            raise ReadOnlyError(f"the workspace {self.tree.path} is read-only; nothing was changed")
+
     def journal(self) -> Journal | None:
         """Return the journal that a change belongs to.
 
         That is the open call's, or else the one that collects changes since the last boundary. Before
         the first boundary there is nothing to go back to, and nothing is kept.
         """
+        self.require_writable()
         if self.call is not None:
             return self.call.journal
         head = None if self.history is None else self.history.line.head
@@ -310,6 +320,7 @@ class Undo:
 
     def snapshot(self, *, tag: str | None, scan: bool) -> FilesystemSnapshot:
         """Take a boundary. With `scan`, it covers changes made past the workspace, too."""
+        self.require_writable()
         with self.opened().held():
             if self.call is not None:
                 return self.call.snapshot(tag, scan=scan)
@@ -374,6 +385,7 @@ class Undo:
 
     def begin(self, call_id: str, *, tool_name: str, foreign: bool) -> HostCall:
         """Hold the workspace for one tool call."""
+        self.require_writable()
         if not call_id:
             raise UsageError("a call needs an id; pass the tool call's own")
         if self.call is not None:
@@ -432,6 +444,7 @@ class Undo:
 
     def recover(self, call_id: str, *, committed: bool) -> RestoreReport:
         """End a call that a crash left open, the way the log says it ended."""
+        self.require_writable()
         call = self.call
         if call is None:
             journal = self._left_journal()
@@ -463,6 +476,7 @@ class Undo:
 
     def restore(self, snapshot: FilesystemSnapshot) -> RestoreReport:
         """Go back to a boundary, forward ones included. A `scanned` one brings the whole tree back."""
+        self.require_writable()
         self.position(snapshot)
         with self.opened().held():
             fresh: dict[str, State] = {}
