@@ -24,15 +24,13 @@ from treenail.conversation import (
     Replayer,
     ToolCallRecord,
     enable_inner_message_recording,
-    plan_session,
+    replay_events,
 )
-from treenail.conversation.replay import replay_events
-from treenail.log.base import Log
+from treenail.conversation.compaction import plan_session
+from treenail.log import Log
 from treenail.log.sqlite import SqliteLog
 from treenail.state import Session, TokenUsage
-from treenail.turns.derivation import turn_state
-from treenail.turns.endings import end_turn
-from treenail.turns.states import TurnResumed, TurnStarted, TurnState, ending_for
+from treenail.turns import TurnResumed, TurnStarted, TurnState, end_turn, ending_for, turn_state
 
 START = datetime(2026, 3, 14, 15, 9, 26, tzinfo=UTC)
 TEXT = "The fixture opens the file twice; the second handle is never closed. " * 10

@@ -18,9 +18,7 @@ from statistics import median, quantiles
 from uuid import UUID, uuid4
 
 from bench.report import Row, Size
-from treenail.log import Draft, Lease
-from treenail.log.lease import this_process_owner
-from treenail.log.memory import MemoryLog
+from treenail.log import Draft, Lease, MemoryLog, this_process_owner
 from treenail.log.sqlite import SqliteLog
 
 KILOBYTE = random.Random(1).randbytes(1024)

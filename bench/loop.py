@@ -35,16 +35,9 @@ from typing import Annotated, Any
 from bench.report import CALL_IN_MEMORY, DURABLE_CALL, GROWTH, STORED_BYTES, Row, Size
 from treenail import Agent, TurnState, tool
 from treenail.log.sqlite import SqliteLog
-from treenail.providers.base import (
-    ModelEvent,
-    ModelRequest,
-    Stopped,
-    TextDelta,
-    ToolCallRequested,
-    UsageReported,
-)
-from treenail.state.budget import TokenUsage
-from treenail.tools.tool import ToolCall
+from treenail.providers import ModelEvent, ModelRequest, Stopped, TextDelta, ToolCallRequested, UsageReported
+from treenail.state import TokenUsage
+from treenail.tools import ToolCall
 
 ARGUMENT_CHARS, RESULT_CHARS = 146, 1_020
 """How much the model writes into each call, and how much the tool returns each time."""

@@ -22,10 +22,9 @@ from uuid import UUID, uuid4
 
 from bench.report import Row, Size
 from treenail.codec import codec
-from treenail.log.base import Log
-from treenail.log.memory import MemoryLog
+from treenail.log import Log, MemoryLog, SlicePolicy
 from treenail.log.sqlite import SqliteLog
-from treenail.state import Append, Replace, Session, SlicePolicy, event
+from treenail.state import Append, Replace, Session, event
 
 MOMENT = datetime(2026, 3, 14, 15, 9, 26, tzinfo=UTC)
 

@@ -22,21 +22,16 @@ import anyio
 from bench.report import Row, Size
 from treenail.agent import Agent
 from treenail.containment import Limits
-from treenail.conversation.events import SubagentEvent
-from treenail.log.memory import MemoryLog
+from treenail.conversation import SubagentEvent
+from treenail.log import MemoryLog
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.state.execution import ExecutionState
-from treenail.state.resources import ResourceRegistry
-from treenail.state.session import Session
+from treenail.state import ExecutionState, ResourceRegistry, Session
 from treenail.subagents import LoopRunner, SubagentLimits, Subagents
-from treenail.tools.tool import tool
-from treenail.turns.ledger import contain
-from treenail.turns.turn import InnerLoop
-from treenail.workspace.base import Filesystem
+from treenail.tools import tool
+from treenail.turns import InnerLoop, contain
+from treenail.workspace import Filesystem, InMemoryFilesystem, IsolatedFilesystem, isolate
 from treenail.workspace.host import HostFilesystem
-from treenail.workspace.isolated import IsolatedFilesystem, isolate
-from treenail.workspace.memory import InMemoryFilesystem
 
 CHILDREN = 100
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from bench.report import SNAPSHOT, Row, Size
-from treenail.workspace.base import WorkspaceCall
+from treenail.workspace import WorkspaceCall
 from treenail.workspace.host import HostFilesystem
 
 FILES_PER_DIRECTORY = 20

@@ -16,35 +16,45 @@ from typing import Any, Required, TypedDict, Unpack
 from uuid import UUID
 
 from treenail.containment import CancellationToken, ExecutionConfig, ExecutionContext, Limits
-from treenail.conversation.branches import branch_summary
-from treenail.conversation.compaction import CompactionSettings
-from treenail.conversation.messages import enable_inner_message_recording, get_inner_messages
+from treenail.conversation import (
+    CompactionSettings,
+    branch_summary,
+    enable_inner_message_recording,
+    get_inner_messages,
+)
 from treenail.errors import SessionNotFoundError, UsageError
-from treenail.log.base import Log
-from treenail.log.memory import MemoryLog
-from treenail.prompt.sections import MarkdownSection
-from treenail.prompt.template import Prompt
-from treenail.providers.base import Provider
-from treenail.state.execution import ExecutionState
-from treenail.state.resources import ResourceRegistry
-from treenail.state.session import Session
-from treenail.state.slices import entry_at
-from treenail.state.slices import opened as opened_item
-from treenail.tools.boundaries import boundaries, diff_calls, fork_at, recover
-from treenail.tools.context import filesystem_of
-from treenail.tools.event_loop import run_blocking
-from treenail.tools.events import SessionForked
-from treenail.tools.policies import Permissions, ToolPolicy
-from treenail.tools.tool import Tool
-from treenail.turns.adapter import DEFAULT_RETRY, ModelAdapter
-from treenail.turns.display import Watch
-from treenail.turns.ledger import ceilings_of, contain
-from treenail.turns.retries import RetryPolicy
-from treenail.turns.states import TurnStarted, TurnState, pasteable
-from treenail.turns.turn import InnerLoop, TurnResult
-from treenail.workspace.base import Filesystem, WorkspaceDiff
+from treenail.log import Log, MemoryLog
+from treenail.prompt import MarkdownSection, Prompt
+from treenail.providers import Provider
+from treenail.state import ExecutionState, ResourceRegistry, Session, entry_at
+from treenail.state import opened as opened_item
+from treenail.tools import (
+    Permissions,
+    SessionForked,
+    Tool,
+    ToolPolicy,
+    boundaries,
+    diff_calls,
+    filesystem_of,
+    fork_at,
+    recover,
+    run_blocking,
+)
+from treenail.turns import (
+    DEFAULT_RETRY,
+    InnerLoop,
+    ModelAdapter,
+    RetryPolicy,
+    TurnResult,
+    TurnStarted,
+    TurnState,
+    Watch,
+    ceilings_of,
+    contain,
+    pasteable,
+)
+from treenail.workspace import Filesystem, InMemoryFilesystem, WorkspaceDiff
 from treenail.workspace.host import HostFilesystem
-from treenail.workspace.memory import InMemoryFilesystem
 
 Ceilings = Limits | ExecutionConfig | Callable[[Session], ExecutionContext]
 """A run's ceilings: numbers, or a function that makes the containment of its session.

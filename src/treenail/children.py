@@ -13,10 +13,9 @@ from uuid import UUID
 import anyio
 
 from treenail.clock import Clock
-from treenail.containment import CancellationToken
-from treenail.containment.threads import call_later, threadsafe
+from treenail.containment import CancellationToken, call_later, threadsafe
 from treenail.errors import SessionNotFoundError
-from treenail.state.session import Session, nested_session
+from treenail.state import Session, nested_session
 
 
 def open_child_session(parent: Session, session_id: UUID, tags: Mapping[str, str] | None = None) -> Session:

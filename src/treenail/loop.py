@@ -5,17 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Generic, TypedDict, TypeVar, Unpack
 
-from treenail.conversation.messages import enable_inner_message_recording
+from treenail.conversation import enable_inner_message_recording
 from treenail.errors import ConversationNotFound
-from treenail.prompt.events import PromptResponse
-from treenail.prompt.output import OutputT
-from treenail.prompt.template import Prompt
-from treenail.providers.adapter import ProviderAdapter
-from treenail.state.budget import Budget, Deadline
-from treenail.state.run_context import RunContext
-from treenail.state.session import Session
-from treenail.tools.context import Heartbeat
-from treenail.tools.event_loop import run_blocking
+from treenail.prompt import OutputT, Prompt, PromptResponse
+from treenail.providers import ProviderAdapter
+from treenail.state import Budget, Deadline, RunContext, Session
+from treenail.tools import Heartbeat, run_blocking
 
 UserRequestT = TypeVar("UserRequestT")
 

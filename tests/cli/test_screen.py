@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from treenail.history.text import live_text
+from treenail.history import live_text
 from treenail.presenters.cli.screen import JsonScreen, PlainScreen, TerminalScreen
-from treenail.providers.base import TextDelta
-from treenail.turns.live import FeedbackGiven, ToolCallBegan, ToolCallFinished, UsageChanged
+from treenail.providers import TextDelta
+from treenail.turns import FeedbackGiven, ToolCallBegan, ToolCallFinished, UsageChanged
 
 WORDS = st.text(st.sampled_from("ab \n"), min_size=1, max_size=12)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from treenail.conversation.messages import InnerMessage
+from treenail.conversation import InnerMessage
 from treenail.log.sqlite import SqliteLog
 from treenail.presenters.cli.main import main
 from treenail.state import Session
-from treenail.turns.states import PartialText, TurnEnded, TurnStarted, TurnState
+from treenail.turns import PartialText, TurnEnded, TurnStarted, TurnState
 
 STARTED = TurnStarted("t", "e", "agent", "the task", "p", "m")
 ANSWER = InnerMessage("assistant", "forty-two", "e", 1, created_at=datetime(2026, 1, 1, tzinfo=UTC))

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from codec_zoo import Box, Everything, Node, Numbers, Slotted, same
 
-from treenail.codec import MAX_DEPTH, Codec, TypeRegistry, parse_json
+from treenail.codec import Codec, TypeRegistry, parse_json
+from treenail.codec.text import MAX_DEPTH
 from treenail.errors import DecodeError, EncodeError
 
 

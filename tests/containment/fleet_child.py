@@ -13,7 +13,7 @@ import anyio
 
 from treenail import Agent, Limits, tool
 from treenail.log.sqlite import SqliteLog
-from treenail.providers.base import ModelEvent, ModelRequest
+from treenail.providers import ModelEvent, ModelRequest
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.subagents import SubagentLimits, with_subagents
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from treenail.containment import (
     CircuitBreaker,
     CircuitBreakers,
-    CircuitState,
     Decision,
     ExecutionConfig,
     ExecutionContext,
@@ -23,6 +22,7 @@ from treenail.containment import (
     WrapOptions,
     current_call,
 )
+from treenail.containment.breaker import CircuitState
 from treenail.testing import FakeClock
 
 Config = Callable[..., ExecutionConfig]

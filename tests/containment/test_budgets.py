@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from treenail.containment import (
     BudgetWindowHook,
     Decision,
-    DynamicAllocator,
     ExecutionConfig,
     ExecutionContext,
-    FairShareAllocator,
-    LocalBudgetBackend,
     PartialResultBuffer,
     ShieldPipeline,
-    WeightedAllocator,
     WrapOptions,
+)
+from treenail.containment.pots import (
+    DynamicAllocator,
+    FairShareAllocator,
+    LocalBudgetBackend,
+    WeightedAllocator,
 )
 from treenail.errors import UsageError
 

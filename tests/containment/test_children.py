@@ -17,7 +17,6 @@ from treenail.containment import (
     ChainMetadata,
     CircuitBreaker,
     CircuitBreakers,
-    CircuitState,
     Decision,
     ExecutionConfig,
     ExecutionContext,
@@ -28,6 +27,7 @@ from treenail.containment import (
     WrapOptions,
     current_call,
 )
+from treenail.containment.breaker import CircuitState
 from treenail.errors import CallRefused, UsageError
 from treenail.testing import FakeClock
 

@@ -15,20 +15,20 @@ import pytest
 from treenail.containment import (
     BudgetWindowHook,
     CircuitBreaker,
-    CircuitState,
     Decision,
     DegradePlan,
+    ExecutionConfig,
     ExecutionContext,
     LedgerEvent,
     Limits,
-    LocalBudgetBackend,
     Reserved,
     ShieldPipeline,
     ToolCallContext,
     WrapOptions,
+    fold,
 )
-from treenail.containment.ledger import fold
-from treenail.containment.limits import ExecutionConfig
+from treenail.containment.breaker import CircuitState
+from treenail.containment.pots import LocalBudgetBackend
 from treenail.testing import FakeClock
 
 CENTS = 60

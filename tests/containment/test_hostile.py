@@ -16,20 +16,20 @@ from treenail.containment import (
     BudgetWindowHook,
     ChainStopped,
     CircuitBreaker,
-    CircuitState,
     Decision,
     DegradePlan,
     ExecutionConfig,
     ExecutionContext,
     LedgerEvent,
     Limits,
-    LocalBudgetBackend,
     Reserved,
     ShieldPipeline,
     TokenBudgetHook,
     WrapOptions,
 )
+from treenail.containment.breaker import CircuitState
 from treenail.containment.journal import event_from_json, event_to_json
+from treenail.containment.pots import LocalBudgetBackend
 from treenail.errors import UsageError
 from treenail.testing import FakeClock
 

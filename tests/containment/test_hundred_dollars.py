@@ -15,11 +15,12 @@ from treenail.containment import (
     ExecutionContext,
     Limits,
     Price,
+    Reserved,
     StaticPrices,
     WrapOptions,
+    fold,
     read_journal,
 )
-from treenail.containment.ledger import Reserved, fold
 
 # One call is 10,000 output tokens at 1 USD per million: a cent. 10,000 of them would cost 100 USD.
 PRICES = StaticPrices({"model": Price(0.0, 1.0)})

@@ -7,14 +7,8 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treenail.containment import (
-    Decision,
-    ExecutionConfig,
-    ExecutionContext,
-    LoopDetector,
-    LoopPolicy,
-    WrapOptions,
-)
+from treenail.containment import Decision, ExecutionConfig, ExecutionContext, LoopPolicy, WrapOptions
+from treenail.containment.loops import LoopDetector
 
 Config = Callable[..., ExecutionConfig]
 

@@ -12,7 +12,6 @@ import pytest
 from treenail.containment import (
     CallUsage,
     CircuitBreakers,
-    CircuitState,
     Decision,
     DegradePlan,
     ExecutionConfig,
@@ -25,6 +24,7 @@ from treenail.containment import (
     WrapOptions,
     current_call,
 )
+from treenail.containment.breaker import CircuitState
 from treenail.errors import UsageError
 from treenail.testing import FakeClock
 

@@ -22,7 +22,6 @@ from treenail.containment import (
     ExecutionContext,
     FirstKnown,
     Limits,
-    PackagedPrices,
     Price,
     StaticPrices,
     WrapOptions,
@@ -30,7 +29,7 @@ from treenail.containment import (
     estimate_tokens,
     usage_of,
 )
-from treenail.containment.pricing import FALLBACK_PRICE
+from treenail.containment.pricing import FALLBACK_PRICE, PackagedPrices
 from treenail.errors import UsageError
 
 Config = Callable[..., ExecutionConfig]

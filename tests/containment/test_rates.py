@@ -6,14 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from treenail.containment import (
-    CallUsage,
-    Decision,
-    ExecutionConfig,
-    ExecutionContext,
-    RatePolicy,
-    WrapOptions,
-)
+from treenail.containment import CallUsage, Decision, ExecutionConfig, ExecutionContext, WrapOptions
+from treenail.containment.rates import RatePolicy
 from treenail.errors import UsageError
 from treenail.testing import FakeClock
 

@@ -16,13 +16,15 @@ from treenail.containment import (
     CallOutcome,
     ChainMetadata,
     CircuitBreaker,
-    CircuitState,
     Decision,
     DegradePlan,
     ExecutionConfig,
     ExecutionContext,
-    LocalBudgetBackend,
+    LedgerEvent,
     LoopPolicy,
+    Reserved,
+    RetryTaken,
+    Settled,
     ShieldPipeline,
     TokenBudgetHook,
     ToolCallContext,
@@ -30,7 +32,8 @@ from treenail.containment import (
     current_call,
     fold,
 )
-from treenail.containment.ledger import LedgerEvent, Reserved, RetryTaken, Settled
+from treenail.containment.breaker import CircuitState
+from treenail.containment.pots import LocalBudgetBackend
 from treenail.testing import FakeClock
 
 Config = Callable[..., ExecutionConfig]

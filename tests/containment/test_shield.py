@@ -17,7 +17,6 @@ from treenail.containment import (
     ChainMetadata,
     CircuitBreaker,
     Decision,
-    DegradationConfig,
     DegradationLadder,
     DegradePlan,
     EgressBoundaryHook,
@@ -36,6 +35,7 @@ from treenail.containment import (
     WrapOptions,
     current_call,
 )
+from treenail.containment.hooks import DegradationConfig
 from treenail.errors import CallRefused, UsageError
 from treenail.testing import FakeClock
 

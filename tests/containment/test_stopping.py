@@ -24,9 +24,9 @@ from treenail.containment import (
     ExecutionContext,
     Settled,
     WrapOptions,
+    call_later,
     current_call,
 )
-from treenail.containment.threads import call_later
 from treenail.errors import CancelledByToken
 from treenail.testing import FakeClock
 from treenail.testing.clock import Timers

@@ -9,8 +9,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from treenail.containment.cancel import CancellationToken
-from treenail.containment.threads import Workers, wait_finished, workers
+from treenail.containment import CancellationToken, wait_finished, workers
+from treenail.containment.threads import Workers
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -30,23 +30,20 @@ from treenail.containment import (
     StaticPrices,
     ToolCallContext,
 )
-from treenail.conversation import CompactionSettings, ProviderUsage
-from treenail.conversation.events import SubagentEvent
+from treenail.conversation import CompactionSettings, ProviderUsage, SubagentEvent
 from treenail.errors import ModelCallError
 from treenail.log.sqlite import SqliteLog
+from treenail.providers import ModelEvent, ModelRequest, Provider
 from treenail.providers.anthropic import Anthropic
-from treenail.providers.base import ModelEvent, ModelRequest, Provider
 from treenail.providers.openai import OpenAI
 from treenail.providers.scripted import Answer, Scripted, ScriptedProvider
-from treenail.state import ExecutionState, ResourceRegistry, Session
-from treenail.state.budget import Deadline, TokenUsage
+from treenail.state import Deadline, ExecutionState, ResourceRegistry, Session, TokenUsage
 from treenail.subagents import LoopRunner, SubagentLimits, Subagents, with_subagents
 from treenail.testing import FakeClock
 from treenail.testing.wire import Broken, WireServer
-from treenail.tools.shell import shell_tool
-from treenail.turns import InnerLoop, TurnResult
-from treenail.turns.ledger import contain, ledger_of
-from treenail.turns.retries import RetryPolicy
+from treenail.tools import shell_tool
+from treenail.turns import InnerLoop, RetryPolicy, TurnResult, contain
+from treenail.turns.ledger import ledger_of
 from treenail.workflows import StepSpec, Workflow, WorkflowSpec
 from treenail.workspace import Filesystem
 from treenail.workspace.host import HostFilesystem

@@ -13,7 +13,7 @@ from digging_kit import digging, is_summary, loop_on
 
 from treenail.conversation import CompactionSettings
 from treenail.log.sqlite import SqliteLog
-from treenail.providers.base import ModelRequest
+from treenail.providers import ModelRequest
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import Session
 

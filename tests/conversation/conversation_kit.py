@@ -11,8 +11,8 @@ from treenail.conversation import (
     ReplayItem,
     ToolCallRecord,
     enable_inner_message_recording,
+    replay_events,
 )
-from treenail.conversation.replay import replay_events
 from treenail.providers.wire_formats import to_anthropic, to_openai_chat, to_openai_responses
 from treenail.state import Session
 from treenail.testing.wire_rules import (

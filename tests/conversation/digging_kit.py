@@ -8,7 +8,7 @@ from collections.abc import Callable
 from treenail import Agent, tool
 from treenail.conversation import CompactionSettings
 from treenail.errors import ModelCallError
-from treenail.providers.base import ModelRequest, Provider
+from treenail.providers import ModelRequest, Provider
 from treenail.providers.scripted import Answer
 from treenail.state import ExecutionState, ResourceRegistry, Session, TokenUsage
 from treenail.turns import InnerLoop

@@ -35,20 +35,22 @@ from treenail.conversation import (
     Replayer,
     SubagentEvent,
     ToolCallRecord,
-    compact,
-    compacted,
-    known_window,
-    plan_compaction,
-    plan_session,
-    pressure,
     replay,
 )
-from treenail.conversation.compaction import MAX_SUMMARY_CHARS, read_summary, summary_prompt
+from treenail.conversation.compaction import (
+    MAX_SUMMARY_CHARS,
+    compact,
+    compacted,
+    plan_compaction,
+    plan_session,
+    read_summary,
+    summary_prompt,
+)
+from treenail.conversation.pressure import known_window, pressure
 from treenail.errors import BudgetExceededError, DeadlineExceededError, ModelCallError, UsageError
 from treenail.state import InProcessEventBus, Session, TokenUsage
-from treenail.tools.events import ToolInvoked, ToolStarted
-from treenail.tools.plan import SetupPlan, UpdateStep, install_plan
-from treenail.tools.tool import ToolResult
+from treenail.tools import SetupPlan, ToolInvoked, ToolResult, ToolStarted, UpdateStep
+from treenail.tools.plan import install_plan
 
 # --- the plan ----------------------------------------------------------------------------------------
 

@@ -24,14 +24,13 @@ from treenail.conversation import (
     replay,
 )
 from treenail.log.sqlite import SqliteLog
+from treenail.providers import ModelRequest, Provider
 from treenail.providers.anthropic import Anthropic
-from treenail.providers.base import ModelRequest, Provider
 from treenail.providers.openai import OpenAI
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import InProcessEventBus, Session
 from treenail.testing.wire import Fault, Step, WireRequest, WireServer
-from treenail.turns import ModelAdapter, StatusChanged, TurnState
-from treenail.turns.ledger import contain
+from treenail.turns import ModelAdapter, StatusChanged, TurnState, contain
 
 
 def ran(provider: Provider, settings: CompactionSettings, session: Session | None = None, **options):

@@ -8,12 +8,11 @@ from conversation_kit import violations
 from treenail import Agent, tool
 from treenail.conversation import BranchSummary, branch_summary, replay
 from treenail.conversation.branches import MAX_BRANCH_CHARS
-from treenail.providers.base import ModelRequest
+from treenail.providers import ModelRequest
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.tools.boundaries import fork_at
-from treenail.tools.events import SessionForked
+from treenail.tools import SessionForked, fork_at
 from treenail.turns import InnerLoop, TurnState
-from treenail.workspace.memory import InMemoryFilesystem
+from treenail.workspace import InMemoryFilesystem
 
 
 @tool(effects="workspace")

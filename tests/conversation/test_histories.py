@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from treenail.conversation import (
+    ORPHAN_TEXT,
     BranchSummary,
     HistoryCompacted,
     InnerMessage,
@@ -19,15 +20,13 @@ from treenail.conversation import (
     ToolCallRecord,
     branch_summary,
     inspect_replay,
-    plan_session,
     replay,
 )
-from treenail.conversation.replay import BEGIN_TEXT, ORPHAN_TEXT, UNREADABLE_REASON
-from treenail.log.event import Draft
-from treenail.log.lease import this_process_owner
-from treenail.log.memory import MemoryLog
+from treenail.conversation.compaction import plan_session
+from treenail.conversation.replay import BEGIN_TEXT, UNREADABLE_REASON
+from treenail.log import Draft, MemoryLog, this_process_owner
 from treenail.state import Session, TokenUsage
-from treenail.tools.events import ToolHeld, ToolStarted
+from treenail.tools import ToolHeld, ToolStarted
 from treenail.turns import PartialText, TurnEnded, TurnState
 
 MODEL, DIALECT = "m", "d"

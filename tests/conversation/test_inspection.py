@@ -8,17 +8,18 @@ from pathlib import Path
 from conversation_kit import asked, said, session_of
 
 from treenail.conversation import (
+    ORPHAN_TEXT,
     HistoryCompacted,
     ImagePart,
     ProviderUsage,
     ReasoningPart,
     SubagentEvent,
-    compact,
     enable_inner_message_recording,
     inspect_replay,
     replay,
 )
-from treenail.conversation.replay import AUDIT_REASON, ORPHAN_TEXT
+from treenail.conversation.compaction import compact
+from treenail.conversation.replay import AUDIT_REASON
 from treenail.log.sqlite import SqliteLog
 from treenail.state import Session, TokenUsage
 from treenail.turns import PartialText, TurnEnded, TurnState

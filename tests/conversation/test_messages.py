@@ -20,7 +20,8 @@ from treenail.conversation import (
     get_pending_tool_calls,
     inner_message_append,
 )
-from treenail.state import InProcessEventBus, Session, SlicePolicy, Snapshot
+from treenail.log import SlicePolicy
+from treenail.state import InProcessEventBus, Session, Snapshot
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -20,33 +20,28 @@ from conversation_kit import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treenail.conversation.events import (
+from treenail.conversation import (
+    ORPHAN_TEXT,
     BranchSummary,
     ContextPressure,
     HistoryCompacted,
-    ProviderUsage,
-    SubagentEvent,
-)
-from treenail.conversation.messages import (
     ImagePart,
     InnerMessage,
+    ProviderUsage,
     ReasoningPart,
-    ToolCallRecord,
-    enable_inner_message_recording,
-)
-from treenail.conversation.replay import (
-    AUDIT_REASON,
-    BEGIN_TEXT,
-    ORPHAN_TEXT,
     Replay,
     ReplayCall,
     Replayer,
     ReplayItem,
+    SubagentEvent,
+    ToolCallRecord,
+    enable_inner_message_recording,
     replay,
 )
+from treenail.conversation.replay import AUDIT_REASON, BEGIN_TEXT
 from treenail.providers.wire_formats import to_anthropic, to_openai_chat, to_openai_responses
 from treenail.state import Session, Snapshot, TokenUsage
-from treenail.tools.events import ToolStarted
+from treenail.tools import ToolStarted
 from treenail.turns import PartialText, TurnEnded, TurnState
 
 AUDIT = [

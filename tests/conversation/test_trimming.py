@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conversation.conversation_kit import fold, said, violations
 
-from treenail.conversation import InnerMessage, ReplayItem, trimmed
-from treenail.conversation.excerpts import as_sent, size_bytes
+from treenail.conversation import InnerMessage, ReplayItem, as_sent, trimmed
+from treenail.conversation.excerpts import size_bytes
 
 
 def exchange(number: int, size: int) -> list[InnerMessage]:

@@ -14,10 +14,10 @@ from claude_child import NOTER, provider_of
 
 from treenail import Run, TurnState
 from treenail.log.sqlite import SqliteLog
+from treenail.providers import VendorSession
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.providers.vendor_loop import VendorSession
 from treenail.testing.claude_wire import ClaudeWireServer
-from treenail.tools.events import ToolInvoked
+from treenail.tools import ToolInvoked
 
 CHILD = Path(__file__).with_name("claude_child.py")
 

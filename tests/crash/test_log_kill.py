@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from treenail.log.lease import this_process_owner
+from treenail.log import this_process_owner
 from treenail.log.sqlite import SqliteLog
 
 KILLS = 24

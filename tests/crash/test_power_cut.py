@@ -19,7 +19,7 @@ import pytest
 
 from treenail import Agent, tool
 from treenail.errors import SessionNotFoundError, UsageError
-from treenail.history.operations import erase_run
+from treenail.history import erase_run
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import ExecutionState, ResourceRegistry, Session

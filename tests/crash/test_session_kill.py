@@ -20,7 +20,7 @@ from uuid import UUID
 
 import pytest
 
-from treenail.log.memory import MemoryLog
+from treenail.log import MemoryLog
 from treenail.log.sqlite import SqliteLog
 from treenail.state import Session, core
 

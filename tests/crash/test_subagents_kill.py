@@ -18,7 +18,7 @@ from dying import DyingLog, Kind, dies_after, worth_a_kill
 from tests.forks import ProcessKilled, in_child
 
 from treenail import Agent, tool
-from treenail.conversation.events import SubagentEvent
+from treenail.conversation import SubagentEvent
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import ExecutionState, ResourceRegistry, Session

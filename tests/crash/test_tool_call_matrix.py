@@ -37,21 +37,36 @@ from killing import EVERY_MOMENT, Disk, Moment, Watch, killed, moments, sample
 from tests.forks import in_child, orphaned
 
 from treenail.errors import ReadOnlyError
-from treenail.log.event import SlicePolicy
+from treenail.log import SlicePolicy
 from treenail.log.sqlite import SqliteLog
-from treenail.state.events import event
-from treenail.state.execution import ExecutionState
-from treenail.state.resources import ResourceRegistry
-from treenail.state.session import Session
-from treenail.state.slices import Append, Replace, Slice, replace_latest
-from treenail.tools.boundaries import diff_calls, recover, rollback_to_call
-from treenail.tools.context import ToolContext, filesystem_of
-from treenail.tools.events import OutboxPut, ToolInvoked, ToolStarted
-from treenail.tools.outbox import Outbox, undelivered
-from treenail.tools.process import run_command_async
-from treenail.tools.runner import ToolRunner
-from treenail.tools.tool import Tool, ToolCall, ToolResult
-from treenail.workspace.base import Filesystem
+from treenail.state import (
+    Append,
+    ExecutionState,
+    Replace,
+    ResourceRegistry,
+    Session,
+    Slice,
+    event,
+    replace_latest,
+)
+from treenail.tools import (
+    Outbox,
+    Tool,
+    ToolCall,
+    ToolContext,
+    ToolInvoked,
+    ToolResult,
+    ToolRunner,
+    ToolStarted,
+    diff_calls,
+    filesystem_of,
+    recover,
+    rollback_to_call,
+    run_command_async,
+)
+from treenail.tools.events import OutboxPut
+from treenail.tools.outbox import undelivered
+from treenail.workspace import Filesystem
 from treenail.workspace.host import HostFilesystem
 
 SESSION_ID = UUID(int=0x0D1E)

@@ -20,11 +20,11 @@ from tests.forks import ProcessKilled, in_child
 
 from treenail import Agent, tool
 from treenail.log.sqlite import SqliteLog
-from treenail.providers.base import ModelRequest
+from treenail.providers import ModelRequest
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import ExecutionState, ResourceRegistry, Session
 from treenail.subagents import LoopRunner, SubagentChangesApplied
-from treenail.tools.boundaries import boundaries, recover
+from treenail.tools import boundaries, recover
 from treenail.turns import InnerLoop, TurnStarted, TurnState, turn_state
 from treenail.workflows import (
     StepSpec,

@@ -23,8 +23,7 @@ from killing import Disk, Watch, killed, moments, sample
 from tests.forks import ProcessKilled, in_child
 
 from treenail.clock import new_id
-from treenail.workspace import objects
-from treenail.workspace.base import FilesystemSnapshot
+from treenail.workspace import FilesystemSnapshot, objects
 from treenail.workspace.host import HostFilesystem
 
 Tree = dict[str, tuple[object, ...]]

@@ -16,23 +16,26 @@ from hypothesis import strategies as st
 from treenail import Agent, tool
 from treenail.clock import FixedClock
 from treenail.codec import FrozenDict
-from treenail.conversation.events import ProviderUsage, SubagentEvent
-from treenail.conversation.messages import InnerMessage, ToolCallRecord
+from treenail.conversation import InnerMessage, ProviderUsage, SubagentEvent, ToolCallRecord
 from treenail.errors import ModelCallError, UsageError
+from treenail.history import diagnose, diagnose_store, project
 from treenail.history.checks import CHECKS
-from treenail.history.diagnostics import NOTHING, DiagnosticsReport, diagnose
+from treenail.history.diagnostics import NOTHING, DiagnosticsReport
 from treenail.history.operations import resolve_attention
-from treenail.history.projection import project
-from treenail.history.store_diagnostics import diagnose_store
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.state import Session, TokenUsage
-from treenail.state.events import AttentionNeeded
+from treenail.state import AttentionNeeded, Session, TokenUsage
 from treenail.testing.clock import FakeClock
-from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
-from treenail.tools.policies import PermissionMode, Permissions
-from treenail.tools.tool import ToolResult
-from treenail.turns.states import PartialText, TurnEnded, TurnStarted, TurnState
+from treenail.tools import (
+    HoldAnswered,
+    PermissionMode,
+    Permissions,
+    ToolHeld,
+    ToolInvoked,
+    ToolResult,
+    ToolStarted,
+)
+from treenail.turns import PartialText, TurnEnded, TurnStarted, TurnState
 from treenail.workflows import Checkpoint, WorkflowEvent
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

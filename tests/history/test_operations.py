@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from treenail.errors import UsageError
-from treenail.history.diagnostics import diagnose
-from treenail.history.operations import attend_run
+from treenail.history import attend_run, diagnose
 from treenail.log.sqlite import SqliteLog
 from treenail.state import AttentionNeeded, Session
 

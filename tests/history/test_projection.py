@@ -14,35 +14,50 @@ from hypothesis import strategies as st
 from treenail import Agent, tool
 from treenail.codec import FrozenDict
 from treenail.containment import Limits
-from treenail.conversation.events import ContextPressure, HistoryCompacted, ProviderUsage, SubagentEvent
-from treenail.conversation.messages import InnerMessage, ToolCallRecord
+from treenail.conversation import (
+    ContextPressure,
+    HistoryCompacted,
+    InnerMessage,
+    ProviderUsage,
+    SubagentEvent,
+    ToolCallRecord,
+)
 from treenail.errors import ModelCallError
-from treenail.history.projection import Projection, project
+from treenail.history import RunView, project, read_tree
+from treenail.history.projection import Projection
 from treenail.history.text import render_text
-from treenail.history.tree import read_tree
-from treenail.history.view import Item, RunView
-from treenail.judges.events import CompletionChecked, Feedback, JudgeEvent, NestedEvaluated
-from treenail.log.memory import MemoryLog
-from treenail.providers.base import ReasoningDelta, TextDelta
+from treenail.history.view import Item
+from treenail.judges import CompletionChecked, Feedback, JudgeEvent, NestedEvaluated
+from treenail.log import MemoryLog
+from treenail.providers import ReasoningDelta, TextDelta
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.state import Session, TokenUsage
-from treenail.state.events import AttentionNeeded
-from treenail.state.transaction import stamped
-from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
-from treenail.tools.policies import PermissionMode, Permissions, answer_hold
-from treenail.tools.tool import ToolResult
-from treenail.turns.live import (
+from treenail.state import AttentionNeeded, Session, TokenUsage, stamped
+from treenail.tools import (
+    HoldAnswered,
+    PermissionMode,
+    Permissions,
+    ToolHeld,
+    ToolInvoked,
+    ToolResult,
+    ToolStarted,
+    answer_hold,
+)
+from treenail.turns import (
     Lagged,
     LiveFeed,
+    PartialText,
     PlanChanged,
     PlanEntry,
     StatusChanged,
     ToolCallBegan,
     ToolCallFinished,
+    TurnEnded,
     TurnFinished,
+    TurnResumed,
+    TurnStarted,
+    TurnState,
     UsageChanged,
 )
-from treenail.turns.states import PartialText, TurnEnded, TurnResumed, TurnStarted, TurnState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

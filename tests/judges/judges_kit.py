@@ -10,7 +10,7 @@ from typing import Any
 from treenail.clock import Clock
 from treenail.codec import FrozenDict
 from treenail.containment import CancellationToken, ExecutionContext
-from treenail.conversation.events import ProviderUsage
+from treenail.conversation import ProviderUsage
 from treenail.prompt import MarkdownSection, Prompt, PromptResponse
 from treenail.state import (
     Budget,
@@ -20,10 +20,9 @@ from treenail.state import (
     RunContext,
     Session,
     TokenUsage,
+    event,
 )
-from treenail.state.events import event
-from treenail.tools.events import ToolInvoked
-from treenail.tools.tool import ToolResult
+from treenail.tools import ToolInvoked, ToolResult
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ import anyio
 from judges_kit import Verdict, answering, judge_prompt
 
 from treenail import Agent, ResourceRegistry, Session, tool
-from treenail.containment import CircuitBreaker, CircuitState, Limits, LoopPolicy, SafetyEvent
+from treenail.containment import CircuitBreaker, Limits, LoopPolicy, SafetyEvent
+from treenail.containment.breaker import CircuitState
 from treenail.errors import ThrottleError
-from treenail.history.diagnostics import diagnose
+from treenail.history import diagnose
 from treenail.judges import (
     CompletionChecked,
     FeedbackProviderConfig,
@@ -25,17 +26,15 @@ from treenail.judges import (
     NestedExecutionConfig,
     NestedExecutionContext,
 )
-from treenail.log.memory import MemoryLog
+from treenail.log import MemoryLog
 from treenail.log.sqlite import SqliteLog
-from treenail.providers.base import ModelRequest
+from treenail.providers import ModelRequest
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.state import ExecutionState
+from treenail.state import ExecutionState, nested_session
 from treenail.state.core import MAX_CLOSED_CHILDREN
-from treenail.state.session import nested_session
 from treenail.subagents import LoopRunner, Subagents
-from treenail.tools.context import ToolContext
-from treenail.turns import ModelAdapter, TurnState
-from treenail.turns.ledger import contain
+from treenail.tools import ToolContext
+from treenail.turns import ModelAdapter, TurnState, contain
 from treenail.workspace import Filesystem, InMemoryFilesystem
 from treenail.workspace.host import HostFilesystem
 

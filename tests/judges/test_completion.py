@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judges_kit import answering, work_prompt
 
-from treenail.containment import CancellationToken, ExecutionContext, Limits
-from treenail.containment.threads import threadsafe
+from treenail.containment import CancellationToken, ExecutionContext, Limits, threadsafe
 from treenail.conversation import InnerMessage, enable_inner_message_recording
 from treenail.errors import CancelledByToken, DeadlineExceededError, NestedEvaluationError, UsageError
 from treenail.judges import (
@@ -32,10 +31,10 @@ from treenail.judges import (
     LLMCompletionVerifier,
     NestedEvaluated,
     NestedExecutionConfig,
-    TaskCompletionChecker,
     TaskCompletionContext,
     TaskCompletionResult,
 )
+from treenail.judges.completion import TaskCompletionChecker
 from treenail.judges.context import MAX_NESTED_DURATION
 from treenail.log.sqlite import SqliteLog
 from treenail.state import (
@@ -48,7 +47,7 @@ from treenail.state import (
     TokenUsage,
 )
 from treenail.testing.clock import FakeClock
-from treenail.tools.boundaries import recover, workspace_call_id
+from treenail.tools import recover, workspace_call_id
 from treenail.workspace import Filesystem, InMemoryFilesystem
 from treenail.workspace.host import HostFilesystem
 

@@ -58,7 +58,7 @@ from treenail.state import (
     TokenUsage,
 )
 from treenail.testing.clock import FakeClock
-from treenail.tools.tool import tool
+from treenail.tools import tool
 from treenail.workspace import Filesystem, InMemoryFilesystem
 
 GOOD = Verdict(good=True, why="it works")
@@ -417,7 +417,7 @@ def test_an_own_budget_cannot_be_overspent_and_does_not_touch_the_parents() -> N
 
 
 def test_an_own_budget_holds_for_an_adapter_that_knows_of_no_trackers() -> None:
-    from treenail.conversation.events import ProviderUsage
+    from treenail.conversation import ProviderUsage
 
     async def step(seen: Seen) -> Any:
         seen.session.dispatch(ProviderUsage("p", "m", 1, TokenUsage(input_tokens=8, output_tokens=4)))

@@ -23,8 +23,8 @@ from treenail.judges import (
     NestedExecutionConfig,
 )
 from treenail.prompt import PromptExecuted
+from treenail.providers import Provider
 from treenail.providers.anthropic import Anthropic
-from treenail.providers.base import Provider
 from treenail.providers.claude_agent import ClaudeAgent
 from treenail.providers.litellm import LiteLLM
 from treenail.providers.openai import OpenAI
@@ -32,7 +32,7 @@ from treenail.providers.scripted import Answer
 from treenail.state import TokenUsage
 from treenail.testing.claude_wire import ClaudeWireServer, claude_environment
 from treenail.testing.wire import Fault, Step, WireRequest, WireServer
-from treenail.tools.context import ToolContext
+from treenail.tools import ToolContext
 
 PROVIDERS = ["openai.chat", "openai.responses", "anthropic.messages", "litellm.chat", "claude.agent"]
 

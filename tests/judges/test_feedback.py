@@ -34,7 +34,6 @@ from treenail.judges import (
     FeedbackProvider,
     FeedbackProviderConfig,
     FeedbackTrigger,
-    FileTriggerFired,
     JudgedRun,
     JudgeEvent,
     Judges,
@@ -46,6 +45,7 @@ from treenail.judges import (
     StaticFeedbackProvider,
     nested_usage,
 )
+from treenail.judges.events import FileTriggerFired
 from treenail.log.sqlite import SqliteLog
 from treenail.state import Budget, BudgetTracker, Deadline, Session, TokenUsage
 from treenail.testing.clock import FakeClock

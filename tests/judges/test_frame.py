@@ -46,7 +46,7 @@ from treenail.state import (
     iter_sessions_bottom_up,
     nested_session,
 )
-from treenail.tools import CallFilesystem
+from treenail.tools.context import CallFilesystem
 from treenail.workspace import Filesystem, InMemoryFilesystem
 from treenail.workspace.host import HostFilesystem
 

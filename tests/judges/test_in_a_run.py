@@ -15,10 +15,9 @@ import pytest
 
 from treenail import Agent, Limits, ResourceRegistry, Session, tool
 from treenail.containment import fold
-from treenail.conversation import InnerMessage
-from treenail.conversation.events import ProviderUsage
+from treenail.conversation import InnerMessage, ProviderUsage
 from treenail.errors import BudgetExceededError, DeadlineExceededError, PromptEvaluationError, ThrottleError
-from treenail.history.operations import erase_run
+from treenail.history import erase_run
 from treenail.judges import (
     CommandChecker,
     CompletionChecked,
@@ -46,11 +45,10 @@ from treenail.judges import (
 from treenail.log import rows
 from treenail.log.sqlite import SqliteLog
 from treenail.prompt import MarkdownSection, Prompt, PromptExecuted, PromptTemplate
-from treenail.providers.adapter import ProviderAdapter
-from treenail.providers.base import ModelRequest
+from treenail.providers import ModelRequest, ProviderAdapter
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import Budget, BudgetTracker, ExecutionState, RunContext, iter_sessions_bottom_up
-from treenail.tools.context import ToolContext
+from treenail.tools import ToolContext
 from treenail.turns import ModelAdapter, TurnEnded, TurnState, turn_state
 from treenail.turns.ledger import ledger_of
 from treenail.workspace import Filesystem, InMemoryFilesystem

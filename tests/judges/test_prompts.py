@@ -14,7 +14,6 @@ from judges_kit import ScriptedAdapter, Seen, answering, called, work_prompt
 
 from treenail.codec import FrozenDict
 from treenail.judges import (
-    AssessedPoint,
     CompletionVerdict,
     Feedback,
     FeedbackContext,
@@ -27,12 +26,11 @@ from treenail.judges import (
     quoted,
     trajectory_prompt,
 )
-from treenail.judges.prompts import shown_calls, shown_files, shown_output, shown_plan
+from treenail.judges.prompts import AssessedPoint, shown_calls, shown_files, shown_output, shown_plan
 from treenail.prompt import MarkdownSection, Prompt, parse_output
 from treenail.state import Budget, BudgetTracker, Session
-from treenail.tools.events import ToolInvoked
-from treenail.tools.plan import SetupPlan, install_plan
-from treenail.tools.tool import ToolResult
+from treenail.tools import SetupPlan, ToolInvoked, ToolResult
+from treenail.tools.plan import install_plan
 from treenail.workspace import InMemoryFilesystem
 
 ATTACK = (

@@ -9,8 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from treenail.log import Draft, Envelope, Lease, SessionInfo, StoredSnapshot
-from treenail.log.lease import this_process_owner
+from treenail.log import Draft, Envelope, Lease, SessionInfo, this_process_owner
+from treenail.log.base import StoredSnapshot
 from treenail.log.sqlite import SqliteLog
 
 BIRTH = datetime(2026, 1, 1, tzinfo=UTC)

@@ -18,9 +18,8 @@ import pytest
 from tests.forks import ended, fork
 
 from treenail.errors import LeaseHeldError, LogBusyError, LogDamagedError, LogError, StaleWriterError
-from treenail.log import Draft, Lease, Log
+from treenail.log import Draft, Lease, Log, MemoryLog
 from treenail.log.lease import LeaseKeeper
-from treenail.log.memory import MemoryLog
 from treenail.log.sqlite import SqliteLog
 
 from .conftest import BIRTH, copy_open

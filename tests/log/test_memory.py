@@ -10,10 +10,7 @@ import pytest
 
 from treenail.clock import Clock, new_id
 from treenail.errors import LeaseHeldError
-from treenail.log import Log
-from treenail.log.base import Lease
-from treenail.log.event import Draft
-from treenail.log.memory import MemoryLog
+from treenail.log import Draft, Lease, Log, MemoryLog
 from treenail.testing import FakeClock
 from treenail.testing.log import LogConformance
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treenail.errors import LogBusyError, LogDamagedError
-from treenail.log import Draft
-from treenail.log.event import GENESIS, chained
+from treenail.log import GENESIS, Draft
+from treenail.log.event import chained
 from treenail.log.rows import MAX_ROW_BYTES, Row, pack, split, unpack, verified
 from treenail.log.sqlite import SqliteLog
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from treenail.clock import FixedClock
 from treenail.errors import LogDamagedError, LogError, LogVersionError, ReadOnlyError, UsageError
-from treenail.log import Draft, Envelope
-from treenail.log.lease import this_process_owner
+from treenail.log import Draft, Envelope, this_process_owner
 from treenail.log.sqlite import SqliteLog
 from treenail.log.sqlite.migrations import APPLICATION_ID, LATEST
 

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from treenail.clock import new_id
 from treenail.errors import LeaseHeldError, LogBusyError, LogError, SessionNotFoundError
-from treenail.log import Draft, Lease, rows
-from treenail.log.lease import this_process_owner
-from treenail.log.memory import MemoryLog
+from treenail.log import Draft, Lease, MemoryLog, rows, this_process_owner
 from treenail.log.sqlite import SqliteLog
 from treenail.testing import FakeClock
 

@@ -16,9 +16,8 @@ from tests.forks import ended, fork, in_child
 
 from treenail.clock import FixedClock, new_id
 from treenail.errors import LeaseHeldError, LogBusyError, LogError, StaleWriterError, UsageError
-from treenail.log import Draft, Lease
-from treenail.log.lease import LeaseKeeper, owner_is_alive, this_process_owner
-from treenail.log.memory import MemoryLog
+from treenail.log import Draft, Lease, MemoryLog, this_process_owner
+from treenail.log.lease import LeaseKeeper, owner_is_alive
 from treenail.log.sqlite import SqliteLog, migrations
 from treenail.testing import FakeClock
 

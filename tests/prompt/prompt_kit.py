@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from treenail.prompt import MarkdownSection, Prompt, PromptTemplate, Section, SectionVisibility
 from treenail.state import ExecutionState, ResourceRegistry, Session
-from treenail.tools.runner import ToolRunner
-from treenail.tools.tool import Tool, ToolCall, ToolResult
+from treenail.tools import Tool, ToolCall, ToolResult, ToolRunner
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from prompt_kit import Review, Task
 from pydantic import BaseModel
 
-from treenail.log.memory import MemoryLog
+from treenail.log import Channel, MemoryLog, SlicePolicy
 from treenail.prompt import (
     MarkdownSection,
     Prompt,
@@ -18,7 +18,7 @@ from treenail.prompt import (
     PromptResponse,
     PromptTemplate,
 )
-from treenail.state import Channel, RunContext, Session, SlicePolicy, TokenUsage, spec_of
+from treenail.state import RunContext, Session, TokenUsage, spec_of
 
 NOW = datetime(2026, 11, 5, 12, tzinfo=UTC)
 

@@ -11,7 +11,8 @@ from prompt_kit import Review, template_of
 from pydantic import BaseModel, ConfigDict, Field
 
 from treenail.errors import OutputParseError, PromptEvaluationError
-from treenail.prompt import MarkdownSection, Prompt, PromptTemplate, RenderedPrompt, output_json, parse_output
+from treenail.prompt import MarkdownSection, Prompt, PromptTemplate, RenderedPrompt, parse_output
+from treenail.prompt.output import output_json
 
 
 def rendered(kind: Any, **fields: Any) -> RenderedPrompt[Any]:

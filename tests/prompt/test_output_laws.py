@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treenail.errors import OutputParseError
-from treenail.prompt import output_json
-from treenail.prompt.output import structured_output
+from treenail.prompt.output import output_json, structured_output
 
 
 class Mood(Enum):

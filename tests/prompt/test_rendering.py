@@ -30,8 +30,7 @@ from pydantic import BaseModel
 from treenail.errors import PromptRenderError, ReadOnlyError
 from treenail.prompt import MarkdownSection, Prompt, PromptTemplate, Section, SectionVisibility
 from treenail.state import Binding, Deadline, ResourceRegistry, Session
-from treenail.tools.policies import SequentialDependencyPolicy
-from treenail.tools.tool import Tool, ToolExample, ToolResult
+from treenail.tools import SequentialDependencyPolicy, Tool, ToolExample, ToolResult
 
 HEADING = re.compile(r"^(#+) ([\d.]+)\. Section \w+ \(([\w.]+)\)$", re.MULTILINE)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from prompt_kit import Review
 
-from treenail.prompt import MarkdownSection, Prompt, PromptTemplate, output_json, parse_output
+from treenail.prompt import MarkdownSection, Prompt, PromptTemplate, parse_output
+from treenail.prompt.output import output_json
 from treenail.state import Session
 
 

@@ -16,11 +16,9 @@ from treenail.errors import (
     PromptValidationError,
     VisibilityExpansionRequired,
 )
-from treenail.log.memory import MemoryLog
+from treenail.log import MemoryLog, SlicePolicy
 from treenail.prompt import (
     MAX_EXPANSIONS,
-    ClearAllVisibilityOverrides,
-    ClearVisibilityOverride,
     MarkdownSection,
     Prompt,
     SectionVisibility,
@@ -29,17 +27,16 @@ from treenail.prompt import (
     expand,
     register_visibility,
 )
+from treenail.prompt.visibility import ClearAllVisibilityOverrides, ClearVisibilityOverride
 from treenail.state import (
     CompositeSnapshot,
     ExecutionState,
     ResourceRegistry,
     Session,
-    SlicePolicy,
     snapshots_equivalent,
     spec_of,
 )
-from treenail.tools.runner import ToolRunner
-from treenail.tools.tool import ToolCall, ToolResult
+from treenail.tools import ToolCall, ToolResult, ToolRunner
 
 FULL, SUMMARY = SectionVisibility.FULL, SectionVisibility.SUMMARY
 

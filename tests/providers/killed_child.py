@@ -17,8 +17,8 @@ from tests.forks import ended, fork
 
 from treenail import Agent, tool
 from treenail.log.sqlite import SqliteLog
+from treenail.providers import Provider
 from treenail.providers.anthropic import Anthropic
-from treenail.providers.base import Provider
 from treenail.providers.litellm import LiteLLM
 from treenail.providers.openai import OpenAI
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treenail import Agent, TurnState, tool
-from treenail.conversation.messages import ReasoningPart
-from treenail.providers import answer as answers
-from treenail.providers.answer import CollectedAnswer, Collector
-from treenail.providers.base import (
+from treenail.conversation import ReasoningPart
+from treenail.providers import (
+    CollectedAnswer,
+    Collector,
     ModelEvent,
     ReasoningBlock,
     ReasoningDelta,
@@ -21,10 +21,11 @@ from treenail.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
+from treenail.providers import answer as answers
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.providers.vendor import Mender
-from treenail.state.budget import TokenUsage
-from treenail.tools.tool import ToolCall
+from treenail.state import TokenUsage
+from treenail.tools import ToolCall
 
 
 def collected(*events: ModelEvent) -> CollectedAnswer:

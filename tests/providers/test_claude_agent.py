@@ -25,8 +25,12 @@ from treenail.containment import (
     ShieldPipeline,
     StaticPrices,
 )
-from treenail.conversation.events import HistoryCompacted, ProviderUsage
-from treenail.conversation.messages import InnerMessage, enable_inner_message_recording
+from treenail.conversation import (
+    HistoryCompacted,
+    InnerMessage,
+    ProviderUsage,
+    enable_inner_message_recording,
+)
 from treenail.errors import (
     CancelledByToken,
     DeadlineExceededError,
@@ -36,25 +40,17 @@ from treenail.errors import (
 )
 from treenail.judges import FeedbackProviderConfig, FeedbackTrigger, FileOutputChecker, StaticFeedback
 from treenail.prompt import MarkdownSection, Prompt, PromptTemplate, SectionVisibility
-from treenail.providers.adapter import ProviderAdapter
-from treenail.providers.base import Provider, TextDelta
+from treenail.providers import Provider, ProviderAdapter, TextDelta, VendorLoop, VendorSession
 from treenail.providers.claude_agent import NAME, ClaudeAgent
 from treenail.providers.claude_agent.process import Cli
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.providers.vendor_loop import VendorLoop, VendorSession
-from treenail.state.budget import Deadline, TokenUsage
-from treenail.state.execution import ExecutionState
-from treenail.state.resources import ResourceRegistry
-from treenail.state.session import Session
+from treenail.state import Deadline, ExecutionState, ResourceRegistry, Session, TokenUsage
 from treenail.testing.claude_wire import ClaudeWireServer, claude_environment
 from treenail.testing.wire import Broken, Fault, Step, WireRequest
-from treenail.tools.events import ToolInvoked, ToolStarted
-from treenail.tools.policies import PermissionMode, Permissions, answer_hold
-from treenail.turns import InnerLoop, TurnResult
-from treenail.turns.adapter import ModelAdapter
-from treenail.turns.ledger import contain
+from treenail.tools import PermissionMode, Permissions, ToolInvoked, ToolStarted, answer_hold
+from treenail.turns import InnerLoop, ModelAdapter, TurnResult, contain
 from treenail.turns.vendor import vendor_session_of
-from treenail.workspace.base import Filesystem
+from treenail.workspace import Filesystem
 from treenail.workspace.host import HostFilesystem
 
 Script = Sequence[Step] | Callable[[WireRequest], Step]

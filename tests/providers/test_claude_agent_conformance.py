@@ -15,7 +15,7 @@ import pytest
 
 from treenail import TurnState
 from treenail.errors import ThrottleError
-from treenail.providers.base import ModelEvent, ModelRequest, TextDelta
+from treenail.providers import ModelEvent, ModelRequest, TextDelta
 from treenail.providers.claude_agent import ClaudeAgent
 from treenail.providers.scripted import Answer
 from treenail.testing.claude_wire import ClaudeWireServer, claude_environment
@@ -28,8 +28,7 @@ from treenail.testing.provider import (
     turn_of,
 )
 from treenail.testing.wire import Broken, Fault, Step, WireServer
-from treenail.turns import RetryPolicy
-from treenail.turns.states import PartialText
+from treenail.turns import PartialText, RetryPolicy
 
 SUITE = ProviderConformance
 IMPATIENT = RetryPolicy(attempts=4, base_s=0.001)

@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 
 from treenail.errors import ModelCallError
+from treenail.providers import ModelEvent, ModelRequest, Provider, TextDelta
 from treenail.providers.anthropic import Anthropic
-from treenail.providers.base import ModelEvent, ModelRequest, Provider, TextDelta
 from treenail.providers.errors import Facts, classify, model_call_error
 from treenail.providers.litellm import LiteLLM
 from treenail.providers.openai import OpenAI

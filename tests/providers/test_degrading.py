@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from treenail.containment import DegradePlan, Price, StaticPrices
-from treenail.conversation.messages import ReasoningPart
-from treenail.conversation.replay import ReplayItem
+from treenail.conversation import ReasoningPart, ReplayItem
+from treenail.providers import ModelRequest, Provider, ReasoningBlock, UsageReported, degraded
 from treenail.providers.anthropic import Anthropic
-from treenail.providers.base import ModelRequest, Provider, ReasoningBlock, UsageReported
-from treenail.providers.degradation import degraded
 from treenail.providers.openai import OpenAI
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.state.budget import TokenUsage
+from treenail.state import TokenUsage
 from treenail.testing.provider import outcome_of
 from treenail.testing.wire import WireServer
 

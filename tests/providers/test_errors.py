@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treenail.errors import ModelCallError, PromptEvaluationError, ThrottleError
+from treenail.providers import error_of_stop
 from treenail.providers.errors import (
     MAX_ERROR_CHARS,
     MAX_RETRY_AFTER_S,
@@ -17,7 +18,6 @@ from treenail.providers.errors import (
     Facts,
     classify,
     environment_secrets,
-    error_of_stop,
     model_call_error,
     retry_after,
     scrub,

@@ -25,21 +25,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from treenail import Agent, Run, TurnState
-from treenail.conversation.messages import ReasoningPart, ToolCallRecord
+from treenail.conversation import ReasoningPart, ToolCallRecord
 from treenail.errors import ThrottleError
+from treenail.providers import ModelRequest, Provider, ReasoningBlock, ReasoningDelta, Stopped, TextDelta
 from treenail.providers.anthropic import Anthropic
-from treenail.providers.base import (
-    ModelRequest,
-    Provider,
-    ReasoningBlock,
-    ReasoningDelta,
-    Stopped,
-    TextDelta,
-)
 from treenail.providers.litellm import LiteLLM
 from treenail.providers.openai import OpenAI
 from treenail.providers.scripted import Answer
-from treenail.state.budget import TokenUsage
+from treenail.state import TokenUsage
 from treenail.testing.provider import CALCULATOR, CUT_KINDS, outcome_of, request_of, said
 from treenail.testing.wire import WireServer
 from treenail.turns import RetryPolicy

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from treenail import Agent, TurnState, tool
-from treenail.log.memory import MemoryLog
+from treenail.log import MemoryLog
+from treenail.providers import Provider
 from treenail.providers.anthropic import Anthropic
-from treenail.providers.base import Provider
 from treenail.providers.litellm import LiteLLM
 from treenail.providers.openai import OpenAI
 from treenail.providers.scripted import Answer

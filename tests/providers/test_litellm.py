@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from treenail.containment import CallUsage, Price, StaticPrices
-from treenail.conversation.replay import ReplayItem
+from treenail.conversation import ReplayItem
 from treenail.errors import UsageError
-from treenail.providers.base import ModelRequest
+from treenail.providers import ModelRequest
 from treenail.providers.litellm import LiteLLM, _Thoughts
 from treenail.providers.scripted import Answer
 from treenail.testing.provider import double, outcome_of

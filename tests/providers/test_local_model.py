@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from treenail import Agent, TurnState, tool
-from treenail.conversation.events import ProviderUsage
-from treenail.providers.base import ModelEvent, ModelRequest
+from treenail.conversation import ProviderUsage
+from treenail.providers import ModelEvent, ModelRequest
 from treenail.providers.openai import OpenAI
 
 SERVER = Path(__file__).with_name("local_model.py")

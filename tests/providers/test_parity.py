@@ -14,17 +14,16 @@ from uuid import UUID
 import pytest
 
 from treenail import Agent, Run, TurnState, tool
+from treenail.providers import Provider, VendorSession
 from treenail.providers.anthropic import Anthropic
-from treenail.providers.base import Provider
 from treenail.providers.claude_agent import ClaudeAgent
 from treenail.providers.litellm import LiteLLM
 from treenail.providers.openai import OpenAI
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.providers.vendor_loop import VendorSession
-from treenail.state.budget import TokenUsage
+from treenail.state import TokenUsage
 from treenail.testing.claude_wire import ClaudeWireServer, claude_environment
 from treenail.testing.wire import WireServer
-from treenail.tools.tool import ToolCall
+from treenail.tools import ToolCall
 
 
 @tool

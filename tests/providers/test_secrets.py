@@ -16,8 +16,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from treenail import TurnState, telemetry
+from treenail.providers import Provider
 from treenail.providers.anthropic import Anthropic
-from treenail.providers.base import Provider
 from treenail.providers.claude_agent import ClaudeAgent
 from treenail.providers.litellm import LiteLLM
 from treenail.providers.openai import OpenAI

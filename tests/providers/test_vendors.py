@@ -15,11 +15,10 @@ import openai
 import pytest
 
 from treenail.containment import CallUsage, Price, StaticPrices
-from treenail.conversation.messages import ReasoningPart
-from treenail.conversation.replay import ReplayCall, ReplayItem
+from treenail.conversation import ReasoningPart, ReplayCall, ReplayItem
 from treenail.errors import ModelCallError, UsageError
+from treenail.providers import ModelRequest, Provider, ReasoningBlock, TextDelta, UsageReported
 from treenail.providers.anthropic import Anthropic
-from treenail.providers.base import ModelRequest, Provider, ReasoningBlock, TextDelta, UsageReported
 from treenail.providers.litellm import LiteLLM
 from treenail.providers.openai import OpenAI
 from treenail.providers.scripted import Answer
@@ -33,7 +32,7 @@ from treenail.providers.wire_formats import (
     wire_id,
     wire_name,
 )
-from treenail.state.budget import TokenUsage
+from treenail.state import TokenUsage
 from treenail.testing.provider import CALCULATOR, double, outcome_of
 from treenail.testing.wire import Broken, Fault, Step, WireServer
 

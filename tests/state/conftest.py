@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.log.base import Log
+from treenail.log import Log
 
 # Tests are imported one by one, without their folder; what they share lies beside them.
 sys.path.insert(0, str(Path(__file__).parent))

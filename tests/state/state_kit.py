@@ -10,18 +10,9 @@ from typing import Any
 
 import pydantic
 
-from treenail.log.base import Lease
-from treenail.log.event import Draft
-from treenail.log.memory import MemoryLog
+from treenail.log import Draft, Lease, MemoryLog, SlicePolicy
 from treenail.log.sqlite import SqliteLog
-from treenail.state import (
-    Append,
-    Replace,
-    Session,
-    SlicePolicy,
-    event,
-    reducer,
-)
+from treenail.state import Append, Replace, Session, event, reducer
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 from treenail.clock import FixedClock
 from treenail.codec import codec
 from treenail.errors import BudgetExceededError, DeadlineExceededError, UsageError
-from treenail.log.event import SlicePolicy
-from treenail.state.budget import (
+from treenail.log import SlicePolicy
+from treenail.state import (
     Budget,
-    BudgetEntry,
     BudgetRemaining,
     BudgetSnapshot,
     BudgetTracker,
     Deadline,
+    ResourceRegistry,
+    Snapshotable,
     TokenUsage,
 )
-from treenail.state.resources import ResourceRegistry, Snapshotable
+from treenail.state.budget import BudgetEntry
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

@@ -10,7 +10,7 @@ from state_kit import Add, CountingLog, Note, Said, Seen, Total, equip
 
 from treenail.clock import FixedClock, SystemClock
 from treenail.errors import ExecutionStateError, RestoreFailedError, SnapshotMismatchError, UsageError
-from treenail.log.base import Log
+from treenail.log import Log
 from treenail.state import (
     AttentionNeeded,
     Budget,
@@ -25,8 +25,7 @@ from treenail.state import (
     rollback_to_tool,
     snapshots_equivalent,
 )
-from treenail.workspace.base import Filesystem
-from treenail.workspace.memory import InMemoryFilesystem
+from treenail.workspace import Filesystem, InMemoryFilesystem
 
 
 @dataclass(frozen=True)

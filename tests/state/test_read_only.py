@@ -12,7 +12,7 @@ import pytest
 from state_kit import Add, Box, Note, Page, Said, Seen, Total, equip
 
 from treenail.errors import ReadOnlyError, UsageError
-from treenail.log.base import Log
+from treenail.log import Log
 from treenail.state import Append, InProcessDispatcher, Session, SessionView, Slice
 
 

@@ -24,11 +24,9 @@ from treenail.errors import (
     SnapshotRestoreError,
     UsageError,
 )
-from treenail.log.base import Log
-from treenail.log.event import Draft
-from treenail.log.memory import MemoryLog
+from treenail.log import Draft, Log, MemoryLog, SlicePolicy
 from treenail.log.sqlite import SqliteLog
-from treenail.state import Append, Session, SlicePolicy, append_all, core, replace_latest
+from treenail.state import Append, Session, append_all, core, replace_latest
 
 
 @pytest.fixture

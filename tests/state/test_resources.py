@@ -25,17 +25,17 @@ from treenail.errors import (
     UnboundResourceError,
     UsageError,
 )
-from treenail.log.event import SlicePolicy
-from treenail.state.resources import (
+from treenail.log import SlicePolicy
+from treenail.state import (
     Binding,
     Closeable,
     PostConstruct,
-    Resolver,
     ResourceContext,
     ResourceRegistry,
     Scope,
     Snapshotable,
 )
+from treenail.state.resources import Resolver
 
 
 class Store(Protocol):

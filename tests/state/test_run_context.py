@@ -9,7 +9,7 @@ import pytest
 
 from treenail.codec import codec
 from treenail.errors import UsageError
-from treenail.state.run_context import RunContext
+from treenail.state import RunContext
 
 
 def test_a_new_run_starts_a_trace() -> None:

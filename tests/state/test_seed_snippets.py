@@ -18,6 +18,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from treenail.clock import FixedClock, SystemClock
+from treenail.log import SlicePolicy
 from treenail.state import (
     Budget,
     BudgetTracker,
@@ -30,7 +31,6 @@ from treenail.state import (
     ResourceRegistry,
     Session,
     SessionSnapshotAdapter,
-    SlicePolicy,
     Snapshot,
     SnapshotMetadata,
     append_all,
@@ -39,8 +39,7 @@ from treenail.state import (
     replace_latest,
     snapshots_equivalent,
 )
-from treenail.workspace.base import Filesystem
-from treenail.workspace.memory import InMemoryFilesystem
+from treenail.workspace import Filesystem, InMemoryFilesystem
 
 # --- what the examples take for granted -----------------------------------------------------------------
 

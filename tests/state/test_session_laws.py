@@ -23,7 +23,8 @@ from state_kit import SLICES, Add, Box, Last, Note, Peeked, Said, Seen, Tally, T
 
 from treenail.codec import type_registry
 from treenail.errors import LogDamagedError, UsageError
-from treenail.state import Session, SlicePolicy, Snapshot, Transaction, core
+from treenail.log import SlicePolicy
+from treenail.state import Session, Snapshot, Transaction, core
 
 STATE, LOG, CACHE = SlicePolicy.STATE, SlicePolicy.LOG, SlicePolicy.CACHE
 

@@ -14,12 +14,10 @@ from state_kit import Add, Box, CountingLog, Last, Note, Page, Peeked, Said, See
 
 from treenail.clock import FixedClock
 from treenail.errors import EncodeError, UsageError
-from treenail.log.base import Log
-from treenail.log.memory import MemoryLog
+from treenail.log import Channel, Log, MemoryLog, SlicePolicy
 from treenail.state import (
     Append,
     AttentionNeeded,
-    Channel,
     Clear,
     Extend,
     InProcessDispatcher,
@@ -27,7 +25,6 @@ from treenail.state import (
     Replace,
     Session,
     SessionView,
-    SlicePolicy,
     append_all,
     event,
     iter_sessions_bottom_up,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from state_kit import Box
 
 from treenail.codec import codec
-from treenail.state import Slice
-from treenail.state.slices import EMPTY, entries_of, sealed
+from treenail.state import Slice, entries_of
+from treenail.state.slices import EMPTY, sealed
 
 BORDERS = [0, 1, 31, 32, 33, 63, 64, 65, 1023, 1024, 1025, 1056, 1057, 32 * 32 * 32 + 33]
 

@@ -23,8 +23,7 @@ from state_kit import Add, Box, CountingLog, Last, Note, Page, Peeked, Said, See
 from treenail.clock import FixedClock
 from treenail.codec import Codec, TypeRegistry, type_registry
 from treenail.errors import SnapshotMismatchError, SnapshotRestoreError, TreenailError
-from treenail.log.base import Log
-from treenail.log.memory import MemoryLog
+from treenail.log import Log, MemoryLog, SlicePolicy
 from treenail.state import (
     Budget,
     BudgetSnapshot,
@@ -34,7 +33,6 @@ from treenail.state import (
     ResourceRegistry,
     Session,
     SessionSnapshotAdapter,
-    SlicePolicy,
     Snapshot,
     SnapshotMetadata,
     TokenUsage,

@@ -15,8 +15,8 @@ import pytest
 from state_kit import Add, Box, CountingLog, Note, Peeked, Said, Seen, Tally, Total, equip
 
 from treenail.errors import EncodeError, StaleWriterError, UsageError
-from treenail.log.base import Log
-from treenail.state import InProcessDispatcher, Session, SlicePolicy, append_all
+from treenail.log import Log, SlicePolicy
+from treenail.state import InProcessDispatcher, Session, append_all
 
 
 def test_what_is_staged_is_seen_inside_and_by_nobody_else(log: Log) -> None:

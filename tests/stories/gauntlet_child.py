@@ -8,8 +8,8 @@ from pathlib import Path
 import anyio
 
 from treenail import Agent, tool
-from treenail.providers.base import Stopped, TextDelta, ToolCallRequested
-from treenail.tools.tool import ToolCall
+from treenail.providers import Stopped, TextDelta, ToolCallRequested
+from treenail.tools import ToolCall
 
 
 @tool(effects="workspace")

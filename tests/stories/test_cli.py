@@ -16,15 +16,14 @@ import pytest
 from tests.stories.terminal import Terminal, clean_environment, treenail
 
 from treenail import Agent, Limits
-from treenail.history.stores import opened_log
-from treenail.history.summary import summarize
+from treenail.history import opened_log, summarize
 from treenail.log.sqlite import SqliteLog
 from treenail.presenters.cli import stores
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import Session
 from treenail.testing.wire import WireRequest, WireServer
 from treenail.tools.files import read_file
-from treenail.turns.ledger import ceilings_of
+from treenail.turns import ceilings_of
 
 FIX = [
     {"text": "I look first.\n", "calls": [{"name": "read_file", "arguments": {"path": "calc.py"}}]},

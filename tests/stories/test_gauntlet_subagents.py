@@ -13,15 +13,13 @@ import anyio
 
 from treenail import Agent, tool
 from treenail.containment import Limits
-from treenail.conversation.events import SubagentEvent
-from treenail.conversation.replay import replay
+from treenail.conversation import SubagentEvent, replay
 from treenail.log.sqlite import SqliteLog
-from treenail.providers.base import ModelRequest
+from treenail.providers import ModelRequest
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import ExecutionState, ResourceRegistry, Session
 from treenail.subagents import LoopRunner, SubagentLimits, Subagents, subagent_tools
-from treenail.turns import InnerLoop, TurnState, turn_state
-from treenail.turns.ledger import contain
+from treenail.turns import InnerLoop, TurnState, contain, turn_state
 from treenail.workspace import Filesystem
 from treenail.workspace.host import HostFilesystem
 

@@ -22,24 +22,27 @@ import anyio
 import pytest
 
 from treenail import Agent, Limits, tool
-from treenail.conversation import ProviderUsage, inspect_replay
-from treenail.conversation.replay import ReplayItem
+from treenail.conversation import ProviderUsage, ReplayItem, inspect_replay
 from treenail.errors import ModelCallError
-from treenail.history.diagnostics import DiagnosticsReport, diagnose
-from treenail.history.projection import project
+from treenail.history import RunView, diagnose, project
+from treenail.history.diagnostics import DiagnosticsReport
 from treenail.history.text import render_text
-from treenail.history.view import RunView
-from treenail.log.event import Channel
+from treenail.log import Channel
 from treenail.log.sqlite import SqliteLog
 from treenail.presenters.cli.screen import PlainScreen, watching
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.state import Session
-from treenail.state.events import spec_of
-from treenail.tools.policies import PermissionMode, Permissions
-from treenail.turns import InnerLoop, TurnState, turn_state
-from treenail.turns.derivation import newest_turn
-from treenail.turns.endings import close_crashed_turn
-from treenail.turns.states import PartialText, TurnEnded, TurnStarted
+from treenail.state import Session, spec_of
+from treenail.tools import PermissionMode, Permissions
+from treenail.turns import (
+    InnerLoop,
+    PartialText,
+    TurnEnded,
+    TurnStarted,
+    TurnState,
+    close_crashed_turn,
+    newest_turn,
+    turn_state,
+)
 
 WAIT_S = 60.0
 CHILD = Path(__file__).with_name("gauntlet_child.py")

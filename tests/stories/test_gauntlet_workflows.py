@@ -20,14 +20,13 @@ from uuid import UUID
 import pytest
 from tests.stories.terminal import Terminal, clean_environment, treenail
 
-from treenail.conversation.events import SubagentEvent
-from treenail.conversation.replay import replay
-from treenail.history.diagnostics import diagnose
+from treenail.conversation import SubagentEvent, replay
+from treenail.history import diagnose
 from treenail.log.sqlite import SqliteLog
 from treenail.state import Session
-from treenail.turns.derivation import turn_state
-from treenail.turns.states import TurnState
-from treenail.workflows import WorkflowEvent, WorkflowRecord, record_of
+from treenail.turns import TurnState, turn_state
+from treenail.workflows import WorkflowEvent, record_of
+from treenail.workflows.events import WorkflowRecord
 
 DIAMOND = """\
 id: release

@@ -9,10 +9,9 @@ import anyio
 
 from treenail import Agent, tool
 from treenail.clock import Clock
-from treenail.conversation.events import SubagentEvent
-from treenail.log.base import Log
-from treenail.log.memory import MemoryLog
-from treenail.providers.base import ModelRequest
+from treenail.conversation import SubagentEvent
+from treenail.log import Log, MemoryLog
+from treenail.providers import ModelRequest
 from treenail.providers.scripted import Scripted, ScriptedProvider
 from treenail.state import ExecutionState, ResourceRegistry, Session
 from treenail.subagents import LoopRunner, Subagents

@@ -10,10 +10,10 @@ import anyio
 import pytest
 
 from treenail import Agent, TurnState, tool
-from treenail.conversation.events import SubagentEvent
-from treenail.history.operations import erase_run
+from treenail.conversation import SubagentEvent
+from treenail.history import erase_run
 from treenail.log.sqlite import SqliteLog
-from treenail.providers.base import ModelRequest
+from treenail.providers import ModelRequest
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import Session
 from treenail.subagents import with_subagents

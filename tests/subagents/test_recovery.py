@@ -8,9 +8,10 @@ import pytest
 from subagents_kit import evidence, parent, saying, subagents, told
 
 from treenail.clock import new_id
-from treenail.conversation.events import SubagentEvent
+from treenail.conversation import SubagentEvent
 from treenail.state import ExecutionState, Session
-from treenail.subagents import SubagentCharter, SubagentStatus
+from treenail.subagents import SubagentStatus
+from treenail.subagents.events import SubagentCharter
 
 pytestmark = pytest.mark.anyio
 S = SubagentStatus

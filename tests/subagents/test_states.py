@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treenail.conversation.events import TOLD_SUBAGENT_EVENTS, SubagentEvent
+from treenail.conversation import SubagentEvent
+from treenail.conversation.events import TOLD_SUBAGENT_EVENTS
 from treenail.errors import IllegalMoveError, UsageError
-from treenail.subagents import TRANSITIONS, SubagentStatus
+from treenail.subagents import SubagentStatus
 from treenail.subagents import states as table
+from treenail.subagents.states import TRANSITIONS
 
 S = SubagentStatus
 MOVES = [(here, to) for here, goals in TRANSITIONS.items() for to in sorted(goals, key=str)]

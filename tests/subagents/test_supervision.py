@@ -21,18 +21,16 @@ from tests.delegates import PassesOn
 
 from treenail import Agent, tool
 from treenail.containment import ExecutionContext, Limits
-from treenail.conversation.messages import get_inner_messages
-from treenail.conversation.replay import replay
+from treenail.conversation import get_inner_messages, replay
 from treenail.errors import IllegalMoveError, ModelCallError, SessionNotFoundError, UsageError
 from treenail.providers.scripted import Answer
 from treenail.state import ExecutionState, Session
-from treenail.subagents import Allowance, ChildRun, SubagentLimits, Subagents, SubagentStatus
+from treenail.subagents import Allowance, SubagentLimits, Subagents, SubagentStatus
 from treenail.subagents.limits import narrow
+from treenail.subagents.runner import ChildRun
 from treenail.testing.clock import FakeClock
 from treenail.tools import PermissionMode, Permissions, ToolCall, ToolContext, ToolRunner, answer_hold
-from treenail.turns.ledger import contain
-from treenail.turns.states import TurnState
-from treenail.turns.turn import TurnResult
+from treenail.turns import TurnResult, TurnState, contain
 
 pytestmark = pytest.mark.anyio
 S = SubagentStatus

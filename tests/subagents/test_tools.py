@@ -10,8 +10,7 @@ import pytest
 from subagents_kit import ASSISTANT, WORKER, Doors, WaitingProvider, parent, saying, subagents, told
 
 from treenail import Agent, tool
-from treenail.conversation.messages import get_inner_messages
-from treenail.conversation.replay import replay
+from treenail.conversation import get_inner_messages, replay
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.scripted import Answer
 from treenail.state import ExecutionState

@@ -9,14 +9,15 @@ import pytest
 from subagents_kit import WORKER, evidence, parent, read_note, saying, subagents, write_note
 
 from treenail import Agent
-from treenail.conversation.messages import get_inner_messages
+from treenail.conversation import get_inner_messages
 from treenail.errors import UsageError
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.scripted import Answer
 from treenail.state import ExecutionState, Session
-from treenail.subagents import Subagent, SubagentChangesApplied, SubagentCharter, SubagentStatus
-from treenail.tools import FILE_TOOLS, ToolContext, run_command
-from treenail.tools.boundaries import boundaries, rollback_to_call
+from treenail.subagents import Subagent, SubagentChangesApplied, SubagentStatus
+from treenail.subagents.events import SubagentCharter
+from treenail.tools import FILE_TOOLS, ToolContext, boundaries, rollback_to_call
+from treenail.tools.shell import run_command
 from treenail.workspace import Filesystem, InMemoryFilesystem
 from treenail.workspace.host import HostFilesystem
 

@@ -10,8 +10,8 @@ from telemetry_kit import Seen
 
 from treenail import Agent, Session, TurnState, telemetry, tool
 from treenail.judges import LLMCompletionVerifier
-from treenail.log.memory import MemoryLog
-from treenail.providers.base import ModelRequest
+from treenail.log import MemoryLog
+from treenail.providers import ModelRequest
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import ExecutionState
 from treenail.subagents import LoopRunner, Subagents, SubagentStatus, with_subagents

@@ -30,7 +30,7 @@ from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import TokenUsage
 from treenail.telemetry import JsonFormatter
 from treenail.telemetry.otel import OpenTelemetry
-from treenail.tools.events import ToolInvoked
+from treenail.tools import ToolInvoked
 from treenail.turns import ModelAdapter
 
 

@@ -14,11 +14,21 @@ import anyio.lowlevel
 import pytest
 from tools_kit import Note, World, looks, mutate, succeeds
 
-from treenail.containment.cancel import CancellationToken
+from treenail.containment import CancellationToken
 from treenail.errors import CancelledByToken, PromptEvaluationError, UsageError
-from treenail.state import Binding, Deadline, ExecutionState, ResourceRegistry, RunContext, Scope, Session
-from treenail.state.budget import Budget, BudgetTracker
-from treenail.tools import OutboxPut, ToolCall, ToolContext, ToolRunner, tool
+from treenail.state import (
+    Binding,
+    Budget,
+    BudgetTracker,
+    Deadline,
+    ExecutionState,
+    ResourceRegistry,
+    RunContext,
+    Scope,
+    Session,
+)
+from treenail.tools import ToolCall, ToolContext, ToolRunner, tool
+from treenail.tools.events import OutboxPut
 from treenail.workspace import Filesystem, InMemoryFilesystem
 
 pytestmark = pytest.mark.timeout(120)

@@ -6,13 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treenail.state.execution import ExecutionState
-from treenail.state.resources import ResourceRegistry
-from treenail.state.session import Session
+from treenail.state import ExecutionState, ResourceRegistry, Session
 from treenail.testing.filesystem import tree
-from treenail.tools import files
-from treenail.tools.context import ToolContext
-from treenail.tools.files import FILE_TOOLS, MAX_RESULT_CHARS, READING_TOOLS, WRITING_TOOLS
+from treenail.tools import FILE_TOOLS, READING_TOOLS, ToolContext, files
+from treenail.tools.files import MAX_RESULT_CHARS, WRITING_TOOLS
 from treenail.workspace import Filesystem, InMemoryFilesystem
 
 LONGEST_ANSWER = MAX_RESULT_CHARS + 3_000

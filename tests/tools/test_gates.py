@@ -11,7 +11,7 @@ import anyio.to_thread
 import pytest
 from tools_kit import Note, World, begin, end, looks, make_world, succeeds
 
-from treenail.containment.cancel import CancellationToken
+from treenail.containment import CancellationToken
 from treenail.errors import CancelledByToken, PromptEvaluationError, UsageError, VisibilityExpansionRequired
 from treenail.state import Deadline, ExecutionState, ResourceRegistry, Session
 from treenail.testing import FakeClock

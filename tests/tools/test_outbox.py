@@ -10,16 +10,9 @@ import pytest
 from tools_kit import World, once, succeeds
 
 from treenail.errors import LogError
-from treenail.tools import (
-    Outbox,
-    OutboxDelivered,
-    OutboxFailed,
-    OutboxPut,
-    ToolCall,
-    ToolContext,
-    tool,
-    undelivered,
-)
+from treenail.tools import Outbox, ToolCall, ToolContext, tool
+from treenail.tools.events import OutboxDelivered, OutboxFailed, OutboxPut
+from treenail.tools.outbox import undelivered
 
 
 @tool

@@ -7,26 +7,21 @@ from typing import Any
 import pytest
 from tools_kit import World
 
-from treenail.log.event import SlicePolicy
+from treenail.log import SlicePolicy
 from treenail.state import ExecutionState, Session
 from treenail.tools import (
     PLAN_TOOLS,
-    AddStep,
     Plan,
-    PlanStep,
-    SetPlanStatus,
     SetupPlan,
     ToolCall,
     ToolContext,
     ToolRunner,
     UpdateStep,
     WorkspaceDigest,
-    install_plan,
     plan_reducer,
-    setup_plan,
     tool,
-    update_step,
 )
+from treenail.tools.plan import AddStep, PlanStep, SetPlanStatus, install_plan, setup_plan, update_step
 
 
 def call(world: World, name: str, **arguments: Any) -> Any:

@@ -22,17 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treenail.clock import SystemClock
-from treenail.containment.cancel import CancellationToken
-from treenail.containment.threads import wait_finished
+from treenail.containment import CancellationToken, wait_finished
 from treenail.errors import ToolError, UsageError
 from treenail.testing.clock import FakeClock
-from treenail.tools.process import (
-    _Output,
-    command_environment,
-    default_shell,
-    run_command,
-    run_command_async,
-)
+from treenail.tools import command_environment, run_command_async
+from treenail.tools.process import _Output, default_shell, run_command
 
 
 class Yard:

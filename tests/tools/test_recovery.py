@@ -16,14 +16,11 @@ from tools_kit import Note, World, begin, looks, mutate, succeeds
 
 from treenail.codec import FrozenDict
 from treenail.errors import HoldRequired, UsageError
-from treenail.log.event import SlicePolicy
-from treenail.state import ExecutionState, ResourceRegistry, Session, event
-from treenail.state.budget import Budget, BudgetTracker
+from treenail.log import SlicePolicy
+from treenail.state import Budget, BudgetTracker, ExecutionState, ResourceRegistry, Session, event
 from treenail.tools import (
-    OutboxPut,
     PermissionMode,
     Permissions,
-    RecoveredCall,
     ToolCall,
     ToolContext,
     ToolInvoked,
@@ -31,7 +28,6 @@ from treenail.tools import (
     ToolRunner,
     answer_hold,
     boundaries,
-    boundary_of,
     diff_calls,
     fork_at,
     pending_holds,
@@ -39,6 +35,8 @@ from treenail.tools import (
     rollback_to_call,
     tool,
 )
+from treenail.tools.boundaries import RecoveredCall, boundary_of
+from treenail.tools.events import OutboxPut
 from treenail.workspace import Filesystem
 from treenail.workspace.host import HostFilesystem
 

@@ -9,15 +9,12 @@ from datetime import timedelta
 import anyio
 import pytest
 
-from treenail.containment.cancel import CancellationToken
+from treenail.containment import CancellationToken
 from treenail.errors import CancelledByToken, DeadlineExceededError, UsageError
-from treenail.state.budget import Deadline
-from treenail.state.execution import ExecutionState
-from treenail.state.resources import ResourceRegistry
-from treenail.state.session import Session
+from treenail.state import Deadline, ExecutionState, ResourceRegistry, Session
 from treenail.testing.clock import FakeClock
-from treenail.tools.context import ToolContext
-from treenail.tools.shell import MAX_OUTPUT_BYTES, RunCommand, run_command, shell_tool
+from treenail.tools import ToolContext, shell_tool
+from treenail.tools.shell import MAX_OUTPUT_BYTES, RunCommand, run_command
 from treenail.workspace import Filesystem, InMemoryFilesystem
 from treenail.workspace.host import HostFilesystem
 

@@ -28,24 +28,36 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from treenail.errors import VisibilityExpansionRequired
-from treenail.log.event import SlicePolicy
-from treenail.log.memory import MemoryLog
+from treenail.log import MemoryLog, SlicePolicy
 from treenail.log.sqlite import SqliteLog
-from treenail.state.checkpoints import CheckpointStore
-from treenail.state.events import event
-from treenail.state.execution import ExecutionState, rollback_to_tool
-from treenail.state.resources import ResourceRegistry
-from treenail.state.session import Session
-from treenail.state.slices import Replace, Slice, replace_latest
-from treenail.state.snapshot import CompositeSnapshot
-from treenail.tools.boundaries import diff_calls, fork_at, recover, rollback_to_call
-from treenail.tools.context import ToolContext, filesystem_of
-from treenail.tools.events import OutboxPut, ToolInvoked
-from treenail.tools.runner import ToolRunner
-from treenail.tools.tool import Tool, ToolCall, ToolResult
-from treenail.workspace.base import Filesystem
+from treenail.state import (
+    CheckpointStore,
+    CompositeSnapshot,
+    ExecutionState,
+    Replace,
+    ResourceRegistry,
+    Session,
+    Slice,
+    event,
+    replace_latest,
+    rollback_to_tool,
+)
+from treenail.tools import (
+    Tool,
+    ToolCall,
+    ToolContext,
+    ToolInvoked,
+    ToolResult,
+    ToolRunner,
+    diff_calls,
+    filesystem_of,
+    fork_at,
+    recover,
+    rollback_to_call,
+)
+from treenail.tools.events import OutboxPut
+from treenail.workspace import Filesystem, InMemoryFilesystem
 from treenail.workspace.host import HostFilesystem
-from treenail.workspace.memory import InMemoryFilesystem
 
 # --- what sessions are told ------------------------------------------------------------------------
 

@@ -17,17 +17,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from treenail.errors import ToolDefinitionError, ToolValidationError
-from treenail.tools import (
-    FILE_TOOLS,
-    PLAN_TOOLS,
-    Tool,
-    ToolCall,
-    ToolContext,
-    ToolExample,
-    ToolResult,
-    run_command,
-    tool,
-)
+from treenail.tools import FILE_TOOLS, PLAN_TOOLS, Tool, ToolCall, ToolContext, ToolExample, ToolResult, tool
+from treenail.tools.shell import run_command
 from treenail.tools.tool import ReadyTool
 
 

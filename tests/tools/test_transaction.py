@@ -11,7 +11,7 @@ import anyio
 import pytest
 from tools_kit import Found, Note, World, looks, mutate, once, succeeds, succeeds_async
 
-from treenail.containment.cancel import CancellationToken
+from treenail.containment import CancellationToken
 from treenail.errors import (
     CancelledByToken,
     LogError,
@@ -24,16 +24,17 @@ from treenail.errors import (
 )
 from treenail.state import (
     AttentionNeeded,
+    Budget,
+    BudgetTracker,
     Deadline,
     ExecutionState,
     ResourceRegistry,
+    TokenUsage,
     rollback_to_tool,
     snapshots_equivalent,
 )
-from treenail.state.budget import Budget, BudgetTracker, TokenUsage
 from treenail.testing import FakeClock
 from treenail.tools import (
-    OutboxPut,
     Plan,
     Tool,
     ToolCall,
@@ -45,6 +46,7 @@ from treenail.tools import (
     tool,
     tool_execution,
 )
+from treenail.tools.events import OutboxPut
 from treenail.workspace import Filesystem
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)

@@ -7,20 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from treenail.log.memory import MemoryLog
+from treenail.log import MemoryLog
 from treenail.log.sqlite import SqliteLog
 from treenail.state import CheckpointStore, ExecutionState, InProcessDispatcher, ResourceRegistry, Session
-from treenail.tools import (
-    OpenCall,
-    Plan,
-    Tool,
-    ToolCall,
-    ToolContext,
-    ToolInvoked,
-    ToolResult,
-    ToolRunner,
-    tool,
-)
+from treenail.tools import Plan, Tool, ToolCall, ToolContext, ToolInvoked, ToolResult, ToolRunner, tool
+from treenail.tools.transaction import OpenCall
 from treenail.workspace import Filesystem, InMemoryFilesystem
 from treenail.workspace.host import HostFilesystem
 

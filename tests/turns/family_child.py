@@ -19,8 +19,8 @@ from treenail.containment import ChainMetadata, ExecutionContext
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import ExecutionState, Session
-from treenail.turns import InnerLoop, TurnStarted
-from treenail.turns.ledger import contain, ledger_of
+from treenail.turns import InnerLoop, TurnStarted, contain
+from treenail.turns.ledger import ledger_of
 
 PRICE = 0.03
 CHILDREN = 8

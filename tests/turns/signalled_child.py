@@ -10,8 +10,8 @@ from pathlib import Path
 import anyio
 
 from treenail import Agent, Limits, tool
-from treenail.providers.base import Stopped, TextDelta, ToolCallRequested
-from treenail.tools.tool import ToolCall
+from treenail.providers import Stopped, TextDelta, ToolCallRequested
+from treenail.tools import ToolCall
 
 AT_WORK, DIRECTORY, PORT = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 

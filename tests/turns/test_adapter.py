@@ -27,13 +27,11 @@ from treenail.errors import (
     UsageError,
 )
 from treenail.prompt import MarkdownSection, Prompt, PromptExecuted, PromptRendered, SectionVisibility
-from treenail.providers.adapter import ProviderAdapter
-from treenail.providers.base import ModelEvent, ModelRequest, TextDelta
+from treenail.providers import ModelEvent, ModelRequest, ProviderAdapter, TextDelta
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import BudgetTracker, Snapshot, TokenUsage
 from treenail.testing import FakeClock
-from treenail.tools import ToolContext
-from treenail.tools.events import ToolInvoked
+from treenail.tools import ToolContext, ToolInvoked
 from treenail.turns import ModelAdapter, RetryPolicy, TurnEnded, TurnState, turn_state
 from treenail.workspace import Filesystem, InMemoryFilesystem
 
@@ -344,7 +342,7 @@ def test_the_prompts_resources_live_as_long_as_the_evaluation() -> None:
 
     made: list[Probe] = []
 
-    from treenail.state.resources import Binding
+    from treenail.state import Binding
 
     @tool(effects="none")
     def ask(*, context) -> str:

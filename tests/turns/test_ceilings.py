@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from treenail import Agent, Limits, Run, TurnState, tool
 from treenail.containment import ExecutionConfig
-from treenail.log.memory import MemoryLog
+from treenail.log import MemoryLog
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import Session
-from treenail.turns.ledger import CeilingsSet, ceilings_of, contain, newly_set
+from treenail.turns import CeilingsSet, ceilings_of, contain, newly_set
 
 
 @tool(effects="none")

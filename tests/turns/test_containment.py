@@ -21,12 +21,12 @@ from treenail.containment import (
 )
 from treenail.errors import PromptEvaluationError
 from treenail.log.sqlite import SqliteLog
-from treenail.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta
+from treenail.providers import ModelEvent, ModelRequest, Stopped, TextDelta
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import ExecutionState, Session
 from treenail.testing import FakeClock
-from treenail.turns import InnerLoop, TurnResult
-from treenail.turns.ledger import contain, ledger_of
+from treenail.turns import InnerLoop, TurnResult, contain
+from treenail.turns.ledger import ledger_of
 
 CHILD = Path(__file__).with_name("spending_child.py")
 

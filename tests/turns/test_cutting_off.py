@@ -16,18 +16,14 @@ import anyio
 import pytest
 
 from treenail import Agent, TurnState, tool
-from treenail.containment import CancellationToken
-from treenail.containment.threads import threadsafe
-from treenail.judges.completion import TaskCompletionContext, TaskCompletionResult
-from treenail.log.memory import MemoryLog
-from treenail.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta
+from treenail.containment import CancellationToken, threadsafe
+from treenail.judges import TaskCompletionContext, TaskCompletionResult
+from treenail.log import MemoryLog
+from treenail.providers import ModelEvent, ModelRequest, Stopped, TextDelta, VendorSeat
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.providers.vendor_loop import VendorSeat
 from treenail.state import ExecutionState, ResourceRegistry, Session
-from treenail.tools import ToolContext, ToolInvoked
-from treenail.tools.tool import Tool, ToolCall, ToolResult
-from treenail.turns import InnerLoop, TurnEnded, turn_state
-from treenail.turns.live import LiveEvent
+from treenail.tools import Tool, ToolCall, ToolContext, ToolInvoked, ToolResult
+from treenail.turns import InnerLoop, LiveEvent, TurnEnded, turn_state
 from treenail.workspace import Filesystem, InMemoryFilesystem
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.parametrize("backend", ["asyncio", "trio"])]

@@ -15,7 +15,8 @@ from treenail import Limits
 from treenail.containment import Reserved, Settled
 from treenail.log.sqlite import SqliteLog
 from treenail.state import Session
-from treenail.turns.ledger import contain, ledger_of
+from treenail.turns import contain
+from treenail.turns.ledger import ledger_of
 
 PROCESS = Path(__file__).with_name("family_child.py")
 

@@ -23,17 +23,15 @@ from treenail.containment import (
 )
 from treenail.conversation import ProviderUsage
 from treenail.errors import ModelCallError
+from treenail.providers import ModelRequest, Provider
 from treenail.providers.anthropic import Anthropic
-from treenail.providers.base import ModelRequest, Provider
 from treenail.providers.openai import OpenAI
 from treenail.providers.scripted import Answer, Scripted, ScriptedProvider
-from treenail.state import ExecutionState, Session
-from treenail.state.budget import TokenUsage
+from treenail.state import ExecutionState, Session, TokenUsage
 from treenail.testing.wire import WireServer
-from treenail.tools.context import ToolContext
-from treenail.turns import InnerLoop, TurnResult, turn_state
-from treenail.turns.ledger import contain, ledger_of
-from treenail.turns.retries import RetryPolicy
+from treenail.tools import ToolContext
+from treenail.turns import InnerLoop, RetryPolicy, TurnResult, contain, turn_state
+from treenail.turns.ledger import ledger_of
 
 AT_ONCE = RetryPolicy(attempts=50, base_s=0.0, cap_s=0.0)
 

@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 
 from treenail import Agent, tool
 from treenail.errors import ModelCallError, UsageError
-from treenail.judges.events import Feedback
-from treenail.judges.feedback import FeedbackContext, FeedbackProviderConfig, FeedbackTrigger
-from treenail.log.event import Channel
-from treenail.log.memory import MemoryLog
-from treenail.providers.base import (
+from treenail.judges import Feedback, FeedbackContext, FeedbackProviderConfig, FeedbackTrigger
+from treenail.log import Channel, MemoryLog
+from treenail.providers import (
     ModelEvent,
     ModelRequest,
     ReasoningDelta,
@@ -30,24 +28,24 @@ from treenail.providers.base import (
     UsageReported,
 )
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.state import InProcessDispatcher, Session
-from treenail.state.events import spec_of
-from treenail.tools.plan import PLAN_TOOLS
-from treenail.turns.live import (
+from treenail.state import InProcessDispatcher, Session, spec_of
+from treenail.tools import PLAN_TOOLS
+from treenail.turns import (
     FeedbackGiven,
     Lagged,
     LiveEvent,
     LiveFeed,
     PlanChanged,
     PlanEntry,
+    RetryPolicy,
     StatusChanged,
     ToolCallFinished,
+    TurnEnded,
     TurnFinished,
+    TurnState,
     UsageChanged,
-    status_of,
 )
-from treenail.turns.retries import RetryPolicy
-from treenail.turns.states import TurnEnded, TurnState
+from treenail.turns.live import status_of
 
 WAIT_S = 60
 THINKING = StatusChanged("thinking", "t", 1)

@@ -11,10 +11,10 @@ from treenail import Agent, Session, tool
 from treenail.conversation import InnerMessage
 from treenail.errors import OutputParseError, PromptMismatch
 from treenail.prompt import MarkdownSection, Prompt, PromptTemplate, SectionVisibility
-from treenail.providers.base import ModelRequest
+from treenail.providers import ModelRequest
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.state.resources import Binding, ResourceRegistry
-from treenail.tools.policies import SequentialDependencyPolicy
+from treenail.state import Binding, ResourceRegistry
+from treenail.tools import SequentialDependencyPolicy
 from treenail.turns import ModelAdapter
 
 

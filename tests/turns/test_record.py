@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis.strategies import builds, integers, lists, none, one_of
 
 from treenail import Agent, tool
-from treenail.conversation import ProviderUsage, replay
-from treenail.conversation.replay import SHOWN_HASH
-from treenail.providers.answer import CollectedAnswer
+from treenail.conversation import SHOWN_HASH, ProviderUsage, replay
+from treenail.providers import CollectedAnswer
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.state import Session
-from treenail.state.budget import TokenUsage
+from treenail.state import Session, TokenUsage
 from treenail.turns.record import TurnRecord
 
 

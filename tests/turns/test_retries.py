@@ -17,7 +17,7 @@ from treenail.clock import SystemClock
 from treenail.containment import ExecutionContext, Limits
 from treenail.conversation import ProviderUsage
 from treenail.errors import ModelCallError, ThrottleError, UsageError
-from treenail.providers.base import (
+from treenail.providers import (
     ModelEvent,
     ModelRequest,
     ReasoningDelta,
@@ -26,11 +26,9 @@ from treenail.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
-from treenail.state.budget import TokenUsage
-from treenail.state.execution import ExecutionState
-from treenail.state.session import Session
+from treenail.state import ExecutionState, Session, TokenUsage
 from treenail.testing import FakeClock
-from treenail.tools.tool import ToolCall
+from treenail.tools import ToolCall
 from treenail.turns import InnerLoop, RetryPolicy, StatusChanged, TurnResult, TurnState
 
 PATIENT = RetryPolicy(attempts=1000, base_s=0.0, cap_s=0.0, total_s=1e6)

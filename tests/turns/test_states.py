@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from treenail import Agent, tool
 from treenail.codec import FrozenDict
 from treenail.containment import StopReason
-from treenail.conversation.messages import (
+from treenail.conversation import (
     InnerMessage,
     ToolCallRecord,
     enable_inner_message_recording,
@@ -40,32 +40,29 @@ from treenail.errors import (
     ThrottleError,
     UsageError,
 )
-from treenail.history.diagnostics import diagnose
-from treenail.history.projection import project
-from treenail.log.event import Envelope
-from treenail.log.memory import MemoryLog
+from treenail.history import diagnose, project
+from treenail.log import Envelope, MemoryLog
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.errors import FailureKind
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.state import ExecutionState, Session, Snapshot
-from treenail.state.transaction import stamped
-from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
-from treenail.tools.tool import ToolResult
-from treenail.turns.derivation import derive_turn, newest_turn, turn_state
-from treenail.turns.endings import close_crashed_turn, end_turn
-from treenail.turns.states import (
-    CAUSES,
-    ENDINGS,
+from treenail.state import ExecutionState, Session, Snapshot, stamped
+from treenail.tools import HoldAnswered, ToolHeld, ToolInvoked, ToolResult, ToolStarted
+from treenail.turns import (
     EVIDENCE,
-    Ending,
+    InnerLoop,
     PartialText,
     TurnEnded,
     TurnResumed,
     TurnStarted,
     TurnState,
+    close_crashed_turn,
+    derive_turn,
+    end_turn,
     ending_for,
+    newest_turn,
+    turn_state,
 )
-from treenail.turns.turn import InnerLoop
+from treenail.turns.states import CAUSES, ENDINGS, Ending
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PAGE = Path(__file__).parents[2] / "docs" / "endings.md"

@@ -30,19 +30,16 @@ from treenail.containment import (
     StaticPrices,
     threads,
 )
-from treenail.conversation import InnerMessage
-from treenail.conversation.events import ProviderUsage
+from treenail.conversation import InnerMessage, ProviderUsage
 from treenail.errors import ModelCallError
-from treenail.log.memory import MemoryLog
+from treenail.log import MemoryLog
 from treenail.log.sqlite import SqliteLog
-from treenail.providers.base import ModelEvent, ModelRequest, Stopped, TextDelta, UsageReported
+from treenail.providers import ModelEvent, ModelRequest, Stopped, TextDelta, UsageReported
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.state import ExecutionState, Session
-from treenail.state.budget import Deadline, TokenUsage
+from treenail.state import Deadline, ExecutionState, Session, TokenUsage
 from treenail.testing import FakeClock
-from treenail.turns import InnerLoop, TurnEnded, TurnResult, turn_state
-from treenail.turns.ledger import contain, ledger_of
-from treenail.turns.live import LiveEvent, StatusChanged
+from treenail.turns import InnerLoop, LiveEvent, StatusChanged, TurnEnded, TurnResult, contain, turn_state
+from treenail.turns.ledger import ledger_of
 
 CHILD = Path(__file__).with_name("signalled_child.py")
 TOKENS = TokenUsage(input_tokens=1000, output_tokens=100)

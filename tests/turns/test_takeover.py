@@ -13,13 +13,12 @@ from tests.turns.holding_child import HOLDER, SCRIPT
 
 from treenail import TurnState
 from treenail.errors import LeaseHeldError
-from treenail.history.diagnostics import diagnose
-from treenail.history.projection import project
+from treenail.history import diagnose, project
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.anthropic import Anthropic
 from treenail.state import Session
 from treenail.testing.wire import WireServer
-from treenail.turns.states import TurnResumed, TurnStarted
+from treenail.turns import TurnResumed, TurnStarted
 
 CHILD = Path(__file__).with_name("holding_child.py")
 

@@ -13,17 +13,14 @@ import pytest
 from tests.turns.turn_child import CHILD_AGENT, CHILD_SCRIPT
 
 from treenail import Agent, Limits, TurnState, tool
-from treenail.conversation import InnerMessage
-from treenail.conversation.replay import WITHDRAWN_TEXT
+from treenail.conversation import WITHDRAWN_TEXT, InnerMessage
 from treenail.errors import ConversationNotFound, PromptEvaluationError, PromptMismatch, UsageError
-from treenail.history.diagnostics import diagnose
-from treenail.history.projection import project
-from treenail.log.memory import MemoryLog
+from treenail.history import diagnose, project
+from treenail.log import MemoryLog
 from treenail.log.sqlite import SqliteLog
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import Session
-from treenail.tools.events import ToolInvoked
-from treenail.tools.policies import PermissionMode, Permissions, answer_hold, pending_holds
+from treenail.tools import PermissionMode, Permissions, ToolInvoked, answer_hold, pending_holds
 from treenail.turns import PartialText, TurnEnded, TurnStarted, turn_state
 
 
@@ -272,7 +269,7 @@ def test_a_second_turn_on_a_session_closes_what_the_first_left_open_and_sees_the
 
 
 def test_erasing_a_run_leaves_no_byte_of_it_in_the_log_or_among_the_kept_files(tmp_path: Path) -> None:
-    from treenail.history.operations import erase_run
+    from treenail.history import erase_run
 
     secret, other = "the-secret-of-this-run", "the-other-runs-text"
     store, work = tmp_path / "runs.db", tmp_path / "work"
@@ -324,7 +321,7 @@ def test_another_request_withdraws_a_question_that_nobody_answered() -> None:
 def test_a_runs_limits_may_be_a_containment_with_guards_of_its_own() -> None:
     """A shield, breakers, a loop policy: whatever `contain` takes reaches a run."""
     from treenail.containment import SafeModeHook, ShieldPipeline
-    from treenail.turns.ledger import contain
+    from treenail.turns import contain
 
     def guarded(session: Session):
         return contain(session, Limits(max_steps=9), pipeline=ShieldPipeline(hooks=[SafeModeHook()]))

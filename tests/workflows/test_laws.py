@@ -15,25 +15,23 @@ from hypothesis import strategies as st
 from workflows_kit import Model, run, says, step, steps
 
 from treenail.errors import UsageError
-from treenail.providers.base import ModelRequest
+from treenail.providers import ModelRequest
 from treenail.workflows import (
     Checkpoint,
     StepSpec,
     StepState,
-    StepView,
     WorkflowEvent,
     WorkflowSpec,
     WorkflowState,
-    derive_workflow,
     dry_run,
-    spec_from_data,
     spec_schema,
     waves,
 )
+from treenail.workflows.documents import spec_from_data
 from treenail.workflows.events import check_event, fold_workflow
 from treenail.workflows.globs import check_glob, matches, overlaps
 from treenail.workflows.schedule import conflict
-from treenail.workflows.states import STEP_TRANSITIONS
+from treenail.workflows.states import STEP_TRANSITIONS, StepView, derive_workflow
 
 STATUSES = ("checkpoint_ready", "partial", "failed", "held", "needs_orchestrator")
 GLOBS = ("**", "a/**", "b/**", "*.txt", "a/*.py", "?/x")

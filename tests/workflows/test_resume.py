@@ -17,18 +17,17 @@ from workflows_kit import WORKER, Model, run, says, states, step, steps, writes
 from treenail import Agent, TurnState
 from treenail.agent import close_state, open_state
 from treenail.containment import Limits
-from treenail.conversation.events import SubagentEvent
+from treenail.conversation import SubagentEvent
 from treenail.errors import IllegalMoveError, UsageError
-from treenail.history.diagnostics import diagnose
-from treenail.log.memory import MemoryLog
+from treenail.history import diagnose
+from treenail.log import MemoryLog
 from treenail.log.sqlite import SqliteLog
-from treenail.providers.base import ModelRequest
+from treenail.providers import ModelRequest
 from treenail.providers.scripted import Answer
 from treenail.state import ExecutionState, ResourceRegistry, Session
 from treenail.subagents import LoopRunner, SubagentLimits
 from treenail.testing.clock import FakeClock
-from treenail.turns.ledger import ceilings_of, contain
-from treenail.turns.states import TurnStarted
+from treenail.turns import TurnStarted, ceilings_of, contain
 from treenail.workflows import (
     StepSpec,
     Workflow,
@@ -41,10 +40,10 @@ from treenail.workflows import (
     rerun_steps,
     resume_workflow,
     run_workflow,
-    spec_from_data,
     with_workflows,
 )
 from treenail.workflows.checkpoints import newest_answer
+from treenail.workflows.documents import spec_from_data
 from treenail.workspace import Filesystem, InMemoryFilesystem
 
 

@@ -11,15 +11,15 @@ import anyio.lowlevel
 import pytest
 from workflows_kit import WORKER, Model, run, says, states, step, steps, writes
 
-from treenail.conversation.events import SubagentEvent
+from treenail.conversation import SubagentEvent
 from treenail.errors import UsageError
 from treenail.log.sqlite import SqliteLog
-from treenail.providers.base import ModelRequest
+from treenail.providers import ModelRequest
 from treenail.providers.scripted import Answer
 from treenail.state import ExecutionState, ResourceRegistry, Session
 from treenail.subagents import LoopRunner
 from treenail.testing.clock import FakeClock
-from treenail.tools.policies import PermissionMode, Permissions, answer_hold, pending_holds
+from treenail.tools import PermissionMode, Permissions, answer_hold, pending_holds
 from treenail.workflows import (
     StepSpec,
     StepState,

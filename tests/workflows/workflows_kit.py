@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from treenail import Agent, tool
-from treenail.providers.base import ModelRequest
+from treenail.providers import ModelRequest
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.workflows import StepSpec, WorkflowResult, WorkflowSpec, run_workflow
 from treenail.workspace import InMemoryFilesystem

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treenail.workspace import is_binary, split_lines, unified_text
 from treenail.workspace.diffs import (
     MAX_DIFF_CHARS,
     MAX_SHOWN_BYTES,
@@ -14,10 +15,7 @@ from treenail.workspace.diffs import (
     Version,
     compare,
     describe,
-    is_binary,
-    unified_text,
 )
-from treenail.workspace.lines import split_lines
 
 
 def file(content: bytes, permissions: int = 0o644) -> Version:

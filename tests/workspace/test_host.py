@@ -22,8 +22,7 @@ from treenail.errors import (
     WorkspaceConflictError,
     WorkspaceError,
 )
-from treenail.workspace import objects
-from treenail.workspace.history import sweep
+from treenail.workspace import objects, sweep
 from treenail.workspace.host import HostFilesystem, SnapshotLimits
 from treenail.workspace.objects import ObjectStore
 from treenail.workspace.rooted import Place

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from treenail.testing.filesystem import FilesystemConformance, LinkConformance
-from treenail.workspace.base import Filesystem
+from treenail.workspace import Filesystem
 from treenail.workspace.host import HostFilesystem
 
 

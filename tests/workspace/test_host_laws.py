@@ -12,7 +12,7 @@ from host_kit import Tree, look_at
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from treenail.workspace.base import FilesystemSnapshot
+from treenail.workspace import FilesystemSnapshot
 from treenail.workspace.host import HostFilesystem
 
 Operation = tuple[str, str, str, int]

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from treenail.errors import UsageError, WorkspaceConflictError
 from treenail.testing.filesystem import FilesystemConformance, LinkConformance, tree
-from treenail.workspace.base import Filesystem
-from treenail.workspace.host import HostFilesystem
-from treenail.workspace.isolated import (
+from treenail.workspace import (
+    Filesystem,
+    InMemoryFilesystem,
     IsolatedFilesystem,
     apply_changes,
-    conflicts_with,
     fingerprint,
     isolate,
 )
+from treenail.workspace.host import HostFilesystem
+from treenail.workspace.isolated import conflicts_with
 from treenail.workspace.isolated.changes import mirror
-from treenail.workspace.memory import InMemoryFilesystem
 from treenail.workspace.paths import MAX_DEPTH
 
 

@@ -11,13 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treenail.errors import PathEscapeError
-from treenail.workspace import FileEntry, InMemoryFilesystem
-from treenail.workspace.matching import (
-    MAX_LINE_CHARS,
-    MAX_PATTERN_CHARS,
-    LineMatcher,
-    compile_pattern,
-)
+from treenail.workspace import FileEntry, InMemoryFilesystem, compile_pattern
+from treenail.workspace.matching import MAX_LINE_CHARS, MAX_PATTERN_CHARS, LineMatcher
 from treenail.workspace.search import MAX_ALTERNATIVES, compile_glob, glob_tree, grep_tree
 
 

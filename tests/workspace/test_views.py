@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from treenail.errors import ReadOnlyError, TreenailError
-from treenail.workspace import Filesystem, InMemoryFilesystem, ReadOnlyFilesystem
+from treenail.workspace import Filesystem, InMemoryFilesystem
+from treenail.workspace.views import ReadOnlyFilesystem
 
 READING = {
     "root", "read_only", "host_root", "read", "read_bytes", "exists", "stat", "list", "glob", "grep",

@@ -25,22 +25,6 @@ a value by what it is), `annotations` (coding it by what was announced), `record
 fields of dataclasses and models), `text` (JSON itself), `immutability` (what can be shared).
 """
 
-from treenail.codec.core import Codec, codec
-from treenail.codec.immutability import FrozenDict, is_immutable
-from treenail.codec.records import sparse
-from treenail.codec.registry import TypeRegistry, is_model, register_type, type_registry
-from treenail.codec.text import MAX_DEPTH, parse_json
+import lazy_loader
 
-__all__ = [
-    "MAX_DEPTH",
-    "Codec",
-    "FrozenDict",
-    "TypeRegistry",
-    "codec",
-    "is_immutable",
-    "is_model",
-    "parse_json",
-    "register_type",
-    "sparse",
-    "type_registry",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from treenail.conversation.compaction import all_events, plan_compaction, shortened
 from treenail.conversation.events import BranchSummary
-from treenail.state.session import Session
+from treenail.state import Session
 
 MAX_BRANCH_CHARS = 4_000
 """How long the summary of a branch is at most."""

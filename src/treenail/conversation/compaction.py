@@ -47,9 +47,8 @@ from treenail.conversation.messages import ImagePart, InnerMessage, ToolCallReco
 from treenail.conversation.pressure import ContextWindows, known_window, pressure
 from treenail.conversation.replay import BYTES_PER_TOKEN, Replayer
 from treenail.errors import ModelCallError, PromptEvaluationError, UsageError
-from treenail.state.session import Session
-from treenail.tools.events import ToolInvoked, ToolStarted
-from treenail.tools.plan import Plan
+from treenail.state import Session
+from treenail.tools import Plan, ToolInvoked, ToolStarted
 
 DEFAULT_KEEP_TAIL = 40
 """How many events of the conversation stay as they are."""

@@ -7,9 +7,8 @@ from datetime import datetime
 from typing import Literal
 
 from treenail.codec import sparse
-from treenail.log.event import Channel, SlicePolicy
-from treenail.state.budget import TokenUsage
-from treenail.state.events import event
+from treenail.log import Channel, SlicePolicy
+from treenail.state import TokenUsage, event
 
 CompactionTrigger = Literal["manual", "pressure", "overflow"]
 """Why a conversation was compacted: on request, because the context was nearly full, or after a refusal."""

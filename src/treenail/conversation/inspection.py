@@ -10,7 +10,7 @@ from typing import Any
 from treenail.conversation.events import HistoryCompacted
 from treenail.conversation.messages import ReasoningPart
 from treenail.conversation.replay import SHOWN_HASH, LeftOut, Replayer, ReplayItem
-from treenail.state.session import Session
+from treenail.state import Session
 
 
 @dataclass(frozen=True, slots=True)

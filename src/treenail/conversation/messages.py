@@ -16,11 +16,8 @@ from uuid import UUID
 
 from treenail.clock import new_id
 from treenail.codec import sparse
-from treenail.log.event import Channel, SlicePolicy
-from treenail.state.events import event
-from treenail.state.session import Session
-from treenail.state.slices import Append, ReducerContext, Replace, Slice, SliceOp
-from treenail.state.views import SessionProtocol
+from treenail.log import Channel, SlicePolicy
+from treenail.state import Append, ReducerContext, Replace, Session, SessionProtocol, Slice, SliceOp, event
 
 Role = Literal["system", "assistant", "user", "tool"]
 """Who speaks in a message."""

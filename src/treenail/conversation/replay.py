@@ -55,9 +55,8 @@ from treenail.conversation.messages import (
     in_order,
 )
 from treenail.errors import CodecError
-from treenail.log.event import Draft, Envelope
-from treenail.state.events import ClearSlice, InitializeSlice, RestoredItem, StateRestored, spec_of
-from treenail.state.session import Session
+from treenail.log import Draft, Envelope
+from treenail.state import ClearSlice, InitializeSlice, RestoredItem, Session, StateRestored, spec_of
 
 T = TypeVar("T")
 

@@ -14,17 +14,14 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from treenail.conversation.events import ProviderUsage, SubagentEvent
-from treenail.conversation.messages import InnerMessage
-from treenail.conversation.replay import Replayer
+from treenail.conversation import InnerMessage, ProviderUsage, Replayer, SubagentEvent
 from treenail.history.projection import Projection
 from treenail.history.view import Item
-from treenail.log.base import LogReport
-from treenail.log.event import Envelope, SessionInfo
-from treenail.state.events import AttentionNeeded, AttentionResolved
-from treenail.tools.events import ToolInvoked
-from treenail.turns.states import EVIDENCE, PartialText, TurnDerivation, TurnEnded, TurnFold, TurnState
-from treenail.workflows.events import WorkflowEvent
+from treenail.log import Envelope, LogReport, SessionInfo
+from treenail.state import AttentionNeeded, AttentionResolved
+from treenail.tools import ToolInvoked
+from treenail.turns import EVIDENCE, PartialText, TurnDerivation, TurnEnded, TurnFold, TurnState
+from treenail.workflows import WorkflowEvent
 
 T = TypeVar("T")
 

@@ -22,9 +22,9 @@ from treenail.history.checks import (
     LogFacts,
 )
 from treenail.history.projection import Projection
-from treenail.state.session import Session
-from treenail.tools.events import ToolInvoked
-from treenail.turns.states import TurnDerivation, pasteable
+from treenail.state import Session
+from treenail.tools import ToolInvoked
+from treenail.turns import TurnDerivation, pasteable
 
 ReportStatus = Literal["ready", "ready_with_warnings", "blocked"]
 """Whether a session can be continued: at once, with something to look at, or only after a decision."""

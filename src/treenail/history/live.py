@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from treenail.conversation.events import ContextPressure
+from treenail.conversation import ContextPressure
 from treenail.history.view import LiveView
-from treenail.providers.base import ReasoningDelta, TextDelta
-from treenail.turns.live import (
+from treenail.providers import ReasoningDelta, TextDelta
+from treenail.turns import (
     Lagged,
     LiveEvent,
     PlanChanged,

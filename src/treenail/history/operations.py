@@ -10,25 +10,21 @@ from uuid import UUID
 from treenail.agent import open_log, reopened, workspace_line, workspace_of, workspace_store
 from treenail.errors import UsageError
 from treenail.history.stores import opened_run
-from treenail.log.base import Log, LogReport
-from treenail.log.lease import this_process_owner
+from treenail.log import Log, LogReport, this_process_owner
 from treenail.log.sqlite import SqliteLog
-from treenail.state.events import AttentionNeeded, AttentionResolved
-from treenail.state.execution import ExecutionState
-from treenail.state.resources import ResourceRegistry
-from treenail.state.session import Session
-from treenail.tools.boundaries import (
+from treenail.state import AttentionNeeded, AttentionResolved, ExecutionState, ResourceRegistry, Session
+from treenail.tools import (
     Boundary,
+    ToolHeld,
+    answer_hold,
     boundaries,
     diff_calls,
     fork_at,
+    pending_holds,
     rollback_to_call,
     workspace_call_id,
 )
-from treenail.tools.events import ToolHeld
-from treenail.tools.policies import answer_hold, pending_holds
-from treenail.workspace.base import Filesystem, WorkspaceDiff
-from treenail.workspace.history import left_open, line_names, sweep
+from treenail.workspace import Filesystem, WorkspaceDiff, left_open, line_names, sweep
 from treenail.workspace.host import HostFilesystem
 
 

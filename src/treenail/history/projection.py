@@ -24,32 +24,41 @@ from datetime import datetime
 from typing import Any
 
 from treenail.containment import SafetyEvent
-from treenail.conversation.events import BranchSummary, HistoryCompacted, ProviderUsage, SubagentEvent
-from treenail.conversation.messages import InnerMessage
-from treenail.conversation.replay import ORPHAN_TEXT, WITHDRAWN_TEXT
+from treenail.conversation import (
+    ORPHAN_TEXT,
+    WITHDRAWN_TEXT,
+    BranchSummary,
+    HistoryCompacted,
+    InnerMessage,
+    ProviderUsage,
+    SubagentEvent,
+)
 from treenail.errors import LogError
 from treenail.history.live import with_event, without_call
 from treenail.history.view import Item, ItemKind, LiveView, RunView, TurnView, Usage
-from treenail.judges.events import CompletionChecked, Feedback, JudgeEvent, NestedEvaluated
-from treenail.log.event import Envelope
-from treenail.providers.base import ReasoningDelta, TextDelta
-from treenail.state.budget import TokenUsage
-from treenail.state.events import AttentionNeeded, AttentionResolved, StateRestored
-from treenail.state.session import Session
-from treenail.tools.events import HoldAnswered, SessionForked, ToolHeld, ToolInvoked, ToolStarted
-from treenail.turns.derivation import Fact, FactReader
-from treenail.turns.ledger import CeilingsSet
-from treenail.turns.live import Lagged, LiveEvent, StatusChanged, ToolCallBegan, TurnFinished
-from treenail.turns.states import (
+from treenail.judges import CompletionChecked, Feedback, JudgeEvent, NestedEvaluated
+from treenail.log import Envelope
+from treenail.providers import ReasoningDelta, TextDelta
+from treenail.state import AttentionNeeded, AttentionResolved, Session, StateRestored, TokenUsage
+from treenail.tools import HoldAnswered, SessionForked, ToolHeld, ToolInvoked, ToolStarted
+from treenail.turns import (
+    CeilingsSet,
+    Fact,
+    FactReader,
+    Lagged,
+    LiveEvent,
     PartialText,
+    StatusChanged,
+    ToolCallBegan,
     TurnEnded,
+    TurnFinished,
     TurnFold,
     TurnResumed,
     TurnStarted,
     TurnState,
     pasteable,
 )
-from treenail.workflows.events import WorkflowEvent
+from treenail.workflows import WorkflowEvent
 
 _UNRUN = {ORPHAN_TEXT: "cut_off", WITHDRAWN_TEXT: "withdrawn"}
 _OPEN = frozenset({"pending", "running", "answered"})

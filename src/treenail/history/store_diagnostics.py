@@ -10,7 +10,7 @@ from treenail.errors import LogError
 from treenail.history.checks import LogFacts
 from treenail.history.diagnostics import DiagnosticsReport, read_facts, report_on
 from treenail.log.sqlite import SqliteLog
-from treenail.state.session import Session
+from treenail.state import Session
 
 
 def diagnose_store(path: str | Path, session_id: UUID | None = None) -> tuple[DiagnosticsReport, ...]:

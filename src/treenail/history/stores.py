@@ -10,10 +10,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from uuid import UUID
 
-from treenail.conversation.messages import enable_inner_message_recording
+from treenail.conversation import enable_inner_message_recording
 from treenail.errors import LogDamagedError, UsageError
 from treenail.log.sqlite import SqliteLog
-from treenail.state.session import Session
+from treenail.state import Session
 
 LAST = "@last"
 """The name of the newest run."""

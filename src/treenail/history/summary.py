@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from treenail.conversation.messages import enable_inner_message_recording
+from treenail.conversation import enable_inner_message_recording
 from treenail.errors import LogDamagedError, SnapshotRestoreError, UsageError
-from treenail.log.base import Log
-from treenail.log.event import SessionInfo
-from treenail.state.session import Session
-from treenail.turns.derivation import newest_turn
+from treenail.log import Log, SessionInfo
+from treenail.state import Session
+from treenail.turns import newest_turn
 
 DAMAGED = "damaged"
 """The state of a run whose log cannot be read completely."""
@@ -77,7 +76,7 @@ def _turns(info: SessionInfo, session: Session) -> RunSummary:
 
 def _workflow(info: SessionInfo, session: Session) -> RunSummary:
     # Most runs are not workflows, and `treenail list` must start quickly.
-    from treenail.workflows.events import record_of
+    from treenail.workflows import record_of
 
     try:
         record = record_of(session)

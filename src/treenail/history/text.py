@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from treenail.conversation.events import ContextPressure
+from treenail.conversation import ContextPressure
 from treenail.history.view import Item, ItemKind, RunView, TurnView
-from treenail.turns.live import FeedbackGiven, Lagged, ToolCallBegan, ToolCallFinished
+from treenail.turns import FeedbackGiven, Lagged, ToolCallBegan, ToolCallFinished
 
 WIDTH = 100
 """How long the text of a line may be."""

@@ -9,8 +9,8 @@ from uuid import UUID
 from treenail.history.projection import Projection
 from treenail.history.summary import RunSummary, damage_text, summarize
 from treenail.history.view import RunView
-from treenail.log.base import Log
-from treenail.state.session import Session
+from treenail.log import Log
+from treenail.state import Session
 
 MAX_DEPTH = 8
 """How deep a tree of child sessions is read."""

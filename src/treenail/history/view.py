@@ -7,9 +7,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Literal
 
-from treenail.conversation.events import ContextPressure, SubagentEvent
-from treenail.turns.live import PlanEntry, ToolCallBegan, UsageChanged
-from treenail.turns.states import TurnState
+from treenail.conversation import ContextPressure, SubagentEvent
+from treenail.turns import PlanEntry, ToolCallBegan, TurnState, UsageChanged
 
 ItemKind = Literal[
     "user",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from treenail.errors import BudgetExceededError
-from treenail.state.budget import Budget, BudgetRemaining, BudgetTracker, TokenUsage
+from treenail.state import Budget, BudgetRemaining, BudgetTracker, TokenUsage
 
 
 class SharedBudgetTracker(BudgetTracker):

@@ -6,8 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from treenail.containment.dispatch import is_async
-from treenail.containment.threads import describe, wait_finished, workers
+from treenail.containment import describe, is_async, wait_finished, workers
 from treenail.errors import NestedEvaluationError
 
 T = TypeVar("T")

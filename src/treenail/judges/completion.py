@@ -20,13 +20,12 @@ import anyio
 import anyio.to_thread
 
 from treenail.clock import Clock, SystemClock, new_id
-from treenail.containment.limits import number
+from treenail.containment import number
 from treenail.errors import CancelledByToken, UsageError
 from treenail.judges.calls import ask
 from treenail.judges.context import MAX_NESTED_DURATION, JudgeContext
-from treenail.tools.boundaries import workspace_call_id
-from treenail.tools.process import CommandResult, command_environment, run_command_async
-from treenail.workspace.base import Filesystem
+from treenail.tools import CommandResult, command_environment, run_command_async, workspace_call_id
+from treenail.workspace import Filesystem
 
 MAX_CHECK_OUTPUT_BYTES = 8_000
 """How much of each output stream of a failed check the model is shown."""

@@ -32,22 +32,29 @@ from uuid import UUID
 import anyio.lowlevel
 
 from treenail.clock import Clock, SystemClock, new_id, new_span_id
-from treenail.containment import CancellationToken, ExecutionContext, Limits
-from treenail.containment.limits import UNLIMITED, integer, number
+from treenail.containment import UNLIMITED, CancellationToken, ExecutionContext, Limits, integer, number
 from treenail.errors import NestedEvaluationError, UsageError
 from treenail.judges.events import NestedEvaluated
-from treenail.prompt.output import OutputT
-from treenail.prompt.template import Prompt
-from treenail.providers.adapter import ProviderAdapter
-from treenail.state.budget import Budget, BudgetTracker, Deadline, TokenUsage
-from treenail.state.execution import ExecutionState
-from treenail.state.resources import Binding, ResourceContext, is_snapshotable
-from treenail.state.run_context import RunContext
-from treenail.state.session import FAMILY, Session
-from treenail.state.transaction import Transaction
-from treenail.state.views import SessionProtocol, SessionView
-from treenail.tools.events import ToolInvoked
-from treenail.workspace.base import Filesystem
+from treenail.prompt import OutputT, Prompt
+from treenail.providers import ProviderAdapter
+from treenail.state import (
+    FAMILY,
+    Binding,
+    Budget,
+    BudgetTracker,
+    Deadline,
+    ExecutionState,
+    ResourceContext,
+    RunContext,
+    Session,
+    SessionProtocol,
+    SessionView,
+    TokenUsage,
+    Transaction,
+    is_snapshotable,
+)
+from treenail.tools import ToolInvoked
+from treenail.workspace import Filesystem
 
 FailureMode = Literal["open", "closed"]
 """What a judge's failure means: the run continues as if the judge were silent, or it is held back."""

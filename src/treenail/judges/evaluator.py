@@ -31,9 +31,8 @@ import anyio.lowlevel
 from treenail import telemetry
 from treenail.children import stopped_by
 from treenail.clock import Clock, SystemClock, new_id
-from treenail.containment import CancellationToken, ExecutionContext, Limits
-from treenail.containment.threads import describe
-from treenail.conversation.events import ProviderUsage
+from treenail.containment import CancellationToken, ExecutionContext, Limits, describe
+from treenail.conversation import ProviderUsage
 from treenail.errors import (
     BudgetExceededError,
     CallRefused,
@@ -63,18 +62,21 @@ from treenail.judges.context import (
     scoped,
 )
 from treenail.judges.events import NestedEvaluated, shortened
-from treenail.prompt.events import PromptExecuted, PromptResponse
-from treenail.prompt.output import OutputT
-from treenail.prompt.template import Prompt
-from treenail.providers.adapter import ProviderAdapter
-from treenail.state.budget import BudgetTracker, Deadline, TokenUsage
-from treenail.state.execution import ExecutionState
-from treenail.state.resources import ResourceRegistry
-from treenail.state.run_context import RunContext
-from treenail.state.session import Session, nested_session
-from treenail.state.transaction import stamped
-from treenail.state.views import SessionView
-from treenail.workspace.base import Filesystem
+from treenail.prompt import OutputT, Prompt, PromptExecuted, PromptResponse
+from treenail.providers import ProviderAdapter
+from treenail.state import (
+    BudgetTracker,
+    Deadline,
+    ExecutionState,
+    ResourceRegistry,
+    RunContext,
+    Session,
+    SessionView,
+    TokenUsage,
+    nested_session,
+    stamped,
+)
+from treenail.workspace import Filesystem
 
 _logger = logging.getLogger("treenail.judges")
 

@@ -9,10 +9,8 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from treenail.log.event import SlicePolicy
-from treenail.state.budget import TokenUsage
-from treenail.state.events import event
-from treenail.state.run_context import RunContext
+from treenail.log import SlicePolicy
+from treenail.state import RunContext, TokenUsage, event
 
 Severity = Literal["info", "caution", "warning"]
 """How serious a feedback is."""

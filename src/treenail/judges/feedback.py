@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from treenail.containment.limits import integer, number
+from treenail.containment import integer, number
 from treenail.judges.context import JudgeContext
 from treenail.judges.events import Feedback, Severity
-from treenail.prompt.template import Prompt
-from treenail.state.slices import entries_of, entry_at, opened
-from treenail.state.views import SessionProtocol
-from treenail.tools.events import ToolInvoked
+from treenail.prompt import Prompt
+from treenail.state import SessionProtocol, entries_of, entry_at, opened
+from treenail.tools import ToolInvoked
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from treenail.judges.calls import ask, on_worker
 from treenail.judges.events import Feedback, FileTriggerFired, JudgeEvent, JudgeOutcome
 from treenail.judges.feedback import FeedbackContext, FeedbackProviderConfig, newest_first, placed
 from treenail.judges.judged_run import JudgedRun
-from treenail.tools.events import ToolInvoked
+from treenail.tools import ToolInvoked
 
 EventsOfText = Callable[[str], Sequence[object]]
 """Makes the events by which the model is told a text; they are appended together with the judgement."""

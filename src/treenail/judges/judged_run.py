@@ -20,9 +20,8 @@ import anyio.lowlevel
 from treenail import telemetry
 from treenail.children import stopped_by
 from treenail.clock import Clock
-from treenail.containment import CancellationToken, ExecutionContext
-from treenail.containment.threads import describe
-from treenail.conversation.messages import get_latest_evaluation_id
+from treenail.containment import CancellationToken, ExecutionContext, describe
+from treenail.conversation import get_latest_evaluation_id
 from treenail.errors import (
     BudgetExceededError,
     CancelledByToken,
@@ -34,13 +33,11 @@ from treenail.judges.budgets import LentBudgetTracker, refuse_exhausted
 from treenail.judges.context import JudgeScope, NestedExecutionConfig, current_scope, scoped
 from treenail.judges.evaluator import is_being_cancelled
 from treenail.judges.events import JudgeEvent, JudgeKind, JudgeOutcome, shortened
-from treenail.prompt.template import Prompt
-from treenail.providers.adapter import ProviderAdapter
-from treenail.state.budget import BudgetTracker, Deadline
-from treenail.state.run_context import RunContext
-from treenail.state.session import Session
-from treenail.tools.event_loop import cancellations, heed_cancellations
-from treenail.workspace.base import Filesystem
+from treenail.prompt import Prompt
+from treenail.providers import ProviderAdapter
+from treenail.state import BudgetTracker, Deadline, RunContext, Session
+from treenail.tools import cancellations, heed_cancellations
+from treenail.workspace import Filesystem
 
 _logger = logging.getLogger("treenail.judges")
 

@@ -20,8 +20,7 @@ from treenail.judges.events import NestedEvaluated, NestedUsage
 from treenail.judges.feedback import FeedbackProviderConfig
 from treenail.judges.feedback_round import EventsOfText, FeedbackRound
 from treenail.judges.judged_run import JudgedRun
-from treenail.state.budget import TokenUsage
-from treenail.state.views import SessionProtocol
+from treenail.state import SessionProtocol, TokenUsage
 
 
 class Judges:

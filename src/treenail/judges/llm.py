@@ -30,9 +30,9 @@ from treenail.judges.prompts import (
     shown_plan,
     trajectory_prompt,
 )
-from treenail.prompt.template import Prompt
-from treenail.providers.adapter import ProviderAdapter
-from treenail.state.budget import Budget, BudgetTracker
+from treenail.prompt import Prompt
+from treenail.providers import ProviderAdapter
+from treenail.state import Budget, BudgetTracker
 
 T = TypeVar("T")
 

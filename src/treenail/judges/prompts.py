@@ -15,17 +15,20 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from treenail.judges.events import shortened
-from treenail.log.event import SlicePolicy
-from treenail.prompt.output import OutputT
-from treenail.prompt.render import walk
-from treenail.prompt.sections import MarkdownSection
-from treenail.prompt.template import Prompt, PromptTemplate
-from treenail.prompt.values import as_data, as_text, fields_of
-from treenail.state.events import event
-from treenail.state.views import SessionProtocol
-from treenail.tools.events import ToolInvoked
-from treenail.tools.plan import Plan
-from treenail.workspace.base import Filesystem
+from treenail.log import SlicePolicy
+from treenail.prompt import (
+    MarkdownSection,
+    OutputT,
+    Prompt,
+    PromptTemplate,
+    as_data,
+    as_text,
+    fields_of,
+    walk,
+)
+from treenail.state import SessionProtocol, event
+from treenail.tools import Plan, ToolInvoked
+from treenail.workspace import Filesystem
 
 MAX_LISTED_FILES = 100
 """How many files of the workspace a judge is shown by name."""

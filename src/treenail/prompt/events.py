@@ -9,14 +9,12 @@ from typing import Any, Generic, cast
 from uuid import UUID
 
 from treenail.clock import new_id
-from treenail.log.event import Channel, SlicePolicy
+from treenail.log import Channel, SlicePolicy
 from treenail.prompt.output import OutputT
 from treenail.prompt.render import PromptDescriptor, RenderedPrompt
 from treenail.prompt.template import Prompt
 from treenail.prompt.values import as_data, is_record
-from treenail.state.budget import TokenUsage
-from treenail.state.events import event
-from treenail.state.run_context import RunContext
+from treenail.state import RunContext, TokenUsage, event
 
 
 # No slots: Python 3.11 cannot construct a frozen generic with slots through `PromptResponse[Out](...)`.

@@ -36,7 +36,7 @@ from pydantic_core import ValidationError
 from treenail.errors import OutputParseError, PromptValidationError
 from treenail.prompt.capture import name_of
 from treenail.prompt.values import is_record
-from treenail.tools.schema import tidied
+from treenail.tools import tidied
 
 if TYPE_CHECKING:
     # At run time typing's own will do: only a type checker reads the default.

@@ -39,10 +39,8 @@ from treenail.prompt.visibility import (
     dotted,
     overrides_of,
 )
-from treenail.state.budget import Deadline
-from treenail.state.views import SessionProtocol
-from treenail.tools.policies import ToolPolicy
-from treenail.tools.tool import Tool, ToolExample
+from treenail.state import Deadline, SessionProtocol
+from treenail.tools import Tool, ToolExample, ToolPolicy
 
 _MAX_HEADING = 6
 """Markdown has no deeper headings; the numbers continue."""

@@ -27,10 +27,8 @@ from treenail.errors import PromptRenderError, PromptValidationError
 from treenail.prompt.capture import Captures, name_of
 from treenail.prompt.values import as_text, is_record, names_of, values_of
 from treenail.prompt.visibility import SectionPath, SectionVisibility
-from treenail.state.resources import ResourceRegistry
-from treenail.state.views import SessionProtocol
-from treenail.tools.policies import ToolPolicy
-from treenail.tools.tool import Tool
+from treenail.state import ResourceRegistry, SessionProtocol
+from treenail.tools import Tool, ToolPolicy
 
 if TYPE_CHECKING:
     # At run time typing's own will do: only a type checker reads the default.

@@ -39,11 +39,8 @@ from treenail.prompt.visibility import (
     SectionVisibility,
     dotted,
 )
-from treenail.state.budget import Deadline
-from treenail.state.resources import ResourceRegistry
-from treenail.state.views import SessionProtocol
-from treenail.tools.policies import ToolPolicy
-from treenail.tools.tool import Tool
+from treenail.state import Deadline, ResourceRegistry, SessionProtocol
+from treenail.tools import Tool, ToolPolicy
 
 _KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 

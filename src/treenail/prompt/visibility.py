@@ -21,13 +21,9 @@ from enum import Enum
 from typing import Any
 
 from treenail.errors import PromptEvaluationError, ToolValidationError, VisibilityExpansionRequired
-from treenail.log.event import SlicePolicy
-from treenail.state.events import event
-from treenail.state.session import Session
-from treenail.state.slices import reducer
-from treenail.state.views import SessionProtocol
-from treenail.tools.context import ToolContext
-from treenail.tools.tool import Tool, ToolResult
+from treenail.log import SlicePolicy
+from treenail.state import Session, SessionProtocol, event, reducer
+from treenail.tools import Tool, ToolContext, ToolResult
 
 MAX_EXPANSIONS = 10
 """How often one evaluation opens sections and begins again, at most."""

@@ -1,25 +1,5 @@
 """Providers: ways to call a model. Each is imported by path, so that no vendor's SDK is pulled in."""
 
-from treenail.providers.base import (
-    ModelEvent,
-    ModelRequest,
-    Provider,
-    ReasoningBlock,
-    ReasoningDelta,
-    Stopped,
-    TextDelta,
-    ToolCallRequested,
-    UsageReported,
-)
+import lazy_loader
 
-__all__ = [
-    "ModelEvent",
-    "ModelRequest",
-    "Provider",
-    "ReasoningBlock",
-    "ReasoningDelta",
-    "Stopped",
-    "TextDelta",
-    "ToolCallRequested",
-    "UsageReported",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -10,14 +10,9 @@ from __future__ import annotations
 from typing import Protocol, TypedDict, Unpack, runtime_checkable
 
 from treenail.containment import CancellationToken, ExecutionContext
-from treenail.prompt.events import PromptResponse
-from treenail.prompt.output import OutputT
-from treenail.prompt.template import Prompt
-from treenail.state.budget import Budget, BudgetTracker, Deadline
-from treenail.state.execution import ExecutionState
-from treenail.state.run_context import RunContext
-from treenail.state.session import Session
-from treenail.tools.context import Heartbeat
+from treenail.prompt import OutputT, Prompt, PromptResponse
+from treenail.state import Budget, BudgetTracker, Deadline, ExecutionState, RunContext, Session
+from treenail.tools import Heartbeat
 
 
 class EvaluationOptions(TypedDict, total=False):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from treenail.conversation.messages import ReasoningPart
+from treenail.conversation import ReasoningPart
 from treenail.providers.base import (
     FinishReason,
     ModelEvent,
@@ -19,8 +19,8 @@ from treenail.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
-from treenail.state.budget import TokenUsage
-from treenail.tools.tool import ToolCall
+from treenail.state import TokenUsage
+from treenail.tools import ToolCall
 
 MAX_TEXT_CHARS = 4_000_000
 """How long an answer's text may be; the rest is read and dropped."""

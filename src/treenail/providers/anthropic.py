@@ -13,7 +13,7 @@ from typing import Any, Self
 import anthropic
 import httpx2
 
-from treenail.containment.pricing import DEFAULT_MAX_OUTPUT_TOKENS, PriceTable
+from treenail.containment import DEFAULT_MAX_OUTPUT_TOKENS, PriceTable
 from treenail.errors import UsageError
 from treenail.providers.anthropic_answer import AnthropicAnswer
 from treenail.providers.base import ModelEvent, ModelRequest

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from treenail.containment.pricing import CallUsage
-from treenail.conversation.messages import ReasoningPart
+from treenail.containment import CallUsage
+from treenail.conversation import ReasoningPart
 from treenail.providers.base import (
     FinishReason,
     ModelEvent,
@@ -18,7 +18,7 @@ from treenail.providers.base import (
     UsageReported,
 )
 from treenail.providers.vendor import Mender
-from treenail.tools.tool import ToolCall
+from treenail.tools import ToolCall
 
 _STOPS: Mapping[str, FinishReason] = {
     "end_turn": "end",

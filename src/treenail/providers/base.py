@@ -10,10 +10,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from treenail.conversation.messages import ReasoningPart
-from treenail.conversation.replay import ReplayItem
-from treenail.state.budget import TokenUsage
-from treenail.tools.tool import Tool, ToolCall
+from treenail.conversation import ReasoningPart, ReplayItem
+from treenail.state import TokenUsage
+from treenail.tools import Tool, ToolCall
 
 FinishReason = Literal["end", "tools", "length", "filtered", "refused"]
 """Why a model stopped: it finished, wants tools, reached the length limit, was filtered, or refused."""

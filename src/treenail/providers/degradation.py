@@ -7,11 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from treenail.containment import DegradePlan
-from treenail.conversation.excerpts import trimmed
-from treenail.conversation.messages import ReasoningPart
-from treenail.conversation.replay import BYTES_PER_TOKEN, ReplayItem
+from treenail.conversation import BYTES_PER_TOKEN, ReasoningPart, ReplayItem, trimmed
 from treenail.providers.base import ModelRequest
-from treenail.tools.tool import Tool
+from treenail.tools import Tool
 
 
 def degraded(

@@ -31,8 +31,7 @@ import litellm
 import openai
 from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
 
-from treenail.containment import default_prices
-from treenail.containment.pricing import CallUsage, PriceTable
+from treenail.containment import CallUsage, PriceTable, default_prices
 from treenail.errors import UsageError
 from treenail.providers.base import (
     FinishReason,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import openai
 
-from treenail.containment.pricing import CallUsage, PriceTable, usage_of
+from treenail.containment import CallUsage, PriceTable, usage_of
 from treenail.errors import UsageError
 from treenail.providers.base import (
     FinishReason,
@@ -37,7 +37,7 @@ from treenail.providers.wire_formats import (
     to_openai_chat,
     to_openai_responses,
 )
-from treenail.tools.tool import ToolCall
+from treenail.tools import ToolCall
 
 CHAT_STOPS: Mapping[str, FinishReason] = {
     "length": "length",

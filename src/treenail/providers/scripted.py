@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio.lowlevel
 
-from treenail.conversation.messages import ReasoningPart
+from treenail.conversation import ReasoningPart
 from treenail.errors import PromptEvaluationError
 from treenail.providers.base import (
     FinishReason,
@@ -27,8 +27,8 @@ from treenail.providers.base import (
     ToolCallRequested,
     UsageReported,
 )
-from treenail.state.budget import TokenUsage
-from treenail.tools.tool import ToolCall
+from treenail.state import TokenUsage
+from treenail.tools import ToolCall
 
 _USUAL = TokenUsage(input_tokens=100, output_tokens=20)
 """The usage of an answer, unless the script gives another."""

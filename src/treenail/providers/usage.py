@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from treenail.containment import ActiveCall, CallUsage
-from treenail.containment.pricing import estimate_tokens
+from treenail.containment import ActiveCall, CallUsage, estimate_tokens
 from treenail.errors import UsageError
 from treenail.providers.base import ModelRequest, UsageReported
-from treenail.state.budget import TokenUsage
+from treenail.state import TokenUsage
 
 _logger = logging.getLogger("treenail.providers")
 

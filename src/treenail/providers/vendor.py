@@ -39,9 +39,8 @@ import anyio
 import httpx2
 from anyio.lowlevel import RunVar
 
-from treenail.containment import current_call, default_prices
-from treenail.containment.pricing import CallUsage, PriceTable, estimate_usage
-from treenail.conversation.messages import ReasoningPart
+from treenail.containment import CallUsage, PriceTable, current_call, default_prices, estimate_usage
+from treenail.conversation import ReasoningPart
 from treenail.errors import CallRefused, ModelCallError
 from treenail.providers.base import (
     ModelEvent,

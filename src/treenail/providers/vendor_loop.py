@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
-from treenail.log.event import SlicePolicy
+from treenail.log import SlicePolicy
 from treenail.providers.base import Provider
-from treenail.state.events import event
-from treenail.tools.tool import Tool, ToolCall, ToolResult
+from treenail.state import event
+from treenail.tools import Tool, ToolCall, ToolResult
 
 
 @event(name="treenail.VendorSession", policy=SlicePolicy.LOG)

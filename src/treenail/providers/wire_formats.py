@@ -19,9 +19,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from treenail.conversation.messages import ContentPart, ImagePart, ReasoningPart
-from treenail.conversation.replay import EMPTY_TEXT, ReplayCall, ReplayItem
-from treenail.tools.tool import Tool
+from treenail.conversation import EMPTY_TEXT, ContentPart, ImagePart, ReasoningPart, ReplayCall, ReplayItem
+from treenail.tools import Tool
 
 Wire = dict[str, Any]
 """A JSON object, as it is sent."""

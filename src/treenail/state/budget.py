@@ -26,7 +26,7 @@ from typing import ClassVar, Final, Literal, NoReturn, TypeVar
 from treenail.clock import Clock, SystemClock
 from treenail.codec import sparse
 from treenail.errors import BudgetExceededError, DeadlineExceededError, UsageError
-from treenail.log.event import SlicePolicy
+from treenail.log import SlicePolicy
 
 MIN_DEADLINE_AHEAD: Final = timedelta(seconds=1)
 """How far ahead a deadline made by `Deadline.create` must at least be."""

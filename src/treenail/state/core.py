@@ -29,8 +29,7 @@ from treenail.errors import (
     UnknownTypeError,
     UsageError,
 )
-from treenail.log.base import Lease, Log
-from treenail.log.event import Draft, Envelope, SlicePolicy
+from treenail.log import Draft, Envelope, Lease, Log, SlicePolicy
 from treenail.state.dispatch import Dispatcher, DispatchResult, HandlerFailure, call_isolated
 from treenail.state.events import spec_of
 from treenail.state.fold import Fold, Notes, Problem, Staged, Working

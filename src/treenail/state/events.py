@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from treenail.codec import register_type, sparse
-from treenail.log.event import Channel, SlicePolicy
+from treenail.log import Channel, SlicePolicy
 
 T = TypeVar("T")
 

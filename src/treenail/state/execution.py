@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from treenail.clock import Clock, SystemClock, new_id
 from treenail.errors import RestoreFailedError, SnapshotMismatchError, TreenailError, UsageError
-from treenail.log.event import SlicePolicy
+from treenail.log import SlicePolicy
 from treenail.state.checkpoints import CheckpointStore
 from treenail.state.events import AttentionNeeded
 from treenail.state.resources import ResourceContext, ResourceRegistry, Snapshotable

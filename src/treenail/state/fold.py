@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from treenail.codec import Codec, type_registry
 from treenail.errors import EncodeError, UnknownTypeError, UsageError
-from treenail.log.event import Draft, Envelope, SlicePolicy
+from treenail.log import Draft, Envelope, SlicePolicy
 from treenail.state.dispatch import DispatchResult, HandlerFailure
 from treenail.state.events import (
     SYSTEM_EVENTS,

@@ -46,7 +46,7 @@ from treenail.errors import (
     UnboundResourceError,
     UsageError,
 )
-from treenail.log.event import SlicePolicy
+from treenail.log import SlicePolicy
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from treenail.codec import Codec
-from treenail.log.event import SlicePolicy
+from treenail.log import SlicePolicy
 from treenail.state.core import Core
 from treenail.state.events import RestoredSlice, StateRestored, spec_of
 from treenail.state.slices import EMPTY, Entry, Slice, entries_of, opened

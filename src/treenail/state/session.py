@@ -28,10 +28,15 @@ from uuid import UUID
 from treenail.clock import Clock, SystemClock, new_id
 from treenail.codec import Codec, codec
 from treenail.errors import CodecError, LogDamagedError, SnapshotMismatchError, UsageError
-from treenail.log.base import DEFAULT_LEASE_SECONDS, Log
-from treenail.log.event import Draft, Envelope, SlicePolicy
-from treenail.log.lease import this_process_owner
-from treenail.log.memory import MemoryLog
+from treenail.log import (
+    DEFAULT_LEASE_SECONDS,
+    Draft,
+    Envelope,
+    Log,
+    MemoryLog,
+    SlicePolicy,
+    this_process_owner,
+)
 from treenail.state.core import Core, OpenReport
 from treenail.state.dispatch import Dispatcher, DispatchResult
 from treenail.state.events import ClearSlice, InitializeSlice, spec_of

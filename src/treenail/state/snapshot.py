@@ -22,7 +22,7 @@ from uuid import UUID
 
 from treenail.codec import Codec, codec, parse_json
 from treenail.errors import CodecError, DecodeError, SnapshotRestoreError
-from treenail.log.event import SlicePolicy
+from treenail.log import SlicePolicy
 from treenail.state.slices import Slice, sealed
 
 SNAPSHOT_VERSION = "1"

@@ -15,7 +15,7 @@ from typing import Any
 
 from treenail.codec import Codec
 from treenail.errors import DecodeError, SnapshotRestoreError, UsageError
-from treenail.log.event import Envelope
+from treenail.log import Envelope
 from treenail.state.events import RestoredItem, RestoredSlice
 from treenail.state.slices import EMPTY, Entry, Kept, Slice, entries_of, opened, sealed
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treenail.codec import is_immutable
 from treenail.errors import CodecError, UsageError
-from treenail.log.event import Channel, Draft, SlicePolicy, to_microseconds
+from treenail.log import Channel, Draft, SlicePolicy, to_microseconds
 from treenail.state.core import Core, SliceChange
 from treenail.state.dispatch import DispatchResult
 from treenail.state.events import spec_of

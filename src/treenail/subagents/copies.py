@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treenail.subagents.events import SubagentChangesApplied
-from treenail.tools.context import ToolContext
-from treenail.workspace.isolated import apply_changes
+from treenail.tools import ToolContext
+from treenail.workspace import apply_changes
 
 if TYPE_CHECKING:
     from treenail.subagents.supervision import Subagents

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from treenail.subagents.states import SubagentStatus
 from treenail.subagents.subagent import Subagent
-from treenail.turns.states import TurnState
-from treenail.turns.turn import TurnResult
+from treenail.turns import TurnResult, TurnState
 
 STATUS_OF_TURN: Mapping[TurnState, SubagentStatus] = {
     TurnState.COMPLETED: SubagentStatus.COMPLETED,

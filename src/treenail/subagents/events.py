@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from treenail.log.event import SlicePolicy
-from treenail.state.events import event
-from treenail.workspace.base import FilesystemSnapshot
+from treenail.log import SlicePolicy
+from treenail.state import event
+from treenail.workspace import FilesystemSnapshot
 
 WorkspaceMode = Literal["shared", "isolated", "read_only"]
 """Where a subagent works: in its parent's workspace, in a copy of it, or in a read-only view of it."""

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from treenail.agent import Agent, Extension
-from treenail.prompt.sections import MarkdownSection
-from treenail.providers.base import Provider
+from treenail.prompt import MarkdownSection
+from treenail.providers import Provider
 from treenail.subagents.limits import SubagentLimits
 from treenail.subagents.runner import ChildRunner, LoopRunner
 from treenail.subagents.supervision import Subagents
 from treenail.subagents.tools import subagent_tools
-from treenail.turns.turn import InnerLoop
+from treenail.turns import InnerLoop
 
 GUIDE = (
     "You can hand parts of the work to subagents. They do not see this conversation, so a task must say "

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from treenail.containment import ExecutionConfig, Limits
-from treenail.containment.limits import as_config, integer, number
+from treenail.containment import ExecutionConfig, Limits, as_config, integer, number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

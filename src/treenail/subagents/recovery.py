@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Container
 
 from treenail.children import open_child_session
-from treenail.conversation.messages import InnerMessage
+from treenail.conversation import InnerMessage
 from treenail.errors import LeaseHeldError, TreenailError
-from treenail.state.execution import ExecutionState
-from treenail.state.session import Session
+from treenail.state import ExecutionState, Session
 from treenail.subagents.endings import NO_ANSWER, STATUS_OF_TURN, next_actions
 from treenail.subagents.events import SubagentCharter
 from treenail.subagents.roster import Roster
 from treenail.subagents.states import SubagentStatus
 from treenail.subagents.subagent import Subagent
-from treenail.tools.boundaries import recover
-from treenail.turns.derivation import turn_state
-from treenail.turns.states import TurnStarted, TurnState
+from treenail.tools import recover
+from treenail.turns import TurnStarted, TurnState, turn_state
 
 
 def recover_subagents(roster: Roster, state: ExecutionState, agents: Container[str]) -> list[Subagent]:

@@ -9,16 +9,15 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from treenail.conversation.events import SubagentEvent
+from treenail.conversation import SubagentEvent
 from treenail.errors import UsageError
-from treenail.state.session import Session
-from treenail.state.transaction import stamped
+from treenail.state import Session, stamped
 from treenail.subagents.endings import next_actions
 from treenail.subagents.events import WORKSPACE_MODES
 from treenail.subagents.limits import Allowance, SubagentLimits, narrow
 from treenail.subagents.states import EVENT_NAMES, SubagentStatus, apply_event
 from treenail.subagents.subagent import Subagent
-from treenail.turns.states import TurnStarted
+from treenail.turns import TurnStarted
 
 
 class Roster:

@@ -8,12 +8,10 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from treenail.agent import Agent
 from treenail.containment import CancellationToken, ExecutionContext
-from treenail.providers.base import Provider
-from treenail.state.execution import ExecutionState
-from treenail.tools.policies import Permissions
-from treenail.tools.tool import Tool
-from treenail.turns.adapter import ModelAdapter
-from treenail.turns.turn import InnerLoop, TurnResult
+from treenail.providers import Provider
+from treenail.state import ExecutionState
+from treenail.tools import Permissions, Tool
+from treenail.turns import InnerLoop, ModelAdapter, TurnResult
 
 
 @dataclass(frozen=True, slots=True)

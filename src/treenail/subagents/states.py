@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
-from treenail.conversation.events import SubagentEvent
+from treenail.conversation import SubagentEvent
 from treenail.errors import IllegalMoveError, UsageError
 
 

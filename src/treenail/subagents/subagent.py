@@ -11,7 +11,7 @@ from treenail.subagents.events import WorkspaceMode
 from treenail.subagents.limits import Allowance
 from treenail.subagents.states import SubagentStatus
 from treenail.subagents.workspaces import ChildWorkspace
-from treenail.turns.states import TurnState
+from treenail.turns import TurnState
 
 _MAX_LISTED_TASK_CHARS = 200
 

@@ -36,10 +36,9 @@ from treenail import telemetry
 from treenail.agent import Agent
 from treenail.children import stopped_by
 from treenail.clock import new_id
-from treenail.containment import ExecutionContext, current_call
-from treenail.containment.limits import UNLIMITED
+from treenail.containment import UNLIMITED, ExecutionContext, current_call
 from treenail.errors import UsageError
-from treenail.state.execution import ExecutionState
+from treenail.state import ExecutionState
 from treenail.subagents.background import BackgroundTasks
 from treenail.subagents.events import WORKSPACE_MODES, WorkspaceMode
 from treenail.subagents.limits import Allowance, SubagentLimits, narrow
@@ -52,13 +51,8 @@ from treenail.subagents.subagent import Subagent
 from treenail.subagents.tools import subagent_tools
 from treenail.subagents.work import SubagentWork
 from treenail.subagents.workspaces import WorkspaceCopy, open_copy
-from treenail.tools.context import filesystem_of
-from treenail.tools.policies import Permissions
-from treenail.tools.runner import ToolRunner
-from treenail.tools.tool import ToolCall, ToolResult
-from treenail.tools.transaction import enclosing_calls
-from treenail.turns.ledger import contain
-from treenail.turns.turn import TurnResult
+from treenail.tools import Permissions, ToolCall, ToolResult, ToolRunner, enclosing_calls, filesystem_of
+from treenail.turns import TurnResult, contain
 
 
 class Subagents:

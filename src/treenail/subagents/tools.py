@@ -14,8 +14,7 @@ from treenail.errors import WorkspaceConflictError
 from treenail.subagents.copies import apply_copy
 from treenail.subagents.events import WorkspaceMode
 from treenail.subagents.limits import Allowance
-from treenail.tools.context import ToolContext
-from treenail.tools.tool import Tool, ToolResult
+from treenail.tools import Tool, ToolContext, ToolResult
 
 if TYPE_CHECKING:
     from treenail.subagents.supervision import Subagents

@@ -14,12 +14,16 @@ import anyio
 from treenail import telemetry
 from treenail.agent import Agent
 from treenail.children import open_child_session
-from treenail.containment import CancellationToken, ChainMetadata, ExecutionContext
-from treenail.containment.threads import call_later, describe, threadsafe
+from treenail.containment import (
+    CancellationToken,
+    ChainMetadata,
+    ExecutionContext,
+    call_later,
+    describe,
+    threadsafe,
+)
 from treenail.errors import TreenailError, UsageError
-from treenail.state.execution import ExecutionState
-from treenail.state.resources import ResourceRegistry
-from treenail.state.session import Session
+from treenail.state import ExecutionState, ResourceRegistry, Session
 from treenail.subagents.endings import NO_ANSWER, ending_of, next_actions
 from treenail.subagents.events import SubagentCharter
 from treenail.subagents.limits import SubagentLimits, config_of
@@ -29,11 +33,9 @@ from treenail.subagents.runner import ChildRun
 from treenail.subagents.states import SubagentStatus
 from treenail.subagents.subagent import Subagent
 from treenail.subagents.workspaces import ChildWorkspace, open_workspace
-from treenail.tools.policies import PermissionMode, Permissions
-from treenail.turns.derivation import turn_state
-from treenail.turns.states import TurnStarted, TurnState
-from treenail.turns.turn import TurnResult
-from treenail.workspace.base import Filesystem
+from treenail.tools import PermissionMode, Permissions
+from treenail.turns import TurnResult, TurnStarted, TurnState, turn_state
+from treenail.workspace import Filesystem
 
 _logger = logging.getLogger("treenail.subagents")
 

@@ -16,14 +16,19 @@ from pathlib import Path
 from uuid import UUID
 
 from treenail.errors import UsageError
-from treenail.state.execution import ExecutionState
-from treenail.state.session import Session
+from treenail.state import ExecutionState, Session
 from treenail.subagents.events import SubagentCharter, WorkspaceMode
-from treenail.tools.context import filesystem_of
-from treenail.workspace.base import Filesystem, FilesystemSnapshot
+from treenail.tools import filesystem_of
+from treenail.workspace import (
+    Filesystem,
+    FilesystemSnapshot,
+    InMemoryFilesystem,
+    IsolatedFilesystem,
+    IsolatedMemory,
+    isolate,
+    quiet_boundary,
+)
 from treenail.workspace.host import HostFilesystem
-from treenail.workspace.isolated import IsolatedFilesystem, IsolatedMemory, isolate, quiet_boundary
-from treenail.workspace.memory import InMemoryFilesystem
 
 WorkspaceCopy = IsolatedFilesystem | IsolatedMemory
 """A copy of a workspace that knows its own changes."""

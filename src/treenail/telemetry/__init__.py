@@ -1,33 +1,5 @@
 """Telemetry: spans, metrics and structured logs. Without an exporter they cost next to nothing."""
 
-from treenail.telemetry.base import (
-    Attribute,
-    OpenSpan,
-    Span,
-    Telemetry,
-    begin,
-    bind,
-    here,
-    is_on,
-    record,
-    span,
-    under,
-    use,
-)
-from treenail.telemetry.logs import JsonFormatter
+import lazy_loader
 
-__all__ = [
-    "Attribute",
-    "JsonFormatter",
-    "OpenSpan",
-    "Span",
-    "Telemetry",
-    "begin",
-    "bind",
-    "here",
-    "is_on",
-    "record",
-    "span",
-    "under",
-    "use",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

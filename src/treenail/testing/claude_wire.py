@@ -18,7 +18,7 @@ from typing import Any
 
 from treenail.providers.scripted import Answer
 from treenail.testing.wire import Api, Broken, Fault, Step, WireRequest, WireServer, violations_of
-from treenail.tools.tool import ToolCall
+from treenail.tools import ToolCall
 
 SYNTHETIC = "No response requested."
 """What the CLI makes its model say when it resumes a conversation that was cut off."""

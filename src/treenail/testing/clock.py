@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import anyio
 
-from treenail.containment.threads import Timer, fire, threadsafe
+from treenail.containment import Timer, fire, threadsafe
 from treenail.errors import UsageError
 
 _DEFAULT_START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -41,7 +41,7 @@ from hypothesis.stateful import (
 
 from treenail.clock import new_id
 from treenail.errors import PathEscapeError, ReadOnlyError, SnapshotMismatchError, WorkspaceError
-from treenail.workspace.base import (
+from treenail.workspace import (
     MAX_CONVENIENCE_BYTES,
     MAX_READ_LINES,
     Filesystem,

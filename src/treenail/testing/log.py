@@ -38,9 +38,7 @@ from hypothesis.stateful import (
 
 from treenail.clock import Clock, new_id
 from treenail.errors import LeaseHeldError, SessionNotFoundError, StaleWriterError, UsageError
-from treenail.log.base import Lease, Log
-from treenail.log.event import GENESIS, Draft, chain_checksum
-from treenail.log.lease import this_process_owner
+from treenail.log import GENESIS, Draft, Lease, Log, chain_checksum, this_process_owner
 from treenail.testing.clock import FakeClock
 
 BIRTH = datetime(2026, 1, 1, 12, 30, 15, 123456, tzinfo=UTC)

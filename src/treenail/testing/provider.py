@@ -26,12 +26,12 @@ import pytest
 
 from treenail.agent import Agent
 from treenail.clock import Clock, SystemClock
-from treenail.conversation.events import ProviderUsage
-from treenail.conversation.messages import ImagePart, InnerMessage, ToolCallRecord
-from treenail.conversation.replay import replay_events
+from treenail.conversation import ImagePart, InnerMessage, ProviderUsage, ToolCallRecord, replay_events
 from treenail.errors import ModelCallError, ThrottleError
-from treenail.providers.answer import MAX_TEXT_CHARS, CollectedAnswer, Collector
-from treenail.providers.base import (
+from treenail.providers import (
+    MAX_TEXT_CHARS,
+    CollectedAnswer,
+    Collector,
     ModelEvent,
     ModelRequest,
     Provider,
@@ -41,15 +41,11 @@ from treenail.providers.base import (
     ToolCallRequested,
 )
 from treenail.providers.scripted import Answer
-from treenail.state.budget import TokenUsage
-from treenail.state.execution import ExecutionState
-from treenail.state.session import Session
+from treenail.state import ExecutionState, Session, TokenUsage
 from treenail.testing.clock import FakeClock
 from treenail.testing.wire import Broken, Fault, Step, WireServer
-from treenail.tools.tool import ToolCall, tool
-from treenail.turns.retries import RetryPolicy
-from treenail.turns.states import PartialText, TurnState
-from treenail.turns.turn import InnerLoop, TurnResult
+from treenail.tools import ToolCall, tool
+from treenail.turns import InnerLoop, PartialText, RetryPolicy, TurnResult, TurnState
 
 CUT_KINDS = ("connection", "transient")
 """How a stream that breaks may be classified: as a broken connection, or as the server's failure."""

@@ -35,7 +35,7 @@ from treenail.testing.wire_rules import (
     openai_chat_violations,
     openai_responses_violations,
 )
-from treenail.tools.tool import ToolCall
+from treenail.tools import ToolCall
 
 Api = Literal["openai.chat", "openai.responses", "anthropic.messages"]
 """An interface, by the name that its provider has in the log."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from treenail.errors import HoldRequired
-from treenail.state.session import Session
+from treenail.state import Session
 from treenail.tools.environment import CallEnvironment
 from treenail.tools.events import Outcome, ToolHeld, ToolInvoked, ToolStarted
 from treenail.tools.policies import (

@@ -15,16 +15,22 @@ from uuid import UUID
 from treenail.clock import new_id
 from treenail.codec import FrozenDict
 from treenail.errors import UsageError
-from treenail.log.event import SlicePolicy
-from treenail.state.execution import ExecutionState
-from treenail.state.resources import Binding, ResourceContext, ResourceRegistry, is_snapshotable
-from treenail.state.session import Session
-from treenail.state.snapshot import CompositeSnapshot, SnapshotMetadata
+from treenail.log import SlicePolicy
+from treenail.state import (
+    Binding,
+    CompositeSnapshot,
+    ExecutionState,
+    ResourceContext,
+    ResourceRegistry,
+    Session,
+    SnapshotMetadata,
+    is_snapshotable,
+)
 from treenail.tools.context import filesystem_of
 from treenail.tools.events import SessionForked, ToolInvoked, ToolStarted
 from treenail.tools.process import wait_for_orphans
 from treenail.tools.tool import ToolResult
-from treenail.workspace.base import Filesystem, FilesystemSnapshot, WorkspaceDiff
+from treenail.workspace import Filesystem, FilesystemSnapshot, WorkspaceDiff
 
 # --- after a crash ---------------------------------------------------------------------------------
 

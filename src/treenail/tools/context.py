@@ -12,16 +12,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeVar, cast, overload
 
-from treenail.containment.cancel import CancellationToken
+from treenail.containment import CancellationToken
 from treenail.errors import UnboundResourceError, UsageError
-from treenail.log.event import SlicePolicy
-from treenail.state.budget import BudgetTracker, Deadline
-from treenail.state.execution import ExecutionState
-from treenail.state.resources import ResourceContext, ResourceRegistry, Snapshotable, ToolScope
-from treenail.state.run_context import RunContext
-from treenail.state.session import Session
+from treenail.log import SlicePolicy
+from treenail.state import (
+    BudgetTracker,
+    Deadline,
+    ExecutionState,
+    ResourceContext,
+    ResourceRegistry,
+    RunContext,
+    Session,
+    Snapshotable,
+    ToolScope,
+)
 from treenail.tools.events import OutboxPut
-from treenail.workspace.base import Filesystem
+from treenail.workspace import Filesystem
 
 T = TypeVar("T")
 D = TypeVar("D")

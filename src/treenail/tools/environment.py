@@ -11,15 +11,13 @@ from pydantic_core import from_json
 
 from treenail.clock import new_id
 from treenail.codec import FrozenDict
-from treenail.log.event import SlicePolicy
-from treenail.state.execution import ExecutionState
-from treenail.state.resources import Snapshotable
-from treenail.state.snapshot import CompositeSnapshot, SnapshotMetadata
+from treenail.log import SlicePolicy
+from treenail.state import CompositeSnapshot, ExecutionState, Snapshotable, SnapshotMetadata
 from treenail.tools.context import filesystem_of
 from treenail.tools.events import Outcome, ToolInvoked
 from treenail.tools.gate import Gate, Ticket, gate_of
 from treenail.tools.tool import ToolCall, ToolResult
-from treenail.workspace.base import Filesystem, FilesystemSnapshot
+from treenail.workspace import Filesystem, FilesystemSnapshot
 
 _KEPT_MESSAGE = 1_000
 """How much of a result's text `ToolInvoked` keeps; the model's copy is whole, in its message."""

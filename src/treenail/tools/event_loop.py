@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 import anyio
 import anyio.lowlevel
 
-from treenail.containment.threads import wait_finished, workers
+from treenail.containment import wait_finished, workers
 from treenail.errors import UsageError
 
 try:

@@ -9,12 +9,10 @@ from uuid import UUID
 
 from treenail.clock import new_id
 from treenail.codec import FrozenDict, sparse
-from treenail.log.event import SlicePolicy
-from treenail.state.budget import TokenUsage
-from treenail.state.events import event
-from treenail.state.run_context import RunContext
+from treenail.log import SlicePolicy
+from treenail.state import RunContext, TokenUsage, event
 from treenail.tools.tool import Effects, ToolResult
-from treenail.workspace.base import FilesystemSnapshot
+from treenail.workspace import FilesystemSnapshot
 
 Outcome = Literal["ok", "failed", "invalid", "denied", "timed_out", "interrupted", "unknown"]
 """How a call ended: kept; failed by itself; bad arguments; refused by a policy or a person; out of time;

@@ -20,12 +20,17 @@ from typing import Any, BinaryIO, Literal
 from treenail.errors import PathEscapeError, ReadOnlyError
 from treenail.tools.context import ToolContext
 from treenail.tools.tool import Effects, ReadyTool, Tool, ToolExample, ToolResult, described
-from treenail.workspace.base import Filesystem, GrepMatch
-from treenail.workspace.diffs import is_binary, unified_text
-from treenail.workspace.lines import split_lines
-from treenail.workspace.matching import compile_pattern
-from treenail.workspace.paths import name as last_segment
-from treenail.workspace.paths import normalize, parent
+from treenail.workspace import (
+    Filesystem,
+    GrepMatch,
+    compile_pattern,
+    is_binary,
+    normalize,
+    parent,
+    split_lines,
+    unified_text,
+)
+from treenail.workspace import name as last_segment
 
 MAX_RESULT_CHARS = 30_000
 """The longest answer of any of these tools, without its notes."""

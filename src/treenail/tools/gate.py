@@ -15,10 +15,9 @@ from collections.abc import Callable, Hashable, Sequence
 
 import anyio
 
-from treenail.containment.cancel import CancellationToken
-from treenail.containment.threads import call_later, threadsafe
-from treenail.state.budget import Deadline
-from treenail.workspace.base import FilesystemSnapshot
+from treenail.containment import CancellationToken, call_later, threadsafe
+from treenail.state import Deadline
+from treenail.workspace import FilesystemSnapshot
 
 
 class Gate:

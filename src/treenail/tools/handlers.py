@@ -8,8 +8,7 @@ from typing import Any
 
 import anyio
 
-from treenail.containment.limits import StopReason
-from treenail.containment.threads import threadsafe, wait_finished, workers
+from treenail.containment import StopReason, threadsafe, wait_finished, workers
 from treenail.errors import DeadlineExceededError
 from treenail.tools.event_loop import leave_event_loop
 from treenail.tools.transaction import OpenCall

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from treenail.state.session import Session
+from treenail.state import Session
 from treenail.tools.events import OutboxDelivered, OutboxFailed, OutboxPut
 
 _logger = logging.getLogger("treenail.tools")

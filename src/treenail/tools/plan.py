@@ -12,10 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from treenail.log.event import SlicePolicy
-from treenail.state.events import event
-from treenail.state.session import Session
-from treenail.state.slices import Extend, Replace, Slice, SliceOp, declared_reducers, reducer
+from treenail.log import SlicePolicy
+from treenail.state import Extend, Replace, Session, Slice, SliceOp, declared_reducers, event, reducer
 from treenail.tools.context import ToolContext
 from treenail.tools.tool import ReadyTool, Tool, ToolExample, ToolResult, described
 

@@ -15,10 +15,8 @@ from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
 from treenail.errors import UsageError
-from treenail.log.event import SlicePolicy
-from treenail.state.events import event
-from treenail.state.session import Session
-from treenail.state.slices import Append, Replace, Slice, SliceOp
+from treenail.log import SlicePolicy
+from treenail.state import Append, Replace, Session, Slice, SliceOp, event
 from treenail.tools.context import ToolContext
 from treenail.tools.events import HoldAnswered, ToolHeld
 from treenail.tools.tool import Tool, ToolResult

@@ -39,8 +39,7 @@ from typing import Literal, Required, TypedDict, Unpack
 import anyio
 
 from treenail.clock import Clock, SystemClock, new_id
-from treenail.containment.cancel import CancellationToken
-from treenail.containment.threads import call_later, wait_finished, workers
+from treenail.containment import CancellationToken, call_later, wait_finished, workers
 from treenail.errors import ToolError, UsageError
 
 MAX_OUTPUT_BYTES = 1024 * 1024

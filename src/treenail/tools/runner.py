@@ -28,7 +28,7 @@ from treenail.errors import (
     ToolValidationError,
     UsageError,
 )
-from treenail.state.execution import ExecutionState
+from treenail.state import ExecutionState
 from treenail.tools.admission import Admission
 from treenail.tools.batch import run_batch
 from treenail.tools.context import ToolContext

@@ -21,8 +21,7 @@ from treenail.errors import UsageError
 from treenail.tools.context import ToolContext
 from treenail.tools.process import CommandResult, command_environment, run_command_async
 from treenail.tools.tool import ReadyTool, Tool, ToolExample, ToolResult, described
-from treenail.workspace.base import Filesystem
-from treenail.workspace.paths import normalize
+from treenail.workspace import Filesystem, normalize
 
 MAX_OUTPUT_BYTES = 20_000
 """How much of each output stream is shown to the model."""

@@ -21,7 +21,7 @@ import pydantic  # Not `from pydantic import`: it loads each name at its first u
 from pydantic_core import ValidationError, to_jsonable_python
 
 from treenail.codec import is_model, sparse
-from treenail.containment.pricing import estimate_tokens
+from treenail.containment import estimate_tokens
 from treenail.errors import ToolDefinitionError, ToolValidationError
 from treenail.tools.schema import tidied
 

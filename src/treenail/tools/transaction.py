@@ -32,7 +32,7 @@ from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from treenail.clock import new_id
-from treenail.containment.cancel import CancellationToken
+from treenail.containment import CancellationToken
 from treenail.errors import (
     CancelledByToken,
     DeadlineExceededError,
@@ -43,11 +43,15 @@ from treenail.errors import (
     VisibilityExpansionRequired,
     WorkspaceError,
 )
-from treenail.state.events import AttentionNeeded
-from treenail.state.execution import ExecutionState
-from treenail.state.resources import ResourceContext, Snapshotable, ToolScope
-from treenail.state.snapshot import CompositeSnapshot
-from treenail.state.transaction import Transaction
+from treenail.state import (
+    AttentionNeeded,
+    CompositeSnapshot,
+    ExecutionState,
+    ResourceContext,
+    Snapshotable,
+    ToolScope,
+    Transaction,
+)
 from treenail.tools.boundaries import recover, workspace_call_id
 from treenail.tools.context import CallFilesystem, CallOutbox, CallResources, ToolContext
 from treenail.tools.environment import CallEnvironment
@@ -57,7 +61,7 @@ from treenail.tools.gate import Tickets
 from treenail.tools.outbox import times_sent
 from treenail.tools.policies import ToolPolicy
 from treenail.tools.tool import Tool, ToolCall, ToolResult, as_result
-from treenail.workspace.base import Filesystem, FilesystemSnapshot, WorkspaceCall
+from treenail.workspace import Filesystem, FilesystemSnapshot, WorkspaceCall
 
 _logger = logging.getLogger("treenail.tools")
 

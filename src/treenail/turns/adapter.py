@@ -9,21 +9,20 @@ from functools import partial
 from typing import Any, Unpack
 
 from treenail.containment import CancellationToken, ExecutionConfig, ExecutionContext, Limits
-from treenail.conversation.compaction import CompactionSettings
+from treenail.conversation import CompactionSettings
 from treenail.errors import PromptEvaluationError, UsageError
-from treenail.prompt.events import PromptResponse
-from treenail.prompt.output import OutputT
-from treenail.prompt.template import Prompt
-from treenail.providers.adapter import EvaluationOptions
-from treenail.providers.base import Provider
-from treenail.state.budget import Budget, BudgetTracker, Deadline
-from treenail.state.execution import ExecutionState
-from treenail.state.resources import ResourceRegistry
-from treenail.state.run_context import RunContext
-from treenail.state.session import Session
-from treenail.tools.context import Heartbeat
-from treenail.tools.event_loop import run_blocking
-from treenail.tools.policies import Permissions
+from treenail.prompt import OutputT, Prompt, PromptResponse
+from treenail.providers import EvaluationOptions, Provider
+from treenail.state import (
+    Budget,
+    BudgetTracker,
+    Deadline,
+    ExecutionState,
+    ResourceRegistry,
+    RunContext,
+    Session,
+)
+from treenail.tools import Heartbeat, Permissions, run_blocking
 from treenail.turns.display import Watch
 from treenail.turns.ledger import contain
 from treenail.turns.retries import RetryPolicy

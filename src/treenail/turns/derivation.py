@@ -14,14 +14,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from treenail.conversation.events import ProviderUsage
-from treenail.conversation.messages import InnerMessage
-from treenail.conversation.replay import read_events
-from treenail.log.event import Draft, Envelope
-from treenail.state.events import InitializeSlice, StateRestored
-from treenail.state.session import Session
-from treenail.state.slices import entry_at, opened
-from treenail.tools.events import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
+from treenail.conversation import InnerMessage, ProviderUsage, read_events
+from treenail.log import Draft, Envelope
+from treenail.state import InitializeSlice, Session, StateRestored, entry_at, opened
+from treenail.tools import HoldAnswered, ToolHeld, ToolInvoked, ToolStarted
 from treenail.turns.states import (
     PartialText,
     TurnDerivation,

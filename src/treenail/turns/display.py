@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from treenail.providers.base import ModelEvent
-from treenail.state.session import Session
-from treenail.tools.plan import Plan
-from treenail.tools.tool import ToolCall, ToolResult
+from treenail.providers import ModelEvent
+from treenail.state import Session
+from treenail.tools import Plan, ToolCall, ToolResult
 from treenail.turns.live import (
     FeedbackGiven,
     LiveEvent,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from treenail.errors import IllegalEndingError
-from treenail.state.session import Session
-from treenail.state.transaction import stamped
-from treenail.tools.events import ToolInvoked, ToolStarted
+from treenail.state import Session, stamped
+from treenail.tools import ToolInvoked, ToolStarted
 from treenail.turns.derivation import newest_fold
 from treenail.turns.states import (
     EVIDENCE,

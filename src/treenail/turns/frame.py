@@ -8,11 +8,9 @@ from typing import Any
 
 from treenail.containment import CallOutcome, CancellationToken, ExecutionContext
 from treenail.errors import CallRefused
-from treenail.prompt.render import RenderedPrompt
-from treenail.state.budget import Deadline
-from treenail.state.execution import ExecutionState
-from treenail.tools.context import ToolContext
-from treenail.tools.runner import ToolRunner
+from treenail.prompt import RenderedPrompt
+from treenail.state import Deadline, ExecutionState
+from treenail.tools import ToolContext, ToolRunner
 from treenail.turns.display import TurnDisplay
 from treenail.turns.record import TurnRecord
 from treenail.turns.vendor import Seat

@@ -38,9 +38,8 @@ from treenail.containment import (
     Settled,
     ShieldPipeline,
 )
-from treenail.log.event import SlicePolicy
-from treenail.state.events import event
-from treenail.state.session import Session
+from treenail.log import SlicePolicy
+from treenail.state import Session, event
 
 LEDGER_EVENTS: tuple[type[LedgerEvent], ...] = (Reserved, Settled, RetryTaken, ChainStopped)
 """What the ledger writes into a log. It is history: neither a rollback nor a prune gives money back."""

@@ -27,12 +27,12 @@ from weakref import WeakSet
 
 import anyio
 
-from treenail.containment.threads import threadsafe
-from treenail.conversation.events import ContextPressure
+from treenail.containment import threadsafe
+from treenail.conversation import ContextPressure
 from treenail.errors import UsageError
-from treenail.log.event import Channel
-from treenail.providers.base import ModelEvent, ReasoningDelta, TextDelta
-from treenail.state.events import event
+from treenail.log import Channel
+from treenail.providers import ModelEvent, ReasoningDelta, TextDelta
+from treenail.state import event
 from treenail.turns.states import TurnState
 
 _logger = logging.getLogger("treenail.turns")

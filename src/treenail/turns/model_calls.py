@@ -14,19 +14,24 @@ from treenail.containment import (
     DegradePlan,
     StopReason,
     WrapOptions,
+    apause,
     current_call,
 )
-from treenail.containment.dispatch import apause
-from treenail.conversation.compaction import CompactionSettings, Compactor
-from treenail.conversation.excerpts import as_sent
-from treenail.conversation.replay import Replay, ReplayItem
+from treenail.conversation import CompactionSettings, Compactor, Replay, ReplayItem, as_sent
 from treenail.errors import DeadlineExceededError, ModelCallError, PromptEvaluationError
-from treenail.providers.answer import CollectedAnswer, Collector
-from treenail.providers.base import ModelEvent, ModelRequest, Provider, Stopped, UsageReported
-from treenail.providers.degradation import degraded
-from treenail.providers.errors import error_of_stop
-from treenail.providers.usage import report_usage
-from treenail.state.budget import TokenUsage
+from treenail.providers import (
+    CollectedAnswer,
+    Collector,
+    ModelEvent,
+    ModelRequest,
+    Provider,
+    Stopped,
+    UsageReported,
+    degraded,
+    error_of_stop,
+    report_usage,
+)
+from treenail.state import TokenUsage
 from treenail.turns.frame import TurnFrame, refused
 from treenail.turns.retries import RetryPolicy, Waits, not_tried_again
 from treenail.turns.traces import model_span

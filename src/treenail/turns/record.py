@@ -13,33 +13,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treenail.clock import new_id
-from treenail.conversation.events import ContextPressure, ProviderUsage
-from treenail.conversation.messages import (
+from treenail.conversation import (
+    ORPHAN_TEXT,
+    REPLAYED_KINDS,
+    SHOWN_HASH,
+    WITHDRAWN_TEXT,
     ContentPart,
+    ContextPressure,
     InnerMessage,
+    ProviderUsage,
+    Replay,
+    Replayer,
     Role,
     ToolCallRecord,
     enable_inner_message_recording,
     get_inner_messages,
     get_latest_evaluation_id,
-)
-from treenail.conversation.replay import (
-    ORPHAN_TEXT,
-    REPLAYED_KINDS,
-    SHOWN_HASH,
-    WITHDRAWN_TEXT,
-    Replay,
-    Replayer,
     read_events,
 )
 from treenail.errors import ConversationNotFound, PromptMismatch
-from treenail.providers.answer import CollectedAnswer
-from treenail.state.budget import TokenUsage
-from treenail.state.session import Session
-from treenail.state.slices import entries_of
-from treenail.tools.events import HoldAnswered
-from treenail.tools.policies import pending_holds
-from treenail.tools.tool import ToolCall, ToolResult
+from treenail.providers import CollectedAnswer
+from treenail.state import Session, TokenUsage, entries_of
+from treenail.tools import HoldAnswered, ToolCall, ToolResult, pending_holds
 from treenail.turns.derivation import TURN_KINDS, TurnFollower, follower_of
 from treenail.turns.states import TurnStarted
 

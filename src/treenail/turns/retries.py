@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import anyio
 
 from treenail.clock import Clock, SystemClock
-from treenail.containment.limits import integer, number
+from treenail.containment import integer, number
 from treenail.errors import ModelCallError
 
 _LEAST_SHARE = 0.5

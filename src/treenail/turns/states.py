@@ -34,7 +34,7 @@ from types import MappingProxyType
 from uuid import UUID
 
 from treenail.containment import StopReason
-from treenail.conversation.messages import InnerMessage
+from treenail.conversation import InnerMessage
 from treenail.errors import (
     BudgetExceededError,
     CallRefused,
@@ -49,9 +49,9 @@ from treenail.errors import (
     RestoreFailedError,
     UsageError,
 )
-from treenail.log.event import SlicePolicy
-from treenail.state.events import event
-from treenail.tools.events import ToolHeld, ToolStarted
+from treenail.log import SlicePolicy
+from treenail.state import event
+from treenail.tools import ToolHeld, ToolStarted
 
 
 class TurnState(Enum):

@@ -21,11 +21,9 @@ from typing import Any
 
 from treenail import telemetry
 from treenail.containment import WrapOptions
-from treenail.conversation.messages import InnerMessage
+from treenail.conversation import InnerMessage
 from treenail.errors import CancelledByToken, VisibilityExpansionRequired
-from treenail.tools.handlers import run_handler
-from treenail.tools.runner import Body
-from treenail.tools.tool import ToolCall, ToolResult
+from treenail.tools import Body, ToolCall, ToolResult, run_handler
 from treenail.turns.frame import TurnFrame, refused
 from treenail.turns.traces import tool_span
 

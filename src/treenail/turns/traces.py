@@ -9,10 +9,10 @@ from uuid import UUID
 
 from treenail import telemetry
 from treenail.clock import Clock
-from treenail.providers.answer import CollectedAnswer, Collector
-from treenail.state.run_context import RunContext
+from treenail.providers import CollectedAnswer, Collector
+from treenail.state import RunContext
 from treenail.telemetry import Span
-from treenail.tools.tool import ToolCall
+from treenail.tools import ToolCall
 
 
 def _vendor(provider: str) -> str:

@@ -20,32 +20,34 @@ from typing import Any
 
 import anyio
 
-from treenail.containment import CancellationToken, ExecutionContext, SafetyEvent
-from treenail.containment.threads import threadsafe
-from treenail.conversation.compaction import CompactionSettings
-from treenail.conversation.messages import InnerMessage, ToolCallRecord, get_pending_tool_calls
+from treenail.containment import CancellationToken, ExecutionContext, SafetyEvent, threadsafe
+from treenail.conversation import CompactionSettings, InnerMessage, ToolCallRecord, get_pending_tool_calls
 from treenail.errors import IllegalEndingError, LogError, OutputParseError, PromptEvaluationError
-from treenail.judges.events import CompletionChecked, Feedback
-from treenail.judges.feedback import placed
-from treenail.judges.judged_run import JudgedRun
-from treenail.judges.judges import Judges
-from treenail.prompt.events import PromptExecuted, PromptRendered, PromptResponse
-from treenail.prompt.render import parse_output
-from treenail.prompt.template import Prompt
-from treenail.prompt.visibility import SectionPath, SectionVisibility, expand, register_visibility
-from treenail.providers.adapter import ProviderAdapter
-from treenail.providers.base import Provider, takes_output_schema
-from treenail.providers.degradation import tool_tokens
-from treenail.state.budget import BudgetTracker, Deadline
-from treenail.state.execution import ExecutionState
-from treenail.state.run_context import RunContext
-from treenail.state.transaction import stamped
-from treenail.tools.batch import run_batch
-from treenail.tools.boundaries import recover
-from treenail.tools.context import Heartbeat, ToolContext, filesystem_of
-from treenail.tools.policies import Permissions
-from treenail.tools.runner import ToolRunner
-from treenail.tools.tool import Tool, ToolCall
+from treenail.judges import CompletionChecked, Feedback, JudgedRun, Judges, placed
+from treenail.prompt import (
+    Prompt,
+    PromptExecuted,
+    PromptRendered,
+    PromptResponse,
+    SectionPath,
+    SectionVisibility,
+    expand,
+    parse_output,
+    register_visibility,
+)
+from treenail.providers import Provider, ProviderAdapter, takes_output_schema, tool_tokens
+from treenail.state import BudgetTracker, Deadline, ExecutionState, RunContext, stamped
+from treenail.tools import (
+    Heartbeat,
+    Permissions,
+    Tool,
+    ToolCall,
+    ToolContext,
+    ToolRunner,
+    filesystem_of,
+    recover,
+    run_batch,
+)
 from treenail.turns.derivation import turn_state
 from treenail.turns.display import TurnDisplay, Watch
 from treenail.turns.endings import close_crashed_turn, end_turn

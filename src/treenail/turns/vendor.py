@@ -15,18 +15,12 @@ from typing import Any
 
 import anyio
 
-from treenail.containment import CancellationToken
-from treenail.containment.threads import threadsafe
-from treenail.conversation.events import HistoryCompacted, ProviderUsage
+from treenail.containment import CancellationToken, threadsafe
+from treenail.conversation import HistoryCompacted, ProviderUsage
 from treenail.errors import DeadlineExceededError, PromptEvaluationError, ToolValidationError
-from treenail.providers.base import Provider
-from treenail.providers.vendor_loop import VendorLoop, VendorRun, VendorSeat, VendorSession, brings_loop
-from treenail.state.budget import Deadline
-from treenail.state.execution import ExecutionState
-from treenail.state.session import Session
-from treenail.tools.context import filesystem_of
-from treenail.tools.events import SessionForked
-from treenail.tools.tool import Tool, ToolCall
+from treenail.providers import Provider, VendorLoop, VendorRun, VendorSeat, VendorSession, brings_loop
+from treenail.state import Deadline, ExecutionState, Session
+from treenail.tools import SessionForked, Tool, ToolCall, filesystem_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,22 +16,17 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from treenail.errors import TreenailError
-from treenail.state.execution import ExecutionState
-from treenail.state.session import Session
+from treenail.state import ExecutionState, Session
 from treenail.subagents import Subagent, Subagents, SubagentStatus
-from treenail.tools.boundaries import boundaries
-from treenail.tools.context import filesystem_of
-from treenail.tools.policies import Permissions, pending_holds
-from treenail.turns.derivation import turn_state
-from treenail.turns.states import TurnStarted, TurnState
+from treenail.tools import Permissions, boundaries, filesystem_of, pending_holds
+from treenail.turns import TurnStarted, TurnState, turn_state
 from treenail.workflows.copies import apply_copies, files_of, is_applied, outside
 from treenail.workflows.events import WorkflowRecord
 from treenail.workflows.outcomes import Artifact, Checkpoint, Readiness, StepAnswer
 from treenail.workflows.prompts import cut
 from treenail.workflows.schemas import payload_problem
 from treenail.workflows.spec import StepSpec
-from treenail.workspace.base import Filesystem
-from treenail.workspace.isolated import fingerprint
+from treenail.workspace import Filesystem, fingerprint
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,11 @@ from typing import Any
 
 from treenail.clock import new_id
 from treenail.errors import UsageError, WorkspaceConflictError
-from treenail.state.execution import ExecutionState
-from treenail.state.session import Session
+from treenail.state import ExecutionState, Session
 from treenail.subagents import SubagentChangesApplied, Subagents, apply_copy
-from treenail.tools.context import ToolContext
-from treenail.tools.policies import PermissionMode, Permissions
-from treenail.tools.runner import ToolRunner
-from treenail.tools.tool import Tool, ToolCall, ToolResult
+from treenail.tools import PermissionMode, Permissions, Tool, ToolCall, ToolContext, ToolResult, ToolRunner
 from treenail.workflows.globs import matches
-from treenail.workspace.isolated import ForkChange
+from treenail.workspace import ForkChange
 
 NAME = "apply_steps"
 

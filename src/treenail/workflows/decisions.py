@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from treenail.errors import UsageError
-from treenail.state.session import Session
+from treenail.state import Session
 from treenail.workflows.events import log_event, record_of
 from treenail.workflows.outcomes import Checkpoint
 from treenail.workflows.states import StepState

@@ -9,9 +9,8 @@ from datetime import datetime
 from typing import Any, Literal
 
 from treenail.errors import UsageError
-from treenail.log.event import Channel, SlicePolicy
-from treenail.state.events import event
-from treenail.state.session import Session
+from treenail.log import Channel, SlicePolicy
+from treenail.state import Session, event
 from treenail.workflows.outcomes import Checkpoint
 from treenail.workflows.spec import WorkflowSpec
 from treenail.workflows.states import StepState, StepView, WorkflowState, check_step_move, step_state

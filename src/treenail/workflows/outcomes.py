@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from treenail.codec import register_type
-from treenail.log.event import Channel, SlicePolicy
-from treenail.state.events import event
+from treenail.log import Channel, SlicePolicy
+from treenail.state import event
 
 Readiness = Literal["checkpoint_ready", "partial", "failed", "held", "needs_orchestrator"]
 """Whether other steps can build on a step."""

@@ -11,18 +11,16 @@ import anyio
 from treenail.agent import Agent, close_state, open_log, open_state
 from treenail.containment import Limits
 from treenail.errors import UsageError
-from treenail.log.base import Log
-from treenail.providers.base import Provider
-from treenail.state.session import Session
+from treenail.log import Log
+from treenail.providers import Provider
+from treenail.state import Session
 from treenail.subagents import LoopRunner, SubagentLimits
-from treenail.tools.boundaries import recover
-from treenail.tools.event_loop import is_in_event_loop
-from treenail.tools.policies import Permissions
+from treenail.tools import Permissions, is_in_event_loop, recover
 from treenail.workflows.events import WorkflowEvent
 from treenail.workflows.spec import WorkflowSpec
 from treenail.workflows.states import WorkflowResult
 from treenail.workflows.workflow import Workflow, check_agents
-from treenail.workspace.base import Filesystem
+from treenail.workspace import Filesystem
 
 
 def run_workflow(

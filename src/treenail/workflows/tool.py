@@ -13,16 +13,12 @@ from treenail.children import open_child_session
 from treenail.clock import new_id
 from treenail.containment import ExecutionContext
 from treenail.errors import UsageError
-from treenail.prompt.sections import MarkdownSection
-from treenail.providers.base import Provider
-from treenail.state.execution import ExecutionState
-from treenail.state.session import Session
+from treenail.prompt import MarkdownSection
+from treenail.providers import Provider
+from treenail.state import ExecutionState, Session
 from treenail.subagents import BackgroundTasks, ChildRunner, LoopRunner, SubagentLimits, prompt_extended
-from treenail.tools.boundaries import recover
-from treenail.tools.context import ToolContext
-from treenail.tools.policies import Permissions
-from treenail.tools.tool import Tool, ToolResult
-from treenail.turns.turn import InnerLoop
+from treenail.tools import Permissions, Tool, ToolContext, ToolResult, recover
+from treenail.turns import InnerLoop
 from treenail.workflows.documents import spec_from_data, spec_schema
 from treenail.workflows.events import has_workflow
 from treenail.workflows.spec import WorkflowSpec

@@ -35,17 +35,12 @@ from uuid import UUID
 import anyio
 
 from treenail.agent import Agent
-from treenail.containment import ChainMetadata, ExecutionContext, Limits
-from treenail.containment.limits import UNLIMITED
-from treenail.containment.threads import describe
+from treenail.containment import UNLIMITED, ChainMetadata, ExecutionContext, Limits, describe
 from treenail.errors import TreenailError, UsageError
-from treenail.state.execution import ExecutionState
-from treenail.state.session import Session
+from treenail.state import ExecutionState, Session
 from treenail.subagents import Allowance, ChildRunner, Subagent, SubagentLimits, Subagents, SubagentStatus
-from treenail.tools.context import filesystem_of
-from treenail.tools.policies import Permissions
-from treenail.turns.ledger import ceilings_of, contain, newly_set
-from treenail.turns.states import pasteable
+from treenail.tools import Permissions, filesystem_of
+from treenail.turns import ceilings_of, contain, newly_set, pasteable
 from treenail.workflows.checkpoints import Checkpoints, checkpoint_maker
 from treenail.workflows.copies import is_applied
 from treenail.workflows.events import (

@@ -25,10 +25,7 @@ from treenail.judges import (
     LLMTrajectoryFeedback,
     NestedExecutionConfig,
 )
-from treenail.tools.files import FILE_TOOLS, READING_TOOLS
-from treenail.tools.plan import PLAN_TOOLS
-from treenail.tools.shell import shell_tool
-from treenail.tools.tool import Tool
+from treenail.tools import FILE_TOOLS, PLAN_TOOLS, READING_TOOLS, Tool, shell_tool
 
 CODING = "coding"
 

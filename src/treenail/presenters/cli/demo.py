@@ -23,15 +23,12 @@ from rich.console import Console
 
 from treenail.agent import Agent, Run
 from treenail.containment import Limits
-from treenail.history.projection import project
-from treenail.history.stores import LAST, find_run, opened_log
+from treenail.history import LAST, find_run, opened_log, project
 from treenail.judges import CommandChecker
 from treenail.presenters.cli.timeline import print_lines
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.tools.context import ToolContext
-from treenail.tools.files import FILE_TOOLS
-from treenail.tools.tool import tool
-from treenail.turns.states import TurnState
+from treenail.tools import FILE_TOOLS, ToolContext, tool
+from treenail.turns import TurnState
 
 _FILES = {
     "shop/__init__.py": "",

@@ -16,8 +16,7 @@ import click
 import treenail
 from treenail.containment import default_prices
 from treenail.errors import TreenailError
-from treenail.history.stores import opened_log
-from treenail.history.summary import damage_text
+from treenail.history import damage_text, opened_log
 from treenail.presenters.cli import models, settings, stores
 from treenail.presenters.cli.options import json_option
 from treenail.presenters.cli.output import print_json

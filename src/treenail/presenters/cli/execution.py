@@ -15,10 +15,9 @@ import click
 from rich.console import Console
 
 from treenail.agent import Agent, Run
-from treenail.containment.limits import Limits, OnUnknownPrice
+from treenail.containment import Limits, OnUnknownPrice
 from treenail.errors import LeaseHeldError, LogDamagedError, LogError, UsageError
-from treenail.history.stores import LAST, find_run, opened_log, opened_run
-from treenail.history.summary import is_workflow
+from treenail.history import LAST, find_run, is_workflow, opened_log, opened_run
 from treenail.judges import CommandChecker, LLMCompletionVerifier, NestedExecutionConfig
 from treenail.presenters.cli import agents, models, settings, stores
 from treenail.presenters.cli.options import (
@@ -30,12 +29,10 @@ from treenail.presenters.cli.options import (
 )
 from treenail.presenters.cli.screen import JsonScreen, Screen, screen_for, watching
 from treenail.presenters.cli.settings import Settings
-from treenail.providers.base import Provider
-from treenail.state.session import Session
-from treenail.tools.policies import PermissionMode, Permissions
-from treenail.turns.derivation import newest_turn
-from treenail.turns.ledger import ceilings_of
-from treenail.turns.states import TurnEnded, TurnState
+from treenail.providers import Provider
+from treenail.state import Session
+from treenail.tools import PermissionMode, Permissions
+from treenail.turns import TurnEnded, TurnState, ceilings_of, newest_turn
 
 LIMIT = 6
 EXIT_CODES = {

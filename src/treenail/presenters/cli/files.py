@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from treenail.history.operations import diff_run, fork_run, rollback_run
+from treenail.history import diff_run, fork_run, rollback_run
 from treenail.presenters.cli.options import json_option, run_argument, run_named, store_option
 from treenail.presenters.cli.output import print_result
 from treenail.presenters.cli.stores import flag_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from treenail.errors import UsageError
-from treenail.history.operations import answer_run, list_holds
+from treenail.history import answer_run, list_holds
 from treenail.presenters.cli.options import json_option, run_argument, run_named, store_option
 from treenail.presenters.cli.output import print_result
 from treenail.presenters.cli.stores import flag_for

@@ -11,12 +11,19 @@ from uuid import UUID
 
 import click
 
-from treenail.conversation.inspection import inspect_replay
+from treenail.conversation import inspect_replay
 from treenail.errors import LogDamagedError, UsageError
-from treenail.history.operations import attend_run, erase_run, prune_run, salvage_store
-from treenail.history.store_diagnostics import diagnose_store
-from treenail.history.stores import find_run, opened_log, opened_run
-from treenail.log.base import Log
+from treenail.history import (
+    attend_run,
+    diagnose_store,
+    erase_run,
+    find_run,
+    opened_log,
+    opened_run,
+    prune_run,
+    salvage_store,
+)
+from treenail.log import Log
 from treenail.presenters.cli.options import (
     json_option,
     required_run,

@@ -11,9 +11,9 @@ from typing import Any
 
 from treenail.errors import UsageError
 from treenail.presenters.cli.settings import Settings
-from treenail.providers.base import ModelEvent, ModelRequest, Provider
+from treenail.providers import ModelEvent, ModelRequest, Provider
 from treenail.providers.scripted import Answer, ScriptedProvider
-from treenail.tools.tool import ToolCall
+from treenail.tools import ToolCall
 
 NO_PROVIDER = (
     "no model is configured: set OPENAI_API_KEY or ANTHROPIC_API_KEY, or name your own server with "

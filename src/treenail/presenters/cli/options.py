@@ -11,7 +11,7 @@ from uuid import UUID
 import click
 
 from treenail.errors import TreenailError, UsageError
-from treenail.history.stores import LAST, find_run, run_ids
+from treenail.history import LAST, find_run, run_ids
 from treenail.presenters.cli import settings, stores
 
 F = TypeVar("F", bound=Callable[..., Any])

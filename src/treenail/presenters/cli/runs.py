@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from treenail.errors import SessionNotFoundError
-from treenail.history.stores import opened_log
-from treenail.history.summary import RunSummary, summarize
+from treenail.history import RunSummary, opened_log, summarize
 from treenail.presenters.cli.options import json_option, store_named, store_option
 from treenail.presenters.cli.output import print_json
 from treenail.presenters.cli.stores import salvage_command

@@ -19,13 +19,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from treenail.conversation.events import ContextPressure
-from treenail.history.live import with_event
-from treenail.history.text import counted, live_text, short
-from treenail.history.view import LiveView
-from treenail.providers.base import ReasoningDelta, TextDelta
-from treenail.tools.policies import PermissionRequest
-from treenail.turns.live import (
+from treenail.conversation import ContextPressure
+from treenail.history import LiveView, counted, live_text, short, with_event
+from treenail.providers import ReasoningDelta, TextDelta
+from treenail.tools import PermissionRequest
+from treenail.turns import (
     FeedbackGiven,
     Lagged,
     LiveEvent,

@@ -5,10 +5,7 @@ from __future__ import annotations
 import click
 from rich.console import Console
 
-from treenail.history.stores import opened_log
-from treenail.history.text import lines
-from treenail.history.tree import RunTree, read_tree
-from treenail.history.view import RunView
+from treenail.history import RunTree, RunView, lines, opened_log, read_tree
 from treenail.presenters.cli.options import json_option, run_argument, run_named, store_option
 from treenail.presenters.cli.output import print_json
 from treenail.presenters.cli.runs import STYLES, warn_of_damage

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from treenail.agent import Agent
 from treenail.containment import Limits
-from treenail.history.stores import LAST, find_run, opened_run
+from treenail.history import LAST, find_run, opened_run
 from treenail.presenters.cli import agents, settings
 from treenail.presenters.cli.execution import RunSetup
 from treenail.presenters.cli.options import (
@@ -28,8 +28,8 @@ from treenail.presenters.cli.options import (
     store_option,
 )
 from treenail.presenters.cli.output import print_json
-from treenail.state.session import Session
-from treenail.tools.policies import PermissionMode, Permissions
+from treenail.state import Session
+from treenail.tools import PermissionMode, Permissions
 from treenail.workflows import (
     StepState,
     WorkflowEvent,

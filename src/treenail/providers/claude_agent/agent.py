@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 import anyio
 
-from treenail.containment.pricing import PriceTable
+from treenail.containment import PriceTable
 from treenail.errors import UsageError
 from treenail.providers.base import ModelEvent, ModelRequest
 from treenail.providers.claude_agent.environment import cli_environment

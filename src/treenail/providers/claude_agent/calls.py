@@ -20,7 +20,7 @@ from typing import Any
 
 import anyio
 
-from treenail.tools.tool import ToolResult
+from treenail.tools import ToolResult
 
 
 @dataclass(slots=True, eq=False)

@@ -21,7 +21,7 @@ import anyio
 import claude_agent_sdk as sdk
 from anyio.abc import TaskGroup
 
-from treenail.conversation.replay import ReplayItem
+from treenail.conversation import ReplayItem
 from treenail.errors import ModelCallError
 from treenail.providers.claude_agent.calls import Calls
 from treenail.providers.claude_agent.environment import MOST_TOKENS
@@ -33,7 +33,7 @@ from treenail.providers.claude_agent.queue import Queue
 from treenail.providers.claude_agent.settings import Settings
 from treenail.providers.errors import Facts
 from treenail.providers.wire_formats import anthropic_images
-from treenail.tools.process import MARKER
+from treenail.tools import MARKER
 
 _CLOSE_GRACE_S = 2.0
 """How long the CLI may take to close its conversation before it is killed."""

@@ -21,7 +21,7 @@ from treenail.providers.claude_agent.calls import Calls
 from treenail.providers.claude_agent.environment import PATIENCE_S
 from treenail.providers.claude_agent.offer import PREFIX, SERVER, Offer
 from treenail.providers.claude_agent.queue import Queue
-from treenail.tools.tool import ToolResult
+from treenail.tools import ToolResult
 
 
 class Hooks:

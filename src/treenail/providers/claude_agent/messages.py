@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from treenail.conversation.replay import ReplayItem
+from treenail.conversation import ReplayItem
 from treenail.providers.wire_formats import Wire
 
 CONTINUE = "Continue."

@@ -11,7 +11,7 @@ import anyio
 from treenail.errors import ToolError
 from treenail.providers.claude_agent.calls import PendingCall
 from treenail.providers.claude_agent.process import Cli
-from treenail.tools.tool import Effects, Tool, ToolResult
+from treenail.tools import Effects, Tool, ToolResult
 
 NATIVE_EFFECTS: Mapping[str, Effects] = {
     "Bash": "workspace",

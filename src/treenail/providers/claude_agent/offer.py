@@ -8,7 +8,7 @@ from typing import Any
 
 from mcp import types as mcp
 
-from treenail.tools.tool import Tool, ToolCall
+from treenail.tools import Tool, ToolCall
 
 SERVER = "treenail"
 """The name under which the CLI knows our tools: `mcp__treenail__...`."""

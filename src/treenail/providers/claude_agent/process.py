@@ -28,7 +28,7 @@ import claude_agent_sdk as sdk
 from treenail.clock import new_id
 from treenail.errors import UsageError
 from treenail.providers.claude_agent.settings import Settings
-from treenail.tools.process import SUPERVISOR, command_environment, end_processes, processes_marked
+from treenail.tools import SUPERVISOR, command_environment, end_processes, processes_marked
 
 _IS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KILL_TIMEOUT_S = 15.0

@@ -14,7 +14,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from treenail.clock import new_id
-from treenail.conversation.replay import ReplayItem
+from treenail.conversation import ReplayItem
 from treenail.errors import ModelCallError, ToolError
 from treenail.providers.answer import Collector
 from treenail.providers.anthropic_answer import AnthropicAnswer
@@ -30,7 +30,7 @@ from treenail.providers.claude_agent.transcripts import remembers
 from treenail.providers.errors import Facts
 from treenail.providers.vendor import CUT_SHORT, ask_egress
 from treenail.providers.vendor_loop import VendorSeat
-from treenail.tools.tool import Tool, ToolCall, ToolResult
+from treenail.tools import Tool, ToolCall, ToolResult
 
 
 class ClaudeAgentRun:

@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from treenail.containment import default_prices
-from treenail.containment.pricing import CallUsage, PriceTable, estimate_usage
+from treenail.containment import CallUsage, PriceTable, default_prices, estimate_usage
 from treenail.errors import ModelCallError
 from treenail.providers.base import ModelRequest, UsageReported
 from treenail.providers.claude_agent.environment import endpoint_in

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from treenail.conversation.replay import ReplayItem
+from treenail.conversation import ReplayItem
 
 
 def remembers(config_dir: Path, vendor_session_id: str, answer: ReplayItem) -> bool:

@@ -1,0 +1,10 @@
+from .core import Codec as Codec
+from .core import codec as codec
+from .immutability import FrozenDict as FrozenDict
+from .immutability import is_immutable as is_immutable
+from .records import sparse as sparse
+from .registry import TypeRegistry as TypeRegistry
+from .registry import is_model as is_model
+from .registry import register_type as register_type
+from .registry import type_registry as type_registry
+from .text import parse_json as parse_json

@@ -1,0 +1,14 @@
+from .base import DEFAULT_LEASE_SECONDS as DEFAULT_LEASE_SECONDS
+from .base import Lease as Lease
+from .base import Log as Log
+from .base import LogReport as LogReport
+from .event import GENESIS as GENESIS
+from .event import Channel as Channel
+from .event import Draft as Draft
+from .event import Envelope as Envelope
+from .event import SessionInfo as SessionInfo
+from .event import SlicePolicy as SlicePolicy
+from .event import chain_checksum as chain_checksum
+from .event import to_microseconds as to_microseconds
+from .lease import this_process_owner as this_process_owner
+from .memory import MemoryLog as MemoryLog

@@ -1,0 +1,15 @@
+from .background import BackgroundTasks as BackgroundTasks
+from .copies import apply_copy as apply_copy
+from .events import WORKSPACE_MODES as WORKSPACE_MODES
+from .events import SubagentChangesApplied as SubagentChangesApplied
+from .events import WorkspaceMode as WorkspaceMode
+from .extension import prompt_extended as prompt_extended
+from .extension import with_subagents as with_subagents
+from .limits import Allowance as Allowance
+from .limits import SubagentLimits as SubagentLimits
+from .runner import ChildRunner as ChildRunner
+from .runner import LoopRunner as LoopRunner
+from .states import SubagentStatus as SubagentStatus
+from .subagent import Subagent as Subagent
+from .supervision import Subagents as Subagents
+from .tools import subagent_tools as subagent_tools

@@ -1,0 +1,13 @@
+from .base import Attribute as Attribute
+from .base import OpenSpan as OpenSpan
+from .base import Span as Span
+from .base import Telemetry as Telemetry
+from .base import begin as begin
+from .base import bind as bind
+from .base import here as here
+from .base import is_on as is_on
+from .base import record as record
+from .base import span as span
+from .base import under as under
+from .base import use as use
+from .logs import JsonFormatter as JsonFormatter
