@@ -132,11 +132,14 @@ def read_rows(
 def _newest(database: Database, row: SessionRow) -> int:
     """Return the newest event's number: by the index, but no less than the lease row remembers."""
     witnessed = row.head_seq if row.is_lease_whole else 0
-    try:
-        found = database.read("find the newest event", lambda db: sessions.index_head(db, row))
-    except LogDamagedError:
-        return _UNKNOWN  # Reading comes to the damage, and does not take what is before it for everything.
-    return max(found, witnessed)
+    for _ in range(2):
+        # SQLite may refuse a damaged page beside this session's own once, and pass over it the next time.
+        try:
+            found = database.read("find the newest event", lambda db: sessions.index_head(db, row))
+        except LogDamagedError:
+            continue
+        return max(found, witnessed)
+    return _UNKNOWN  # Reading comes to the damage, and does not take what is before it for everything.
 
 
 def _start(database: Database, row: SessionRow, after: int) -> tuple[int, bytes]:
