@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pytest
 
 from treenail import TurnState
-from treenail.errors import ThrottleError
+from treenail.errors import ModelCallError, ThrottleError
 from treenail.providers import ModelEvent, ModelRequest, TextDelta
 from treenail.providers.claude_agent import ClaudeAgent
 from treenail.providers.scripted import Answer
@@ -88,6 +88,16 @@ class TestClaudeAgent(ProviderConformance):
             again = CALCULATOR.resume(store, run.id, provider=agent)
             assert (again.state, again.output) == (TurnState.COMPLETED, "42")
             assert not bench.saw("The answer")
+
+    def test_an_answer_that_has_begun_is_not_started_over(self) -> None:
+        """What was shown cannot be unsaid: the partial text comes with the error."""
+        with self.open([Broken(Answer("one\ntwo\n"), "cut", after=1), Answer("never")]) as bench:
+            agent = bench.provider
+            assert isinstance(agent, HeardAgent)
+            turn = turn_of(agent, IMPATIENT, watch=agent.hear)
+            assert bench.calls == 1
+        assert isinstance(turn.error, ModelCallError)
+        assert turn.error.partial == "one\n"
 
     @pytest.mark.parametrize("stop", ["length", "refused", "filtered"])
     def test_an_answer_that_is_none_says_so(self, stop: Literal["length", "refused", "filtered"]) -> None:

@@ -45,7 +45,7 @@ from treenail.state import ExecutionState, Session, TokenUsage
 from treenail.testing.clock import FakeClock
 from treenail.testing.wire import Broken, Fault, Step, WireServer
 from treenail.tools import ToolCall, tool
-from treenail.turns import InnerLoop, PartialText, RetryPolicy, TurnResult, TurnState
+from treenail.turns import InnerLoop, PartialText, RetryPolicy, TurnResult, TurnState, Watch
 
 CUT_KINDS = ("connection", "transient")
 """How a stream that breaks may be classified: as a broken connection, or as the server's failure."""
@@ -172,11 +172,14 @@ def outcome_of(provider: Provider, request: ModelRequest | None = None) -> _Outc
     return outcome
 
 
-def turn_of(provider: Provider, retry: RetryPolicy, clock: Clock | None = None) -> TurnResult:
+def turn_of(
+    provider: Provider, retry: RetryPolicy, clock: Clock | None = None, watch: Watch | None = None
+) -> TurnResult:
     """Make one turn, which asks the provider again as the policy says."""
     clock = clock or SystemClock()
     state = ExecutionState(Session(clock=clock), clock=clock)
-    return anyio.run(InnerLoop(state, provider, CALCULATOR.prompt, retry=retry).run, "Hello")
+    loop = InnerLoop(state, provider, CALCULATOR.prompt, retry=retry, watch=watch)
+    return anyio.run(loop.run, "Hello")
 
 
 class ProviderConformance:
