@@ -64,7 +64,7 @@ def schema_of(output: object, where: str) -> dict[str, Any]:
 
 def _jsonschema() -> Any:
     """Import jsonschema when a step has a schema: it takes a tenth of a second, and most steps have none."""
-    import jsonschema  # type: ignore[import-untyped]
+    import jsonschema  # type: ignore[import-untyped]  # it ships no types
 
     return jsonschema
 
