@@ -1,0 +1,44 @@
+"""A command on a layer: the workspace stays as it is, and the changes are in the layer."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from treenail.sandbox import Layer, confined
+
+
+def run(command: str, workspace: Path, layer: Layer | None = None) -> subprocess.CompletedProcess[str]:
+    with confined(["/bin/sh", "-c", command], workspace, workspace=workspace, layer=layer) as line:
+        return subprocess.run(
+            line.argv,
+            check=False,
+            pass_fds=line.descriptors,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+
+
+@pytest.mark.parametrize("name", ["plain", "a,b:c\\d 'e\" $f"])
+def test_what_a_command_changes_lands_in_its_layer(tmp_path, name):
+    """Whatever the directory is called."""
+    lower, upper, work = (tmp_path / each / name for each in ("lower", "upper", "work"))
+    for each in (lower, upper, work):
+        each.mkdir(parents=True)
+    (lower / "kept").write_text("before")
+    ran = run("cat kept; echo after > kept; echo new > made", lower, Layer(lower, upper, work))
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "before", "")
+    assert {each.name: each.read_text() for each in lower.iterdir()} == {"kept": "before"}
+    assert {each.name: each.read_text() for each in upper.iterdir()} == {"kept": "after\n", "made": "new\n"}
+
+
+def test_without_a_layer_a_command_writes_to_the_workspace(tmp_path):
+    """And nowhere else."""
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    ran = run("echo new > made; echo out > ../out; ls /proc/self/fd", workspace)
+    assert (workspace / "made").read_text() == "new\n"
+    assert os.listdir(tmp_path) == ["workspace"]
+    assert ran.stdout.split() == ["0", "1", "2", "3"], "no descriptor leads out of the sandbox"
