@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 
-Every call takes the same path, `_make`, whether its caller waits in a thread or in a task:
+Every call takes the same path, `_make` in a thread and `_amake` in a task:
 
 1. *Admit.* Are the ceilings reached, is the run going in circles, what does the shield say? A call that is
    degraded gets its plan here, and waits here if the plan says so.
@@ -23,19 +23,19 @@ when it ends.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from treenail.clock import Clock, SystemClock, new_id
 from treenail.containment.attempts import ActiveCall, Attempt, Call, call_around, current
 from treenail.containment.breaker import CircuitBreaker, CircuitBreakers, Policy
-from treenail.containment.cancel import CancellationToken
+from treenail.containment.cancel import CancellationToken, pause
 from treenail.containment.chain import Chain
 from treenail.containment.costs import Costs
-from treenail.containment.dispatch import STOPPED, Awaiting, Blocking, Waiting
+from treenail.containment.dispatch import STOPPED, adispatch, apause, dispatch
 from treenail.containment.guards import Guards, Refusal, refuse, reprice
 from treenail.containment.ledger import Account, Journal, Ledger, LedgerEvent, fold
 from treenail.containment.limits import UNLIMITED, ExecutionConfig, Limits, StopReason, as_config, to_usd
@@ -59,8 +59,6 @@ from treenail.errors import CallRefused, CancelledByToken, UsageError
 T = TypeVar("T")
 
 _STRICTEST_FIRST = ("halt", "estimate", "warn")
-_BLOCKING = Blocking()
-_AWAITING = Awaiting()
 
 
 class Metrics(Protocol):
@@ -266,11 +264,11 @@ class ExecutionContext:
         ALLOW: it went well. DEGRADE: it went well, with less. RETRY: it failed, another attempt may
         follow. HALT and the other decisions: it was not made, or nothing more must follow.
         """
-        return _now(self._make("llm", fn, options, _BLOCKING)).take_decision()
+        return self._make("llm", fn, options).take_decision()
 
     def wrap_tool_call(self, fn: Callable[[], object], options: WrapOptions | None = None) -> Decision:
         """Make a tool call under containment and say what was decided; see `wrap_llm_call`."""
-        return _now(self._make("tool", fn, options, _BLOCKING)).take_decision()
+        return self._make("tool", fn, options).take_decision()
 
     # --- the fuller face, synchronous and asynchronous --------------------------------------------
 
@@ -281,11 +279,11 @@ class ExecutionContext:
         `UsageError`, because `acall_llm` is the way there. An exception of the call is in `error`, of
         its own class; `KeyboardInterrupt` and cancellation pass through, recorded.
         """
-        return _now(self._make("llm", fn, options, _BLOCKING)).take_outcome()
+        return self._make("llm", fn, options).take_outcome()
 
     def call_tool(self, fn: Callable[[], T], options: WrapOptions | None = None) -> CallOutcome[T]:
         """Make a tool call and return its value, its error, the decision and the node; see `call_llm`."""
-        return _now(self._make("tool", fn, options, _BLOCKING)).take_outcome()
+        return self._make("tool", fn, options).take_outcome()
 
     @overload
     async def acall_llm(
@@ -299,7 +297,7 @@ class ExecutionContext:
         A plain function runs on a worker thread, so that it does not block the loop; if it returns an
         awaitable, that is awaited.
         """
-        return (await self._make("llm", fn, options, _AWAITING)).take_outcome()
+        return (await self._amake("llm", fn, options)).take_outcome()
 
     @overload
     async def acall_tool(
@@ -309,7 +307,7 @@ class ExecutionContext:
     async def acall_tool(self, fn: Callable[[], T], options: WrapOptions | None = None) -> CallOutcome[T]: ...
     async def acall_tool(self, fn: Callable[[], Any], options: WrapOptions | None = None) -> CallOutcome[Any]:
         """Make a tool call from async code; see `acall_llm`."""
-        return (await self._make("tool", fn, options, _AWAITING)).take_outcome()
+        return (await self._amake("tool", fn, options)).take_outcome()
 
     # --- questions and commands -------------------------------------------------------------------
 
@@ -408,46 +406,63 @@ class ExecutionContext:
 
     # --- the path of a call -----------------------------------------------------------------------
 
-    async def _make(
-        self, kind: Kind, fn: Callable[[], object], options: WrapOptions | None, waiting: Waiting
-    ) -> Call:
-        """Make one call, in as many attempts as its options ask for."""
-        if options is None:
-            options = NO_OPTIONS
-        elif not isinstance(options, WrapOptions):
-            raise UsageError(f"options must be WrapOptions, not {options!r} ({type(options).__name__})")
-        if not callable(fn):
-            raise UsageError(f"fn must be a function without arguments, not {fn!r} ({type(fn).__name__})")
-        call = self._begin(kind, options)
-        attempt = Attempt(call, fn, options, options.retry_of)
+    def _make(self, kind: Kind, fn: Callable[[], object], options: WrapOptions | None) -> Call:
+        """Make one call in as many attempts as its options ask for, blocking this thread."""
+        call, attempt = self._begin(kind, fn, options)
         try:
             while True:
                 try:
-                    refusal = self._admit(attempt)
-                    if refusal is None and attempt.delay_s:
-                        await waiting.pause(self.clock, attempt.delay_s, self.cancellation_token)
-                    if refusal is None:
-                        refusal = self._reserve(attempt)
-                    if refusal is not None:
-                        self._block(attempt, refusal)
+                    if not self._admit(attempt):
                         return call
-                    value = waiting.dispatch(attempt)
-                    if waiting.is_async:
-                        value = await cast("Awaitable[object]", value)
+                    if attempt.delay_s:
+                        pause(self.clock, attempt.delay_s, self.cancellation_token)
+                    if not self._reserve(attempt):
+                        return call
+                    value = dispatch(attempt)
                 except BaseException as error:  # noqa: BLE001 - _failed raises again what must pass
                     is_over = self._failed(attempt, error)
                 else:
                     is_over = self._returned(attempt, value)
                 if is_over:
                     return call
-                attempt = Attempt(call, fn, options, call)
+                attempt = Attempt(call, fn, attempt.options, call)
         finally:
             if call.status == "running":
-                # Its own ending failed (a journal that cannot write): nothing stays taken.
-                self._guards.withdraw(attempt)
-                self._finish(attempt, "error", Decision.HALT)
+                self._abandon(attempt)
 
-    def _begin(self, kind: Kind, options: WrapOptions) -> Call:
+    async def _amake(self, kind: Kind, fn: Callable[[], object], options: WrapOptions | None) -> Call:
+        """Do what `_make` does, and let other tasks run; only the two lines that wait differ."""
+        call, attempt = self._begin(kind, fn, options)
+        try:
+            while True:
+                try:
+                    if not self._admit(attempt):
+                        return call
+                    if attempt.delay_s:
+                        await apause(self.clock, attempt.delay_s, self.cancellation_token)
+                    if not self._reserve(attempt):
+                        return call
+                    value = await adispatch(attempt)
+                except BaseException as error:  # noqa: BLE001 - _failed raises again what must pass
+                    is_over = self._failed(attempt, error)
+                else:
+                    is_over = self._returned(attempt, value)
+                if is_over:
+                    return call
+                attempt = Attempt(call, fn, attempt.options, call)
+        finally:
+            if call.status == "running":
+                self._abandon(attempt)
+
+    def _begin(
+        self, kind: Kind, fn: Callable[[], object], options: WrapOptions | None
+    ) -> tuple[Call, Attempt]:
+        if options is None:
+            options = NO_OPTIONS
+        elif not isinstance(options, WrapOptions):
+            raise UsageError(f"options must be WrapOptions, not {options!r} ({type(options).__name__})")
+        if not callable(fn):
+            raise UsageError(f"fn must be a function without arguments, not {fn!r} ({type(fn).__name__})")
         call = Call(self, kind, options.operation_name)
         outer = current.get()
         if outer is not None and outer.call.context.chain.line[-1] is self.chain.line[-1]:
@@ -456,9 +471,14 @@ class ExecutionContext:
             call.parent = self._spawned_by
         if options.partial_buffer is not None:
             call.buffer = self.chain.partials[call.node_id] = options.partial_buffer
-        return call
+        return call, Attempt(call, fn, options, options.retry_of)
 
-    def _admit(self, attempt: Attempt) -> Refusal | None:
+    def _abandon(self, attempt: Attempt) -> None:
+        """End a call whose own ending failed (a journal that cannot write): nothing stays taken."""
+        self._guards.withdraw(attempt)
+        self._finish(attempt, "error", Decision.HALT)
+
+    def _admit(self, attempt: Attempt) -> bool:
         """Estimate the cost, and ask the ceilings and the guards that come before a plan's delay."""
         refusal = self._estimate(attempt)
         guards = self._guards
@@ -467,24 +487,24 @@ class ExecutionContext:
             refusal = self._limits(attempt, 0 if guards.has_shield else attempt.estimate)
             for guard in guards.before_wait:
                 refusal = refusal or guard.admit(attempt)
-        return refusal
+        return refusal is None or self._block(attempt, refusal)
 
-    def _reserve(self, attempt: Attempt) -> Refusal | None:
+    def _reserve(self, attempt: Attempt) -> bool:
         """Ask the guards of the dispatch, then check and book in one step."""
         for guard in self._guards.before_dispatch:
             refusal = guard.admit(attempt)
             if refusal is not None:
-                return refusal
+                return self._block(attempt, refusal)
         if self.chain.is_stopped():
-            return self._stop_refusal()
+            return self._block(attempt, self._stop_refusal())
         call, ledger, estimate = attempt.call, self._ledger, attempt.estimate
         with ledger.lock:
             # Check and booking are one step: no other call can take the last place in between.
-            refused = ledger.book(self._books, estimate, is_retry=attempt.is_retry)
+            refused = self._books.book(estimate, attempt.is_retry)
             if refused is None and call.index < 0:
                 self.chain.enter(call)
         if refused is not None:
-            return self._limit_refusal(*refused, estimate)
+            return self._block(attempt, self._limit_refusal(*refused, estimate))
         attempt.reserved = estimate
         attempt.is_open = True
         call.attempts = attempt.number = call.attempts + 1
@@ -493,7 +513,7 @@ class ExecutionContext:
         if ledger.journal is not None:
             self.chain.journal_reserved(attempt)
         attempt.is_dispatched = True
-        return None
+        return True
 
     def _estimate(self, attempt: Attempt) -> Refusal | None:
         options = attempt.options
@@ -506,7 +526,7 @@ class ExecutionContext:
         if self.chain.is_stopped():
             return self._stop_refusal()
         with self._ledger.lock:
-            refused = self._books.refusal(cost, is_retry=attempt.is_retry)
+            refused = self._books.refusal(cost, attempt.is_retry)
         return None if refused is None else self._limit_refusal(*refused, attempt.estimate)
 
     def _stop_refusal(self) -> Refusal:
@@ -527,13 +547,14 @@ class ExecutionContext:
                 chain.refuse(reason, said)
         return Refusal(Decision.HALT, reason, detail)
 
-    def _block(self, attempt: Attempt, refusal: Refusal) -> None:
+    def _block(self, attempt: Attempt, refusal: Refusal) -> bool:
         """End a call that is not to be made; its guards take back what they counted for it."""
         self._guards.withdraw(attempt)
         call = attempt.call
         call.stop_reason, call.detail = refusal.reason, refusal.detail
         # A retry that is not let through leaves the call as it was: failed.
         self._finish(attempt, "error" if call.attempts else "halted", refusal.decision)
+        return False
 
     # --- how an attempt ends: each method says whether the call is over ----------------------------
 
@@ -679,16 +700,6 @@ class ExecutionContext:
         self.chain.leave(call)
         if self._metrics is not None:
             _tell(self._metrics.record_call, call.record())
-
-
-def _now(call: Coroutine[Any, Any, Call]) -> Call:
-    """Run a call that waits by blocking to its end: nothing in it suspends, so it needs no event loop."""
-    try:
-        call.send(None)
-    except StopIteration as ended:
-        made: Call = ended.value
-        return made
-    raise AssertionError("a blocking call was suspended")
 
 
 def _tell(listener: Callable[..., object], *details: object) -> None:

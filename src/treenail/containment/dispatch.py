@@ -1,9 +1,7 @@
 """The two ways to wait for an attempt: blocking a thread, and awaiting in a task.
 
-Everything else about a call is decided in one async function, which waits through one of these. `Blocking`
-never suspends, so that a synchronous face can run that function to its end without an event loop. Both end
-in one of three: a value, the function's own exception, or `STOPPED` if the attempt's token was cancelled
-before the function came back.
+Both end in one of three: a value, the function's own exception, or `STOPPED` if the attempt's token was
+cancelled before the function came back.
 
 An async function is awaited in a cancel scope that its token cancels. A plain function runs on its caller's
 thread, or, if it must be stoppable, on a worker. A synchronous caller with a coroutine drives it to its end
@@ -16,14 +14,14 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from types import AsyncGeneratorType, GeneratorType
-from typing import Protocol, cast
+from typing import cast
 
 import anyio
 import anyio.lowlevel
 
 from treenail.clock import Clock
 from treenail.containment.attempts import Attempt, current
-from treenail.containment.cancel import CancellationToken, pause
+from treenail.containment.cancel import CancellationToken
 from treenail.containment.limits import StopReason
 from treenail.containment.threads import call_later, threadsafe, wait_finished, workers
 from treenail.errors import UsageError
@@ -32,70 +30,38 @@ STOPPED = object()
 """What a dispatch returns if the attempt's token was cancelled before its function came back."""
 
 
-class Waiting(Protocol):
-    """How a call waits."""
-
-    is_async: bool
-
-    async def pause(self, clock: Clock, seconds: float, token: CancellationToken) -> None:
-        """Wait for that long on `clock`, or until the token is cancelled."""
-        ...
-
-    def dispatch(self, attempt: Attempt) -> object:
-        """Run the attempt's function; return what came of it, or an awaitable of that if `is_async`."""
-        ...
-
-
-class Blocking:
-    """Blocks the calling thread; none of its methods suspends."""
-
-    is_async = False
-
-    async def pause(self, clock: Clock, seconds: float, token: CancellationToken) -> None:
-        """Block for that long on `clock`, or until the token is cancelled."""
-        pause(clock, seconds, token)
-
-    def dispatch(self, attempt: Attempt) -> object:
-        """Run the function on this thread, or on a worker if it must be stoppable."""
-        call = attempt.call
-        fn = attempt.fn
-        if call.context.cancellation_token.reason is not None:
-            return _not_begun(attempt)
-        if call.context.must_be_stoppable(attempt.options) and not is_async(fn):
-            value = _on_worker(attempt, fn)
-        else:
-            if attempt.options.timeout_ms is not None:
-                # Its caller cannot be released, but it hears of the timeout, and so does its node.
-                _open_token(attempt)
-            before = current.set(attempt)
-            try:
-                value = fn()
-            finally:
-                current.reset(before)
-        if value is None or not _is_unfinished(attempt, value):
-            return value
-        if _loop_is_running():
-            _close(value)
-            attempt.is_misused, attempt.reported = True, 0
-            raise UsageError(
-                f"{call.name} returned a coroutine inside a running event loop; use "
-                f"`await context.acall_{call.kind}(...)` there. It was not run"
-            )
-        return anyio.run(_in_scope, attempt, value)
+def dispatch(attempt: Attempt) -> object:
+    """Run the function on this thread, or on a worker if it must be stoppable, and block until it is over."""
+    call = attempt.call
+    fn = attempt.fn
+    if call.context.cancellation_token.reason is not None:
+        return _not_begun(attempt)
+    if call.context.must_be_stoppable(attempt.options) and not is_async(fn):
+        value = _on_worker(attempt, fn)
+    else:
+        if attempt.options.timeout_ms is not None:
+            # Its caller cannot be released, but it hears of the timeout, and so does its node.
+            _open_token(attempt)
+        before = current.set(attempt)
+        try:
+            value = fn()
+        finally:
+            current.reset(before)
+    if value is None or not _is_unfinished(attempt, value):
+        return value
+    if _loop_is_running():
+        _close(value)
+        attempt.is_misused, attempt.reported = True, 0
+        raise UsageError(
+            f"{call.name} returned a coroutine inside a running event loop; use "
+            f"`await context.acall_{call.kind}(...)` there. It was not run"
+        )
+    return anyio.run(_in_scope, attempt, value)
 
 
-class Awaiting:
-    """Awaits in the calling task; a plain function runs on a worker, so that the loop is not blocked."""
-
-    is_async = True
-
-    async def pause(self, clock: Clock, seconds: float, token: CancellationToken) -> None:
-        """Wait for that long on `clock`, or until the token is cancelled."""
-        await apause(clock, seconds, token)
-
-    async def dispatch(self, attempt: Attempt) -> object:
-        """Run the function in a scope that its token cancels."""
-        return await _in_scope(attempt, None)
+async def adispatch(attempt: Attempt) -> object:
+    """Run the function in a scope that its token cancels; a plain one runs on a worker, not on the loop."""
+    return await _in_scope(attempt, None)
 
 
 async def apause(clock: Clock, seconds: float, token: CancellationToken) -> None:

@@ -183,7 +183,7 @@ class Books:
         """Whether a retry ceiling is reached."""
         return any(account.is_out_of_retries for account in self.retry_accounts)
 
-    def refusal(self, cost: int, *, is_retry: bool) -> tuple[Account, StopReason] | None:
+    def refusal(self, cost: int, is_retry: bool) -> tuple[Account, StopReason] | None:
         """Say which account forbids one more call, and why; None if the call fits.
 
         A retry is not held against the retry ceiling: its unit was taken when the attempt before it failed.
@@ -200,6 +200,15 @@ class Books:
                 if account.max_retries is not None and account.retries >= account.max_retries:
                     return account, StopReason.RETRY_BUDGET_EXCEEDED
         return None
+
+    def book(self, cost: int, is_retry: bool) -> tuple[Account, StopReason] | None:
+        """Book one step and `cost` in every account, or in none, and say who refused. Hold the lock."""
+        refused = self.refusal(cost, is_retry)
+        if refused is None:
+            for account in self.accounts:
+                account.steps += 1
+                account.reserved += cost
+        return refused
 
 
 class Ledger:
@@ -224,17 +233,10 @@ class Ledger:
             elif spent is not None:
                 account.steps, account.retries, account.spent = spent.steps, spent.retries, spent.cost_pico
 
-    def book(self, books: Books, cost: int, *, is_retry: bool) -> tuple[Account, StopReason] | None:
-        """Book one step and `cost` in every account, or in none, and say who refused. Hold the lock."""
-        refused = books.refusal(cost, is_retry=is_retry)
-        if refused is None:
-            for account in books.accounts:
-                account.steps += 1
-                account.reserved += cost
-        return refused
-
     def settle(self, books: Books, reserved: int, cost: int) -> None:
         """Replace a reservation by the real cost in every account."""
+        if not reserved and not cost:
+            return
         with self.lock:
             for account in books.accounts:
                 account.reserved -= reserved
