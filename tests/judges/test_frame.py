@@ -8,26 +8,20 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judges_kit import START, Note, called, work_prompt
+from judges_kit import START, Note, called
 from tests.delegates import PassesOn
 
 from treenail.clock import FixedClock
-from treenail.containment import CancellationToken, Decision, ExecutionContext, Limits
+from treenail.containment import ExecutionContext, Limits
 from treenail.errors import ReadOnlyError, UsageError
 from treenail.judges import (
     FeedbackContext,
-    FeedbackProviderConfig,
-    FeedbackTrigger,
-    JudgedRun,
-    Judges,
     NestedExecutionConfig,
     NestedExecutionContext,
     TaskCompletionContext,
-    TaskCompletionResult,
     derive_child_run_context,
     derive_nested_deadline,
 )
@@ -42,7 +36,6 @@ from treenail.state import (
     RunContext,
     Session,
     SessionView,
-    TokenUsage,
     iter_sessions_bottom_up,
     nested_session,
 )
@@ -159,69 +152,6 @@ def test_no_attribute_of_the_parents_view_is_the_session() -> None:
         assert not isinstance(value, Session)
         assert not isinstance(getattr(value, "__self__", None), Session)
     assert view.snapshot(include_all=True).taken_by is None
-
-
-def test_nothing_that_a_judge_is_handed_leads_to_something_that_can_change_the_run(tmp_path: Path) -> None:
-    """Every attribute of both contexts, and every attribute of those: no session, no workspace, no ledger."""
-    session, root = Session(), HostFilesystem(tmp_path)
-    limits = ExecutionContext(Limits(max_cost_usd=1.0))
-    tracker = BudgetTracker(Budget(max_total_tokens=100))
-    tracker.record_cumulative("run", TokenUsage(10, 0))
-    handed: list[Any] = []
-
-    class Looks:
-        name = "looks"
-
-        def should_run(self, *, context: Any) -> bool:
-            return True
-
-        def provide(self, *, context: Any) -> None:
-            handed.append(context)
-
-        def check(self, context: Any) -> TaskCompletionResult:
-            handed.append(context)
-            context.containment.abort("a judge was here")
-            context.cancellation.cancel(detail="a judge was here")
-            assert context.budget_tracker.consumed.total == 10
-            context.budget_tracker.restore(BudgetTracker(Budget(max_total_tokens=1)).snapshot())
-            context.budget_tracker.record_cumulative("run", TokenUsage(0, 0))
-            return TaskCompletionResult.ok()
-
-    looks = Looks()
-    prompt = work_prompt(
-        feedback_providers=[FeedbackProviderConfig(looks, FeedbackTrigger(every_n_seconds=1))],
-        task_completion_checker=looks,
-    )
-    token = CancellationToken()
-    run = JudgedRun(
-        prompt=prompt,
-        session=session,
-        containment=limits,
-        budget_tracker=tracker,
-        filesystem=root,
-        cancellation=token,
-    )
-    mine = Judges(run)
-    anyio.run(mine.after_tools)
-    anyio.run(mine.before_stop, "done", None, "stop")
-    assert len(handed) == 2
-    own = {id(each) for each in (session, session._core, root, limits, tracker, token)}
-    for context in handed:
-        for name in dir(context):
-            value = getattr(context, name)
-            assert id(value) not in own, name
-            if name.startswith("__"):
-                continue
-            for inner in dir(value):
-                if not inner.startswith("_") and (name, inner) != UPWARDS:
-                    assert id(getattr(value, inner, None)) not in own, (name, inner)
-    assert limits.wrap_tool_call(lambda: None) is Decision.ALLOW
-    assert not token.is_cancelled
-    assert tracker.consumed.total == 10
-
-
-UPWARDS = ("containment", "parent")
-"""A chain knows the chain above it, as it must to spend from it; the run's state is not there."""
 
 
 def test_the_parents_state_can_be_read_as_it_is_now() -> None:

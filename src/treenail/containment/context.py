@@ -38,7 +38,15 @@ from treenail.containment.costs import Costs
 from treenail.containment.dispatch import STOPPED, adispatch, apause, dispatch
 from treenail.containment.guards import Guards, Refusal, refuse, reprice
 from treenail.containment.ledger import Account, Journal, Ledger, LedgerEvent, fold
-from treenail.containment.limits import UNLIMITED, ExecutionConfig, Limits, StopReason, as_config, to_usd
+from treenail.containment.limits import (
+    UNLIMITED,
+    ExecutionConfig,
+    Limits,
+    StopReason,
+    as_config,
+    to_ms,
+    to_usd,
+)
 from treenail.containment.loops import LoopPolicy
 from treenail.containment.pricing import PriceTable
 from treenail.containment.rates import RatePolicy
@@ -226,6 +234,36 @@ class ExecutionContext:
         if metadata is None:
             metadata = replace(self.metadata, chain_id=str(new_id()))
         return ExecutionContext(config, metadata=metadata, parent=self, **options)
+
+    def left(self) -> ExecutionConfig | None:
+        """Return what is left of the ceilings here and above, as ceilings; None if nothing is left of one."""
+        with self._ledger.lock:
+            accounts, counted = self._books.accounts, self._books.retry_accounts
+            steps = [each.max_steps - each.steps for each in accounts if each.max_steps is not None]
+            retries = [each.max_retries - each.retries for each in counted if each.max_retries is not None]
+        usd, seconds = self.remaining_usd, self.remaining_s
+        most_steps, most_retries = min(steps, default=None), min(retries, default=None)
+        if any(each is not None and each <= 0 for each in (usd, seconds, most_steps, most_retries)):
+            return None
+        return ExecutionConfig(
+            max_cost_usd=usd,
+            max_steps=most_steps,
+            max_retries_total=most_retries,
+            timeout_ms=0 if seconds is None else max(1, to_ms(seconds)),
+            on_unknown_price=self.config.on_unknown_price,
+            max_depth=self.remaining_depth,
+        )
+
+    def apart(self) -> ExecutionContext:
+        """Return a context with what is left here as its ceilings, from which no attribute leads back here.
+
+        What is spent there is not spent here, and what stops there does not stop here.
+        """
+        left = self.left()
+        made = ExecutionContext(left or UNLIMITED, clock=self.clock, prices=self._costs.prices)
+        if left is None:
+            made.abort("nothing is left of the limits of the run")
+        return made
 
     @property
     def depth(self) -> int:

@@ -15,12 +15,14 @@ containment gets a chain for that purpose. The session of the evaluation carries
 sessions inherit, so that a process that opens one of them later knows its depth.
 
 `Judges` passes the run's limits to a judge's nested evaluations in a context variable (`JudgeScope`), so that
-a judge that builds a `NestedExecutionContext` by hand is contained as well.
+a judge that builds a `NestedExecutionContext` by hand is contained as well. The judge itself is handed
+nothing that leads to the run: a containment and a token of its own, a tracker that keeps what is recorded in
+it, and an adapter that carries the scope along (`JudgeAdapter`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -32,10 +34,18 @@ from uuid import UUID
 import anyio.lowlevel
 
 from treenail.clock import Clock, SystemClock, new_id, new_span_id
-from treenail.containment import UNLIMITED, CancellationToken, ExecutionContext, Limits, integer, number
+from treenail.containment import (
+    UNLIMITED,
+    CancellationToken,
+    ExecutionConfig,
+    ExecutionContext,
+    Limits,
+    integer,
+    number,
+)
 from treenail.errors import NestedEvaluationError, UsageError
 from treenail.judges.events import NestedEvaluated
-from treenail.prompt import OutputT, Prompt
+from treenail.prompt import OutputT, Prompt, RenderedPrompt
 from treenail.providers import ProviderAdapter
 from treenail.state import (
     FAMILY,
@@ -133,6 +143,27 @@ class NestedExecutionContext:
         put(self, "resource_overrides", MappingProxyType(dict(self.resource_overrides)))
 
 
+class PromptView:
+    """The run's prompt as its judges see it: names and text, without its tools, resources and judges."""
+
+    __slots__ = ("_render", "key", "name", "ns", "output_type")
+
+    def __init__(self, prompt: Prompt[Any]) -> None:
+        self.ns, self.key, self.name = prompt.ns, prompt.key, prompt.name
+        self.output_type = prompt.output_type
+        # Behind a function, so that no attribute of the view is the prompt.
+        self._render: Callable[[SessionProtocol | None], RenderedPrompt[Any]] = lambda session: prompt.render(
+            session
+        )
+
+    def render(self, session: SessionProtocol | None = None) -> RenderedPrompt[Any]:
+        """Return what the model is given, without the tools themselves."""
+        return replace(self._render(session), tools=(), policies={})
+
+    def __repr__(self) -> str:
+        return f"<view of the prompt {self.ns}:{self.key}>"
+
+
 # No slots: Python 3.11 cannot construct a frozen generic with slots through `...Result[Out](...)`.
 @dataclass(frozen=True)
 class NestedEvaluationResult(Generic[OutputT]):
@@ -156,19 +187,21 @@ class JudgeContext:
 
     session: SessionProtocol
     """The run, read-only."""
-    prompt: Prompt[Any] | None = None
+    prompt: Prompt[Any] | PromptView | None = None
     deadline: Deadline | None = None
     """The run's deadline."""
     adapter: ProviderAdapter | None = None
-    """Evaluates a prompt for the judge."""
+    """Evaluates a prompt for the judge, inside the run's limits whatever else it is given."""
     run_context: RunContext | None = None
     _: KW_ONLY
     filesystem: Filesystem | None = None
     """The workspace, read-only."""
     budget_tracker: BudgetTracker | None = None
+    """Shows the run's usage. What is recorded in it stays in it; nested evaluations are booked to the run."""
     containment: ExecutionContext | None = None
+    """The judge's own: its ceilings are what the run has left. What is spent in it is not the run's."""
     cancellation: CancellationToken | None = None
-    """Cancelled when the judge's time is over or the run is stopped."""
+    """The judge's own: cancelled when its time is over or the run is stopped."""
     config: NestedExecutionConfig = field(default_factory=NestedExecutionConfig)
     task: str = ""
     """What the agent was asked to do."""
@@ -298,14 +331,23 @@ def nesting_tags(depth: int, ceiling: int) -> dict[str, str]:
 
 
 def nested_chain(
-    parent: ExecutionContext | None, limits: Limits, *, depth: int, ceiling: int, clock: Clock
+    parent: ExecutionContext | None,
+    *limits: ExecutionConfig | Limits,
+    depth: int,
+    ceiling: int,
+    clock: Clock,
 ) -> ExecutionContext:
-    """Open the chain of a nested evaluation: below the run's, or a root if the run has none."""
-    root = parent if parent is not None else ExecutionContext(UNLIMITED, clock=clock)
-    tags = {**root.metadata.tags, **nesting_tags(depth, ceiling)}
-    metadata = replace(root.metadata, chain_id=str(new_id()), tags=tags)
-    # A failing judge must not use up the run's retries, nor stop the run's calls.
-    return root.spawn_child(limits, metadata=metadata, onlooker=True)
+    """Open the chain of a nested evaluation: below the run's, or a root if the run has none.
+
+    With several limits it is a chain for each of them, one below the other.
+    """
+    chain = parent if parent is not None else ExecutionContext(UNLIMITED, clock=clock)
+    tags = {**chain.metadata.tags, **nesting_tags(depth, ceiling)}
+    for each in limits:
+        metadata = replace(chain.metadata, chain_id=str(new_id()), tags=tags)
+        # A failing judge must not use up the run's retries, nor stop the run's calls.
+        chain = chain.spawn_child(each, metadata=metadata, onlooker=True)
+    return chain
 
 
 # --- the scope -----------------------------------------------------------------------------------------
@@ -323,6 +365,9 @@ class JudgeScope:
     workspace: Filesystem | None = None
     """The run's workspace itself, so that a judge's resources can be checked for it."""
     containment: ExecutionContext | None = None
+    """The chain below the run's that the judge's evaluations are made in. The judge is not handed it."""
+    own: ExecutionContext | None = None
+    """The containment that the judge is handed."""
     cancellation: CancellationToken | None = None
     config: NestedExecutionConfig | None = None
     loop: anyio.lowlevel.EventLoopToken | None = None

@@ -6,6 +6,10 @@ Theory of operation
 session of the run's, a chain and a cancellation token below the run's, and a resource context, and lets the
 adapter evaluate the prompt with them. All four are always closed again, in the opposite order.
 
+The adapter that a judge is handed, `JudgeAdapter`, takes the same way with the session that it is given. It
+carries the scope of its judge along, so that an evaluation with it is inside the run's limits wherever the
+judge makes it, also on a thread of its own.
+
 A passed deadline and a spent budget are raised: they concern the run, too. Every other failure is captured in
 the result, even an adapter that exits: a judge never ends the run. Two things are not the judge's and pass
 through: the run's own cancellation, and a person's interrupt.
@@ -22,7 +26,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, Unpack, cast
 
 import anyio
 import anyio.from_thread
@@ -31,7 +35,7 @@ import anyio.lowlevel
 from treenail import telemetry
 from treenail.children import stopped_by
 from treenail.clock import Clock, SystemClock, new_id
-from treenail.containment import CancellationToken, ExecutionContext, Limits, describe
+from treenail.containment import CancellationToken, ExecutionConfig, ExecutionContext, Limits, describe
 from treenail.conversation import ProviderUsage
 from treenail.errors import (
     BudgetExceededError,
@@ -44,7 +48,7 @@ from treenail.errors import (
     ThrottleError,
     UsageError,
 )
-from treenail.judges.budgets import SharedBudgetTracker, refuse_exhausted
+from treenail.judges.budgets import SharedBudgetTracker, booked_to, refuse_exhausted
 from treenail.judges.context import (
     JudgeScope,
     NestedEvaluationResult,
@@ -63,7 +67,7 @@ from treenail.judges.context import (
 )
 from treenail.judges.events import NestedEvaluated, shortened
 from treenail.prompt import OutputT, Prompt, PromptExecuted, PromptResponse
-from treenail.providers import ProviderAdapter
+from treenail.providers import EvaluationOptions, ProviderAdapter
 from treenail.state import (
     BudgetTracker,
     Deadline,
@@ -95,9 +99,13 @@ class NestedEvaluator(Generic[OutputT]):
     def __init__(
         self, adapter: ProviderAdapter, *, prompt: Prompt[OutputT], context: NestedExecutionContext
     ) -> None:
-        self._adapter = adapter
+        self._adapter, self._lent = _opened_up(adapter)
         self._prompt = prompt
         self._context = context
+
+    @property
+    def _scope(self) -> JudgeScope:
+        return current_scope() if self._lent is None else self._lent
 
     def evaluate(self, *, budget_tracker: BudgetTracker | None = None) -> NestedEvaluationResult[OutputT]:
         """Evaluate the prompt, blocking. Inside an event loop, use `aevaluate`.
@@ -105,13 +113,42 @@ class NestedEvaluator(Generic[OutputT]):
         Raises `DeadlineExceededError` and `BudgetExceededError`, and `UsageError` for a mistake of the caller
         (a prompt with tools where none are allowed). Every other failure is captured in the result.
         """
-        return run_blocking(partial(self.aevaluate, budget_tracker=budget_tracker))
+        return run_blocking(partial(self.aevaluate, budget_tracker=budget_tracker), self._scope)
 
     async def aevaluate(
         self, *, budget_tracker: BudgetTracker | None = None
     ) -> NestedEvaluationResult[OutputT]:
         """Do the same as `evaluate` from async code."""
         frame = self._frame(budget_tracker)
+        response, error = await self._evaluate(frame)
+        if error is not None and not isinstance(error, NestedEvaluationError):
+            raise error
+        return NestedEvaluationResult(
+            success=error is None,
+            output=None if response is None or error is not None else self._output(response),
+            error=error,
+            usage=frame.usage,
+            child_run_context=frame.run_context,
+            cost_usd=frame.cost_usd,
+        )
+
+    async def _respond(
+        self, state: ExecutionState, budget_tracker: BudgetTracker | None, asked: EvaluationOptions
+    ) -> PromptResponse[OutputT]:
+        """Evaluate the prompt in a session of the caller's, and raise whatever goes wrong."""
+        frame = self._frame(budget_tracker, state)
+        response, error = await self._evaluate(frame, asked)
+        if isinstance(error, NestedEvaluationError) and isinstance(error.__cause__, Exception):
+            raise error.__cause__
+        if error is not None:
+            raise error
+        assert response is not None
+        return response
+
+    async def _evaluate(
+        self, frame: _Frame, asked: EvaluationOptions | None = None
+    ) -> tuple[PromptResponse[OutputT] | None, BaseException | None]:
+        """Evaluate the prompt in a frame, and report it: what came back, and what went wrong."""
         began = frame.clock.monotonic()
         name, kind = self._prompt.name, ""
         error: BaseException | None = None
@@ -125,22 +162,13 @@ class NestedEvaluator(Generic[OutputT]):
                     kind="depth",
                 )
             with self._opened(frame) as state:
-                response = await self._in_time(frame, state)
+                response = await self._in_time(frame, state, asked or {})
             if frame.tracker is not None:
                 frame.tracker.check()
         except BaseException as raised:  # noqa: BLE001 - sorted, and raised again below if it is not ours
             kind, error = _sorted(raised, frame, name)
         frame.report(self._adapter.name, name, kind, error, frame.clock.monotonic() - began)
-        if error is not None and not isinstance(error, NestedEvaluationError):
-            raise error
-        return NestedEvaluationResult(
-            success=error is None,
-            output=None if response is None or error is not None else self._output(response),
-            error=error,
-            usage=frame.usage,
-            child_run_context=frame.run_context,
-            cost_usd=frame.cost_usd,
-        )
+        return response, error
 
     def _output(self, response: PromptResponse[OutputT]) -> OutputT | None:
         """Return the answer; for a prompt without an output type, its text."""
@@ -150,9 +178,9 @@ class NestedEvaluator(Generic[OutputT]):
 
     # .. the frame ..
 
-    def _frame(self, budget_tracker: BudgetTracker | None) -> _Frame:
+    def _frame(self, budget_tracker: BudgetTracker | None, state: ExecutionState | None = None) -> _Frame:
         """Work out what the evaluation may use. Raises if nothing is left."""
-        context, scope = self._context, current_scope()
+        context, scope = self._context, self._scope
         config = context.config or scope.config or _DEFAULTS
         if self._prompt.tools and not config.allow_nested_tools:
             names = ", ".join(each.name for each in self._prompt.tools)
@@ -160,9 +188,14 @@ class NestedEvaluator(Generic[OutputT]):
                 f"the prompt {self._prompt.name!r} has tools ({names}), which judges may not use here; "
                 f"remove them, or set NestedExecutionConfig(allow_nested_tools=True)"
             )
-        cancellation = context.cancellation or scope.cancellation
-        if cancellation is not None:
-            cancellation.raise_if_cancelled()
+        containment, beside = scope.containment, context.containment
+        if containment is None or (beside is not None and containment.chain in beside.chain.line):
+            containment, beside = beside or containment, None
+        tokens = [each for each in (scope.cancellation, context.cancellation) if each is not None]
+        for each in tokens:
+            each.raise_if_cancelled()
+        if beside is not None:
+            tokens.append(beside.cancellation_token)
         clock = getattr(context.parent_session, "clock", None) or SystemClock()
         budget = context.budget
         deadline = derive_nested_deadline(
@@ -171,7 +204,6 @@ class NestedEvaluator(Generic[OutputT]):
             clock=clock,
         )
         deadline.raise_if_passed(f"the nested evaluation of {self._prompt.name!r}")
-        containment = context.containment or scope.containment
         depth, ceiling = nesting_of(containment, context.parent_session)
         ceiling = config.max_nesting_depth if ceiling is None else min(ceiling, config.max_nesting_depth)
         run_context = context.parent_run_context or scope.run_context
@@ -183,12 +215,16 @@ class NestedEvaluator(Generic[OutputT]):
             clock=clock,
             deadline=deadline,
             containment=containment,
-            cancellation=cancellation,
-            depth=max(depth, scope.depth) + 1,
+            beside=beside,
+            tokens=tuple(tokens),
+            depth=max(depth, scope.depth, current_scope().depth) + 1,
             ceiling=ceiling,
             tracker=tracker,
             tracker_kind=kind,
-            run_context=derive_child_run_context(run_context, new_id()),
+            run_context=derive_child_run_context(
+                run_context, new_id() if state is None else state.session.session_id
+            ),
+            state=state,
         )
 
     def _tracker(
@@ -199,6 +235,7 @@ class NestedEvaluator(Generic[OutputT]):
         if shared is None and own is None:
             shared = scope.budget_tracker
         if shared is not None:
+            shared = booked_to(shared)
             refuse_exhausted(shared)
             return SharedBudgetTracker(shared, own), "shared"
         own = own or config.default_nested_budget
@@ -209,32 +246,43 @@ class NestedEvaluator(Generic[OutputT]):
     @contextmanager
     def _opened(self, frame: _Frame) -> Iterator[ExecutionState]:
         with ExitStack() as stack:
-            parent = frame.context.parent_session
-            session_id = frame.run_context.session_id
-            tags = {
-                **nesting_tags(frame.depth, frame.ceiling),
-                "nested": self._prompt.name,
-                **({"judge": frame.scope.judge} if frame.scope.judge else {}),
-            }
-            session = (
-                nested_session(parent, session_id=session_id, tags=tags)
-                if isinstance(parent, SessionView)
-                else Session(session_id=session_id, tags=tags, clock=frame.clock)
-            )
+            session = self._session(frame) if frame.state is None else frame.state.session
             # Closed in the opposite order; the usage is read before the session is closed.
-            stack.callback(session.close)
-            stack.callback(frame.read_usage, session)
-            limits = frame.limits()
+            if frame.state is None:
+                stack.callback(session.close)
+            stack.callback(frame.read_usage, session, len(session[ProviderUsage].all()))
             frame.chain = nested_chain(
-                frame.containment, limits, depth=frame.depth, ceiling=frame.ceiling, clock=frame.clock
+                frame.containment,
+                *frame.limits(),
+                depth=frame.depth,
+                ceiling=frame.ceiling,
+                clock=frame.clock,
             )
             stack.callback(frame.chain.close)
-            frame.token = CancellationToken(frame.cancellation)
-            stack.callback(frame.token.unlink)
+            token = frame.token = CancellationToken()
+            for each in frame.tokens:
+                stack.callback(each.on_cancel(partial(_follow, token, each)))
+            if frame.state is not None:
+                yield frame.state
+                return
             resources = stack.enter_context(frame.registry(self._prompt.resources).open())
             yield ExecutionState(session=session, resources=resources, clock=frame.clock)
 
-    async def _in_time(self, frame: _Frame, state: ExecutionState) -> PromptResponse[OutputT]:
+    def _session(self, frame: _Frame) -> Session:
+        """Open the evaluation's session: a child of the run's, if there is a run."""
+        parent, session_id = frame.context.parent_session, frame.run_context.session_id
+        tags = {
+            **nesting_tags(frame.depth, frame.ceiling),
+            "nested": self._prompt.name,
+            **({"judge": frame.scope.judge} if frame.scope.judge else {}),
+        }
+        if isinstance(parent, SessionView):
+            return nested_session(parent, session_id=session_id, tags=tags)
+        return Session(session_id=session_id, tags=tags, clock=frame.clock)
+
+    async def _in_time(
+        self, frame: _Frame, state: ExecutionState, asked: EvaluationOptions
+    ) -> PromptResponse[OutputT]:
         """Let the adapter evaluate until the time is over or the run is stopped."""
         assert frame.token is not None
         inside = inner_scope(
@@ -254,15 +302,16 @@ class NestedEvaluator(Generic[OutputT]):
             stamped(run_id=run, trace_id=trace),
             stopped_by(frame.clock, left_s, frame.token) as limit,
         ):
-            response = await self._adapter.aevaluate(
-                self._prompt,
-                state=state,
-                deadline=frame.deadline,
-                budget_tracker=frame.tracker,
-                run_context=frame.run_context,
-                containment=frame.chain,
-                cancellation=frame.token,
-            )
+            options: EvaluationOptions = {
+                **asked,
+                "state": state,
+                "deadline": frame.deadline,
+                "budget_tracker": frame.tracker,
+                "run_context": frame.run_context,
+                "containment": frame.chain,
+                "cancellation": frame.token,
+            }
+            response = await self._adapter.aevaluate(self._prompt, **options)
         if limit.cancel_called:
             # An answer that comes too late does not count.
             frame.token.raise_if_cancelled()
@@ -270,6 +319,56 @@ class NestedEvaluator(Generic[OutputT]):
                 f"the nested evaluation of {self._prompt.name!r} was stopped: its time was over"
             )
         return response
+
+
+def _follow(token: CancellationToken, stopped: CancellationToken) -> None:
+    token.cancel(stopped.reason or "aborted", detail=stopped.detail)
+
+
+class JudgeAdapter:
+    """An adapter as a judge is handed it: inside the run's limits, whatever session and options it is given.
+
+    What it evaluates is paid by the run and recorded there, as a nested evaluation is. It holds what it needs
+    behind a function, so that no attribute leads to the run.
+    """
+
+    def __init__(self, adapter: ProviderAdapter, scope: JudgeScope) -> None:
+        self.name = adapter.name
+        self._behind: Callable[[], tuple[ProviderAdapter, JudgeScope]] = lambda: (adapter, scope)
+
+    def __repr__(self) -> str:
+        return f"JudgeAdapter({self.name!r})"
+
+    def evaluate(
+        self, prompt: Prompt[OutputT], **options: Unpack[EvaluationOptions]
+    ) -> PromptResponse[OutputT]:
+        """Evaluate a prompt and return its answer. Not for use inside an event loop."""
+        _, scope = self._behind()
+        return run_blocking(partial(self.aevaluate, prompt, **options), scope)
+
+    async def aevaluate(
+        self, prompt: Prompt[OutputT], **options: Unpack[EvaluationOptions]
+    ) -> PromptResponse[OutputT]:
+        """Evaluate a prompt and return its answer."""
+        state, session = options.pop("state", None), options.pop("session", None)
+        if (session is None) == (state is None):
+            raise UsageError("evaluate takes a session or a state, one of the two")
+        own = state if state is not None else ExecutionState(session)  # type: ignore[arg-type]  # one is given
+        context = NestedExecutionContext(
+            parent_session=own.session,
+            parent_run_context=options.pop("run_context", None),
+            deadline=options.pop("deadline", None),
+            budget=options.pop("budget", None),
+            containment=options.pop("containment", None),
+            cancellation=options.pop("cancellation", None),
+        )
+        tracker = options.pop("budget_tracker", None)
+        return await NestedEvaluator(self, prompt=prompt, context=context)._respond(own, tracker, options)
+
+
+def _opened_up(adapter: ProviderAdapter) -> tuple[ProviderAdapter, JudgeScope | None]:
+    """Return the adapter that does the work, and the scope that it must be used in, if it has one."""
+    return adapter._behind() if isinstance(adapter, JudgeAdapter) else (adapter, None)
 
 
 @dataclass(slots=True)
@@ -282,12 +381,17 @@ class _Frame:
     clock: Clock
     deadline: Deadline
     containment: ExecutionContext | None
-    cancellation: CancellationToken | None
+    beside: ExecutionContext | None
+    """Limits that the caller has given it besides those of the run."""
+    tokens: tuple[CancellationToken, ...]
+    """Those that stop it: the judge's, and what the caller has given it."""
     depth: int
     ceiling: int
     tracker: BudgetTracker | None
     tracker_kind: Literal["shared", "own", "none"]
     run_context: RunContext
+    state: ExecutionState | None = None
+    """The caller's own session to evaluate in; None for a child session of the run's."""
     chain: ExecutionContext | None = None
     token: CancellationToken | None = None
     usage: TokenUsage | None = None
@@ -295,17 +399,26 @@ class _Frame:
 
     def is_run_stopped(self) -> bool:
         """Say whether the run itself was stopped, and not only this evaluation."""
-        if self.cancellation is not None and self.cancellation.is_cancelled:
+        if any(each.is_cancelled for each in self.tokens):
             return True
         return self.containment is not None and self.containment.cancellation_token.reason == "aborted"
 
-    def limits(self) -> Limits:
+    def limits(self) -> tuple[ExecutionConfig | Limits, ...]:
         """Return the ceilings of its chain, besides the run's."""
         budget = self.context.budget
-        return Limits(
+        own = Limits(
             timeout=max(self.deadline.remaining().total_seconds(), 0.001),
             max_cost_usd=None if budget is None else budget.max_cost_usd,
         )
+        if self.beside is None:
+            return (own,)
+        given = self.beside.left()
+        if given is None:
+            raise BudgetExceededError(
+                "nothing is left of the limits that the nested evaluation was given; leave containment out, "
+                "and it has what the run has left"
+            )
+        return given, own
 
     def registry(self, of_prompt: ResourceRegistry) -> ResourceRegistry:
         """Return the resources: the clock, read-only files, the prompt's own, and the named overrides."""
@@ -324,10 +437,10 @@ class _Frame:
         both = ResourceRegistry.build(inherited).merge(of_prompt, strict=False)
         return both.merge(ResourceRegistry.build(named), strict=False)
 
-    def read_usage(self, session: Session) -> None:
+    def read_usage(self, session: Session, calls_before: int) -> None:
         """Read what was used, and record what the tracker has not counted yet."""
-        calls = session[ProviderUsage].all()
-        executed = session[PromptExecuted].latest()
+        calls = session[ProviderUsage].all()[calls_before:]
+        executed = session[PromptExecuted].latest() if self.state is None else None
         if calls:
             self.usage = sum((each.usage for each in calls), start=TokenUsage())
             costs = [each.cost_usd for each in calls if each.cost_usd is not None]
@@ -463,7 +576,7 @@ def is_being_cancelled() -> bool:
     return task is None or task.cancelling() > 0
 
 
-def run_blocking(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def run_blocking(work: Callable[[], Coroutine[Any, Any, T]], scope: JudgeScope | None = None) -> T:
     """Run async code to its end from synchronous code: in the run's event loop, or in a new one.
 
     Raises `UsageError` inside an event loop, which it would block.
@@ -471,7 +584,11 @@ def run_blocking(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     try:
         anyio.lowlevel.current_token()
     except RuntimeError:
-        loop = current_scope().loop
+        scope = scope or current_scope()
+        if scope.cancellation is not None:
+            # The run, and its event loop, may be over.
+            scope.cancellation.raise_if_cancelled()
+        loop = scope.loop
         # A judge on a worker thread goes back to the run's loop: the provider's connections belong to it.
         return anyio.run(work) if loop is None else anyio.from_thread.run(work, token=loop)
     raise UsageError(

@@ -1,17 +1,20 @@
 """The run that judges look at: what it has left for them, and how one of them is called.
 
-Each judge is called under a time limit by the run's clock, with a cancellation token below the run's and a
-chain below the run's containment. What it does ends as an answer, a silence or a failure. Three things are
-not the judge's and pass through: the run's cancellation by its token, the task's cancellation, and a
-person's interrupt.
+Each judge is called under a time limit by the run's clock. Its evaluations are made in a chain below the
+run's containment. What it is handed has no way up: a token and a containment of its own, which stop when the
+run stops, and nothing that the judge does to them reaches the run. What it does ends as an answer, a silence
+or a failure. Three things are not the judge's and pass through: the run's cancellation by its token, the
+task's cancellation, and a person's interrupt.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import anyio
@@ -30,8 +33,8 @@ from treenail.errors import (
     UsageError,
 )
 from treenail.judges.budgets import LentBudgetTracker, refuse_exhausted
-from treenail.judges.context import JudgeScope, NestedExecutionConfig, current_scope, scoped
-from treenail.judges.evaluator import is_being_cancelled
+from treenail.judges.context import JudgeScope, NestedExecutionConfig, PromptView, current_scope, scoped
+from treenail.judges.evaluator import JudgeAdapter, is_being_cancelled
 from treenail.judges.events import JudgeEvent, JudgeKind, JudgeOutcome, shortened
 from treenail.prompt import Prompt
 from treenail.providers import ProviderAdapter
@@ -94,19 +97,20 @@ class JudgedRun:
         return self.given_evaluation_id or get_latest_evaluation_id(self.session) or ""
 
     def context_fields(self, token: CancellationToken) -> dict[str, Any]:
-        """Return the fields that the contexts of all judges have in common."""
-        tracker = self.budget_tracker
+        """Return the fields that the contexts of all judges have in common. None of them leads to the run."""
+        tracker, scope, config = self.budget_tracker, current_scope(), self.config
+        adapter = None if self.adapter is None else JudgeAdapter(self.adapter, scope)
         return {
             "session": self.session,
-            "prompt": self.prompt,
+            "prompt": PromptView(self.prompt),
             "deadline": self.deadline,
-            "adapter": self.adapter,
+            "adapter": adapter,
             "run_context": self.run_context,
             "filesystem": self.filesystem,
             "budget_tracker": None if tracker is None else LentBudgetTracker(tracker),
-            "containment": current_scope().containment,
+            "containment": scope.own,
             "cancellation": token,
-            "config": self.config,
+            "config": config if config.adapter is None else replace(config, adapter=adapter),
             "task": self.task,
         }
 
@@ -222,15 +226,18 @@ class JudgedRun:
         work: Callable[[CancellationToken], Awaitable[T]],
     ) -> Asked[T]:
         limit_s = self._limit_s(time_limit)
-        token = CancellationToken(self.cancellation)
-        # A judge gets a chain of its own, so that nothing that it does to the chain is done to the run.
+        token = CancellationToken()
         chain = None if self.containment is None else self.containment.spawn_child(onlooker=True)
         scope = self._scope(name, kind, chain, token)
         began = self.clock.monotonic()
         before = cancellations()
         asked: Asked[T] = Asked()
         try:
-            with scoped(scope), stopped_by(self.clock, limit_s, token) as limit:
+            with (
+                self._stopping(token, scope.own),
+                scoped(scope),
+                stopped_by(self.clock, limit_s, token) as limit,
+            ):
                 asked.answer = await work(token)
             # The run's own token first: those below it, which stopped the judge, follow a moment later.
             self.cancellation.raise_if_cancelled()
@@ -247,13 +254,26 @@ class JudgedRun:
         finally:
             # A judge that still runs on a thread learns that nothing waits for it.
             token.cancel("timeout", detail=f"the time of the judge {name} is over")
-            token.unlink()
-            if chain is not None:
-                chain.close()
+            for each in (chain, scope.own):
+                if each is not None:
+                    each.close()
             if scope.evaluations:
                 self.session.dispatch_all(scope.evaluations)
         asked.elapsed_ms = (self.clock.monotonic() - began) * 1000
         return asked
+
+    @contextmanager
+    def _stopping(self, token: CancellationToken, own: ExecutionContext | None) -> Iterator[None]:
+        """Let what a judge is handed stop when the run stops. It does not know the run; the run knows it."""
+        run = self.cancellation
+        with ExitStack() as stack:
+            stack.callback(run.on_cancel(lambda: token.cancel(run.reason or "aborted", detail=run.detail)))
+            if own is not None:
+                stop = partial(own.abort, "the run was stopped")
+                stack.callback(run.on_cancel(stop))
+                assert self.containment is not None
+                stack.callback(self.containment.cancellation_token.on_cancel(stop))
+            yield
 
     def _limit_s(self, time_limit: timedelta | None) -> float:
         own = max(time_limit or timedelta(0), self.config.max_nested_duration) + _GRACE
@@ -279,6 +299,7 @@ class JudgedRun:
             filesystem=None if self.filesystem is None else self.filesystem.read_only_view(),
             workspace=self.filesystem,
             containment=chain,
+            own=None if chain is None else chain.apart(),
             cancellation=token,
             config=self.config,
             loop=anyio.lowlevel.current_token(),
