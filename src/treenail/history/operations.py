@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 from uuid import UUID
 
 from treenail.agent import open_log, reopened, workspace_line, workspace_of, workspace_store
 from treenail.errors import UsageError
-from treenail.history.stores import opened_run
+from treenail.history.stores import opened_log, opened_run
 from treenail.log import Log, LogReport, this_process_owner
 from treenail.log.sqlite import SqliteLog
 from treenail.state import AttentionNeeded, AttentionResolved, ExecutionState, ResourceRegistry, Session
@@ -19,12 +22,21 @@ from treenail.tools import (
     answer_hold,
     boundaries,
     diff_calls,
+    filesystem_of,
     fork_at,
     pending_holds,
     rollback_to_call,
     workspace_call_id,
 )
-from treenail.workspace import Filesystem, WorkspaceDiff, left_open, line_names, sweep
+from treenail.workspace import (
+    Filesystem,
+    KeptFiles,
+    WorkspaceDiff,
+    kept_files,
+    left_open,
+    line_names,
+    sweep,
+)
 from treenail.workspace.host import HostFilesystem
 
 
@@ -76,6 +88,94 @@ def rollback_run(store: Path, run_id: UUID, call: str | None = None) -> Boundary
         boundary = find_call(state.session, call)
         rollback_to_call(state, boundary.call_id)
     return boundary
+
+
+@dataclass(frozen=True, slots=True)
+class KeptByRun:
+    """What an undo of a run has taken away without knowing whose it was."""
+
+    run_id: UUID
+    call_id: str
+    """The undone call; empty if a person went back."""
+    files: KeptFiles
+
+    @property
+    def sentence(self) -> str:
+        """When and why the files were taken away."""
+        who = self.files.tool_name or "a call"
+        why = {
+            "undone": f"when {who} was undone",
+            "conflict": f"what {who} wrote; it could not be applied",
+            "restored": "when the files went back to an earlier state",
+            "recovered": "when an earlier version was brought back",
+        }
+        call = f" ({self.call_id})" if self.call_id else ""
+        return f"{why[self.files.reason]}{call}, {self.files.at:%Y-%m-%d %H:%M} UTC"
+
+    def to_data(self) -> dict[str, Any]:
+        """Return it as plain values for JSON."""
+        kept = self.files
+        about = {"run": str(self.run_id), "call": self.call_id, "tool": kept.tool_name, "reason": kept.reason}
+        return {**about, "at": kept.at.isoformat(), "workspace": kept.root, "paths": list(kept.paths)}
+
+
+def kept_by_runs(store: Path, run_id: UUID | None = None) -> list[KeptByRun]:
+    """Return what the undos of a store's runs, or of one run, have taken away, oldest first."""
+    objects = workspace_store(store)
+    runs = {workspace_line(run_id): run_id} if run_id is not None else {}
+    if run_id is None:
+        with opened_log(store) as log:
+            runs = {workspace_line(each.session_id): each.session_id for each in log.sessions()}
+    found = []
+    for line, owner in runs.items():
+        for each in kept_files(objects, line):
+            call_id, _, session = each.call_id.rpartition("@")
+            found.append(KeptByRun(owner, call_id if session else "", each))
+    return sorted(found, key=lambda each: each.files.at)
+
+
+def recover_files(
+    store: Path, what: str, *, directory: Path, into: Path | None = None
+) -> tuple[KeptByRun, Sequence[str], Sequence[str]]:
+    """Bring back the newest version of a path that an undo took away, or all files of an undone call.
+
+    `what` is a path, as seen from `directory` or from the workspace's root, or the id of a call. With `into`
+    the files are written there, and the workspace is left alone. Returns what was kept, the paths that came
+    back, and those whose present version was kept in its turn.
+    """
+    kept, under = _find_kept(kept_by_runs(store), what, directory)
+    if into is not None:
+        into.mkdir(parents=True, exist_ok=True)
+        line = workspace_line(kept.run_id)
+        with HostFilesystem(
+            kept.files.root, store=workspace_store(store), line=line, read_only=True
+        ) as filesystem:
+            return kept, filesystem.copy_kept(kept.files, into, under), ()
+    with reopened(store, kept.run_id, workspace=kept.files.root) as state:
+        report = cast(HostFilesystem, filesystem_of(state)).bring_back(kept.files, under)
+    if report.conflicts:
+        raise UsageError(
+            f"{', '.join(report.conflicts)} could not be brought back, because something is in the way; "
+            "write them to another directory with --into"
+        )
+    return kept, report.restored, report.kept
+
+
+def _find_kept(known: Sequence[KeptByRun], what: str, directory: Path) -> tuple[KeptByRun, str]:
+    """Return what a person means by a path or a call, and the path below which it is."""
+    for each in reversed(known):
+        root = Path(each.files.root)
+        for path in (Path(os.path.normpath(directory / what)), root / os.path.normpath(what)):
+            under = path.relative_to(root).as_posix() if path != root and path.is_relative_to(root) else ""
+            if under and any(name == under or name.startswith(f"{under}/") for name, _ in each.files.files):
+                return each, under
+    for each in reversed(known):
+        if each.call_id == what:
+            return each, "."
+    paths = dict.fromkeys(name for each in reversed(known) for name in each.files.paths)
+    shown = ", ".join(list(paths)[:10]) + (" ..." if len(paths) > 10 else "")
+    known_paths = f"these can be brought back: {shown}" if paths else "there is nothing to bring back"
+    raise UsageError(f"no undo has taken {what!r} away; {known_paths}")
 
 
 def fork_run(

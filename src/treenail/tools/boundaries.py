@@ -32,6 +32,9 @@ from treenail.tools.process import wait_for_orphans
 from treenail.tools.tool import ToolResult
 from treenail.workspace import Filesystem, FilesystemSnapshot, WorkspaceDiff
 
+_TOLD_PATHS = 10
+"""How many paths a message names."""
+
 # --- after a crash ---------------------------------------------------------------------------------
 
 
@@ -53,6 +56,23 @@ class RecoveredCall:
     outcome: Literal["rolled_back", "unknown", "committed"]
     """Rolled back, so that it can run again; unknown, for an external call; or already committed."""
     conflicts: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    """Paths that were taken away without knowing whose they were; `treenail recover` brings them back."""
+
+
+def told_of_undo(conflicts: Sequence[str], kept: Sequence[str]) -> str:
+    """Say what an undo left alone, and what it took away and kept."""
+    told = []
+    if conflicts:
+        told.append(f"(left as somebody else changed them: {_listed(conflicts)})")
+    if kept:
+        told.append(f"(taken away by the undo, and kept for `treenail recover`: {_listed(kept)})")
+    return " ".join(told)
+
+
+def _listed(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _TOLD_PATHS} more" if len(paths) > _TOLD_PATHS else ""
+    return ", ".join(paths[:_TOLD_PATHS]) + more
 
 
 def recover(state: ExecutionState) -> tuple[RecoveredCall, ...]:
@@ -80,17 +100,18 @@ def recover(state: ExecutionState) -> tuple[RecoveredCall, ...]:
         report = cast(Filesystem, filesystem_of(state)).recover(workspace_id, committed=committed)
         name = "" if attempt is None else attempt.tool_name
         recovered[call_id] = RecoveredCall(
-            call_id, name, "committed" if committed else "rolled_back", report.conflicts
+            call_id, name, "committed" if committed else "rolled_back", report.conflicts, report.kept
         )
     for attempt in started:
         if attempt.attempt_id in ended:
             continue
         unknown = attempt.effects == "external" and not attempt.idempotent
         known = recovered.get(attempt.call_id)
-        conflicts = known.conflicts if known is not None else ()
-        session.dispatch(_ended_by_crash(state, attempt, unknown=unknown, conflicts=conflicts))
+        conflicts, kept = (known.conflicts, known.kept) if known is not None else ((), ())
+        session.dispatch(_ended_by_crash(state, attempt, unknown=unknown, conflicts=conflicts, kept=kept))
+        outcome: Literal["unknown", "rolled_back"] = "unknown" if unknown else "rolled_back"
         recovered[attempt.call_id] = RecoveredCall(
-            attempt.call_id, attempt.tool_name, "unknown" if unknown else "rolled_back", conflicts
+            attempt.call_id, attempt.tool_name, outcome, conflicts, kept
         )
     return tuple(recovered.values())
 
@@ -105,7 +126,12 @@ def _left_open(state: ExecutionState) -> Sequence[tuple[str, str]]:
 
 
 def _ended_by_crash(
-    state: ExecutionState, attempt: ToolStarted, *, unknown: bool, conflicts: tuple[str, ...]
+    state: ExecutionState,
+    attempt: ToolStarted,
+    *,
+    unknown: bool,
+    conflicts: tuple[str, ...],
+    kept: tuple[str, ...],
 ) -> ToolInvoked:
     if unknown:
         message = (
@@ -117,6 +143,7 @@ def _ended_by_crash(
             f"{attempt.tool_name} was interrupted when the process ended; "
             "everything it had changed was rolled back."
         )
+    message = f"{message} {told_of_undo(conflicts, kept)}".strip()
     return ToolInvoked(
         prompt_name="",
         adapter="",
@@ -129,6 +156,7 @@ def _ended_by_crash(
         attempt_id=attempt.attempt_id,
         outcome="unknown" if unknown else "interrupted",
         conflicts=conflicts,
+        kept=kept,
     )
 
 

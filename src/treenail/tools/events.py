@@ -64,6 +64,8 @@ class ToolInvoked:
     """The workspace after the call, if the call has changed it; else it is where the call began."""
     conflicts: tuple[str, ...] = ()
     """Paths that a rollback left alone because somebody else had changed them."""
+    kept: tuple[str, ...] = ()
+    """Paths that a rollback took away without knowing whose they were: `treenail recover` has them."""
     hold_id: str = ""
     """The hold that a person had to answer before the call ran."""
     batch_events: int = 0

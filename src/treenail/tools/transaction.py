@@ -52,7 +52,7 @@ from treenail.state import (
     ToolScope,
     Transaction,
 )
-from treenail.tools.boundaries import recover, workspace_call_id
+from treenail.tools.boundaries import recover, told_of_undo, workspace_call_id
 from treenail.tools.context import CallFilesystem, CallOutbox, CallResources, ToolContext
 from treenail.tools.environment import CallEnvironment
 from treenail.tools.event_loop import cancellations, heed_cancellations
@@ -403,15 +403,12 @@ class OpenCall:
         undo.part("the resources of the call", self._close_scope)
         for each, resource, saved in reversed(self.saved):
             undo.part(each.__qualname__, partial(resource.restore, saved))
-        conflicts: tuple[str, ...] = ()
+        report = None
         if self.workspace is not None:
             report = undo.part("the workspace", self.workspace.rollback)
-            conflicts = report.conflicts if report is not None else ()
-        if conflicts:
-            shown = ", ".join(conflicts[:10])
-            result = replace(
-                result, message=f"{result.message} (left as somebody else changed them: {shown})"
-            )
+        conflicts, kept = (report.conflicts, report.kept) if report is not None else ((), ())
+        if conflicts or kept:
+            result = replace(result, message=f"{result.message} {told_of_undo(conflicts, kept)}".strip())
         result = replace(result, value=None)
         recorded, record_problem = _recorded(self.plan.record, result) if tell else ((), None)
         events: list[object] = list(recorded)
@@ -423,7 +420,7 @@ class OpenCall:
                     next_actions=("compare the workspace with its last boundary", "roll back by hand"),
                 )
             )
-        events.append(self._invoked(result, outcome, len(events), conflicts=conflicts))
+        events.append(self._invoked(result, outcome, len(events), conflicts=conflicts, kept=kept))
         self.is_over = True
         undo.log(partial(self._log_rollback, events))
         self._note_checkpoint(result)
@@ -474,6 +471,7 @@ class OpenCall:
         *,
         workspace: FilesystemSnapshot | None = None,
         conflicts: tuple[str, ...] = (),
+        kept: tuple[str, ...] = (),
     ) -> ToolInvoked:
         return self.environment.invoked(
             self.call,
@@ -485,6 +483,7 @@ class OpenCall:
             elapsed_ms=round(1000 * self._elapsed_s(), 3),
             workspace=workspace,
             conflicts=conflicts,
+            kept=kept,
             hold_id=self.plan.hold_id,
             batch_events=batch_events,
         )

@@ -13,7 +13,9 @@ from .base import WorkspaceDiff as WorkspaceDiff
 from .base import WriteMode as WriteMode
 from .base import WriteResult as WriteResult
 from .diffs import is_binary as is_binary
+from .diffs import shown_path as shown_path
 from .diffs import unified_text as unified_text
+from .history import kept_files as kept_files
 from .history import left_open as left_open
 from .history import line_names as line_names
 from .history import sweep as sweep
@@ -24,6 +26,7 @@ from .isolated.fingerprints import fingerprint as fingerprint
 from .isolated.isolate import IsolatedMemory as IsolatedMemory
 from .isolated.isolate import isolate as isolate
 from .isolated.isolate import quiet_boundary as quiet_boundary
+from .kept import KeptFiles as KeptFiles
 from .lines import split_lines as split_lines
 from .matching import compile_pattern as compile_pattern
 from .memory import InMemoryFilesystem as InMemoryFilesystem

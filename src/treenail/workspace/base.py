@@ -25,9 +25,11 @@ says: finished if the log has the commit, rolled back if it has not.
 
 A call that lets a foreign process loose on the tree says so
 (`begin(..., foreign=True)`): the tree is scanned before and after, and every
-difference belongs to the call. Otherwise only writes through this protocol
-belong to it, and whatever else changed on disk is somebody else's and is left
-alone: reported as a conflict if it is in the way, never overwritten.
+difference belongs to the call. Nobody can tell whose each one is, so whatever
+its rollback takes away is first kept in the private history, and reported.
+Otherwise only writes through this protocol belong to it, and whatever else
+changed on disk is somebody else's and is left alone: reported as a conflict if
+it is in the way, never overwritten.
 """
 
 from __future__ import annotations
@@ -183,12 +185,14 @@ class WorkspaceDiff:
 class RestoreReport:
     """What a restore or a rollback did.
 
-    `conflicts` are paths that somebody else had changed meanwhile; they were left as found.
+    `conflicts` are paths that somebody else had changed meanwhile; they were left as found. `kept` are
+    paths that it took away without knowing whose they were: what was there is in the private history.
     """
 
     restored: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    kept: tuple[str, ...] = ()
 
 
 @runtime_checkable

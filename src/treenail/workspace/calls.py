@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -224,7 +224,8 @@ class HostCall:
                 plan[path] = states[0]
                 current[path] = now
         self._discard_temporaries(own_states)
-        self._undo.apply(plan, current, journal.id, report)
+        # Through the workspace a file keeps its inode only if nothing but its bits changed.
+        self._undo.apply(plan, current, journal.id, report, is_original=lambda path, inode: True)
 
     def _discard_temporaries(self, paths: Iterable[str]) -> None:
         """Remove half-written files of the call from the directories that it has worked in."""
@@ -255,9 +256,13 @@ class HostCall:
         differences = [*scan.differences, *scan.touched]
         plan = {path: before for path, before, _ in differences}
         current = {path: after for path, _, after in differences}
-        beyond = [path for path in journal.own_states() if survey.is_beyond(manifest, path)]
+        own_states = journal.own_states()
+        beyond = [path for path in own_states if survey.is_beyond(manifest, path)]
         self._undo_paths(report, [path for path in beyond if path not in plan])
-        self._undo.apply(plan, current, journal.id, report)
+        # Whose the rest is, nobody can tell: the process's, or a person's who saved something meanwhile.
+        unproven = [change.path for change in scan.differences if not _is_own(change, own_states)]
+        current |= self._undo.set_aside(unproven, self.call_id, journal.tool_name, report)
+        self._undo.apply(plan, current, journal.id, report, is_original=manifest.is_at)
         if scan.root_mode != manifest.root_mode:
             os.chmod(tree.path, manifest.root_mode)
         for path in plan:
@@ -283,6 +288,11 @@ def edited_since(journal: Journal, changes: Iterable[PathChange]) -> tuple[str, 
         if last is not None and not same(last, after):
             found.append(path)
     return tuple(found)
+
+
+def _is_own(change: PathChange, own_states: Mapping[str, Sequence[State]]) -> bool:
+    """Say whether what is at a path is what the call itself wrote there through the workspace."""
+    return any(same(change.after, state) for state in own_states.get(change.path, ()))
 
 
 def _is_half_way(now: State, goal: State) -> bool:

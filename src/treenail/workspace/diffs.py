@@ -117,14 +117,14 @@ def _size(version: Version | None) -> int | None:
 
 def _change_text(path: str, before: Version | None, after: Version | None) -> str:
     if before is not None and after is not None and before.kind != after.kind:
-        return f"Changed from {_noun(before)} to {_noun(after)}: {_shown_path(path)}\n"
+        return f"Changed from {_noun(before)} to {_noun(after)}: {shown_path(path)}\n"
     version = after if after is not None else before
     assert version is not None
     if version.kind != "file":
         return _special_text(path, before, after)
     head = ""
     if before is not None and after is not None and before.permissions != after.permissions:
-        head = f"Mode of {_shown_path(path)}: {before.permissions:04o} -> {after.permissions:04o}\n"
+        head = f"Mode of {shown_path(path)}: {before.permissions:04o} -> {after.permissions:04o}\n"
         if not _content_differs(before, after):
             return head
     return head + _content_text(
@@ -137,7 +137,7 @@ def _change_text(path: str, before: Version | None, after: Version | None) -> st
 
 
 def _special_text(path: str, before: Version | None, after: Version | None) -> str:
-    shown = _shown_path(path)
+    shown = shown_path(path)
     if before is None and after is not None:
         return f"New {_noun(after)}: {shown}\n"
     if after is None and before is not None:
@@ -159,7 +159,7 @@ def _noun(version: Version) -> str:
 
 
 def _target(version: Version) -> str:
-    return _shown_path((version.content or b"?").decode("utf-8", "replace"))
+    return shown_path((version.content or b"?").decode("utf-8", "replace"))
 
 
 def _content_text(
@@ -169,14 +169,14 @@ def _content_text(
     largest = max(before_size or 0, after_size or 0)
     not_loaded = (before is None and before_size is not None) or (after is None and after_size is not None)
     if largest > MAX_SHOWN_BYTES or not_loaded:
-        return f"Large file {_shown_path(path)} {sizes}\n"
+        return f"Large file {shown_path(path)} {sizes}\n"
     if is_binary(before or b"") or is_binary(after or b""):
-        return f"Binary file {_shown_path(path)} {sizes}\n"
+        return f"Binary file {shown_path(path)} {sizes}\n"
     old = split_lines((before or b"").decode("utf-8", "replace"))
     new = split_lines((after or b"").decode("utf-8", "replace"))
     if max(len(old), len(new)) > MAX_SHOWN_LINES:
-        return f"Large file {_shown_path(path)} {sizes}\n"
-    name = _shown_path(path)
+        return f"Large file {shown_path(path)} {sizes}\n"
+    name = shown_path(path)
     header = [
         "--- /dev/null\n" if before is None else f"--- a/{name}\n",
         "+++ /dev/null\n" if after is None else f"+++ b/{name}\n",
@@ -201,7 +201,7 @@ def _sizes(before_size: int | None, after_size: int | None) -> str:
     return f"changed ({before_size} -> {after_size} bytes)"
 
 
-def _shown_path(path: str) -> str:
+def shown_path(path: str) -> str:
     """Write a path on one line, whatever it holds: control characters and odd bytes are escaped."""
     if path.isprintable():
         return path

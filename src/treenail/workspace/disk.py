@@ -6,6 +6,7 @@ and is ignored, together with everything behind it.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import zlib
@@ -13,6 +14,9 @@ from collections.abc import Iterator
 
 MAX_RECORD_BYTES = 1 << 31
 """A longer record is taken for damage."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The errors that say that there is no room."""
 
 _HEAD_BYTES = 8
 
@@ -85,6 +89,23 @@ def make_directory(path: str) -> None:
 def encode_record(payload: bytes) -> bytes:
     """Wrap a record's content with its length and checksum."""
     return b"%b%b%b" % (len(payload).to_bytes(4, "big"), zlib.crc32(payload).to_bytes(4, "big"), payload)
+
+
+def append_record(path: str, payload: bytes, *, durable: bool) -> None:
+    """Append a record to a file; what a crash tore at its end is overwritten."""
+    data = read_file(path)
+    end = max((offset for offset, _ in decode_records(data or b"")), default=0)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(descriptor, end)
+        os.lseek(descriptor, end, os.SEEK_SET)
+        write_all(descriptor, encode_record(payload))
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    if durable and data is None:
+        sync_directory(os.path.dirname(path))
 
 
 def decode_records(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:

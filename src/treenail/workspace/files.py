@@ -239,9 +239,13 @@ class Files(CommonOperations):
         if not 0 <= permissions <= 0o777:
             raise ValueError(f"the permissions {permissions:#o} are not between 0 and 0o777")
         with self._lock, self._walk(path, follow=True) as place, naming(path):
-            _existing(place, path)
-            before = self.undo.keep(place)
-            self.undo.intend([PathChange(place.path, before, before._replace(mode=permissions))])
+            status = _existing(place, path)
+            changed = [(place.path, self.undo.keep(place))]
+            if status.st_nlink > 1 and stat.S_ISREG(status.st_mode):
+                changed += self.undo.other_names(place.path, status)
+            self.undo.intend(
+                PathChange(name, before, before._replace(mode=permissions)) for name, before in changed
+            )
             change_mode(place, permissions)
 
     def symlink(self, path: str, target: str) -> None:

@@ -10,6 +10,7 @@ treenail/<line>/spool                      objects that are not in a pack yet
 treenail/<line>/call.journal               how to undo the open call
 treenail/<line>/ambient.journal            how to undo what was written outside of calls
 treenail/<line>/manifest                   everything known about the tree
+treenail/<line>/kept                       what undos took away (git: `refs/kept/<line>`)
 ```
 
 A line is the history of one workspace. Lines share objects; erasing a line and sweeping the store removes
@@ -37,6 +38,7 @@ from treenail.errors import UsageError, WorkspaceError
 from treenail.workspace.diffs import MAX_SHOWN_BYTES, Version
 from treenail.workspace.disk import make_directory
 from treenail.workspace.journal import Journal
+from treenail.workspace.kept import KeptFiles, KeptReason, append_kept, kept_path, load_kept
 from treenail.workspace.line import LineEntry, LineFile
 from treenail.workspace.manifest import Manifest, PathChange, State, load_manifest, save_manifest
 from treenail.workspace.objects import MODE_TREE, ObjectStore
@@ -46,6 +48,7 @@ from treenail.workspace.trees import patch_tree, tree_entry, write_trees
 _OWN_DIRECTORY = "treenail"
 _LINE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _MAX_SUBJECT_CHARS = 200
+_MAX_TREE_DEPTH = 200
 
 
 class History:
@@ -59,6 +62,7 @@ class History:
         self._durable = durable
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._ref = f"refs/heads/{line}"
+        self._kept_ref = f"refs/kept/{line}"
         make_directory(os.path.dirname(self.directory))
         make_directory(self.directory)
         self.call_path = os.path.join(self.directory, "call.journal")
@@ -127,8 +131,13 @@ class History:
     def pack(self) -> None:
         """Let git see everything up to the newest boundary."""
         head = self.line.head
-        if self.objects.pack() and head is not None and self.objects.read_ref(self._ref) != head.commit:
-            self.objects.write_ref(self._ref, head.commit)
+        if not self.objects.pack():
+            return
+        kept = self.kept()
+        newest = (self._ref, head and head.commit), (self._kept_ref, kept[-1].commit if kept else None)
+        for ref, commit in newest:
+            if commit is not None and self.objects.read_ref(ref) != commit:
+                self.objects.write_ref(ref, commit)
 
     def commit(
         self,
@@ -193,6 +202,42 @@ class History:
             "link" if state.kind == "link" else "file", state.mode & 0o777, state.size, content, state.oid
         )
 
+    # --- what undos have taken away ----------------------------------------------------------------
+
+    def kept(self) -> list[KeptFiles]:
+        """Return what undos have taken away, oldest first."""
+        return load_kept(kept_path(self.directory))
+
+    def keep(
+        self,
+        files: Sequence[tuple[str, State]],
+        *,
+        root: str,
+        call_id: str,
+        tool_name: str = "",
+        reason: KeptReason = "undone",
+    ) -> KeptFiles:
+        """Keep files for a person before an undo takes them away; their content is in the object store.
+
+        When this returns, content and record are on disk. `treenail recover` brings them back.
+        """
+        earlier = self.kept()
+        parents = (bytes.fromhex(earlier[-1].commit),) if earlier else ()
+        edits = [(_git_path(path, number), tree_entry(state)) for number, (path, state) in enumerate(files)]
+        tree = patch_tree(self.objects, self.objects.write_tree({}), edits)
+        subject = one_line(f"Kept when {tool_name or 'a call'} ({call_id}) was {reason}")
+        kept = KeptFiles(
+            self._clock.now(),
+            reason,
+            call_id,
+            tool_name,
+            root,
+            self._write_commit(tree, parents, subject),
+            tuple(files),
+        )
+        append_kept(kept_path(self.directory), kept, durable=self._durable)
+        return kept
+
     # --- journals and the manifest -----------------------------------------------------------------
 
     def load_ambient(self) -> Journal | None:
@@ -231,6 +276,11 @@ def one_line(text: str) -> str:
     return " ".join(text.split())[:_MAX_SUBJECT_CHARS]
 
 
+def _git_path(path: str, number: int) -> str:
+    """Return a path for a tree in git; one that is nested very deeply is flattened."""
+    return path if path.count("/") < _MAX_TREE_DEPTH else f"deep/{number}/{path.rpartition('/')[2]}"
+
+
 def check_line_name(line: str) -> None:
     """Refuse a name that cannot be a git branch and a directory."""
     if not _LINE_NAME.fullmatch(line) or line.endswith((".lock", ".")) or ".." in line:
@@ -255,6 +305,11 @@ def left_open(store: str | os.PathLike[str], line: str) -> str | None:
     if journal is None or not (journal.foreign or journal.touched or journal.segments):
         return None
     return journal.call_id
+
+
+def kept_files(store: str | os.PathLike[str], line: str) -> list[KeptFiles]:
+    """Return what the undos of a line have taken away, oldest first."""
+    return load_kept(kept_path(os.path.join(store, _OWN_DIRECTORY, line)))
 
 
 def sweep(store: str | os.PathLike[str], keep_lines: Iterable[str] | None = None) -> int:
@@ -283,6 +338,7 @@ def sweep(store: str | os.PathLike[str], keep_lines: Iterable[str] | None = None
         for line in line_names(store):
             if keep is not None and line not in keep:
                 objects.delete_ref(f"refs/heads/{line}")
+                objects.delete_ref(f"refs/kept/{line}")
                 shutil.rmtree(os.path.join(own, line))
             else:
                 # What is needed of it is found in packs, and what is not is swept from there.
@@ -299,6 +355,7 @@ def _roots(objects: ObjectStore, directory: str) -> set[bytes]:
     """Return what a line needs: its boundaries, and what its open journals would put back."""
     line = LineFile(os.path.join(directory, "line"), durable=False)
     needed = {bytes.fromhex(entry.commit) for entry in line.entries}
+    needed |= {bytes.fromhex(kept.commit) for kept in load_kept(kept_path(directory))}
     for name in ("call.journal", "ambient.journal"):
         journal = Journal.load(os.path.join(directory, name), durable=False)
         if journal is not None:

@@ -20,7 +20,8 @@ not begun or is over) or a journal that `recover` can end either way; ending is 
 
 **Whose change is it?** In a plain call, what the journal says. A path that holds neither what was there
 before nor what the call wrote was changed by somebody else: it is left alone and reported. In a foreign
-call every difference between the two scans belongs to the call.
+call every difference between the two scans belongs to the call; since some of them may be a person's, a
+rollback first keeps whatever it takes away (`kept`, `bring_back`).
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ from treenail.workspace.base import (
 )
 from treenail.workspace.files import Files
 from treenail.workspace.history import check_line_name
-from treenail.workspace.manifest import TEMPORARY_PREFIX, TEMPORARY_SUFFIX, State
-from treenail.workspace.paths import fail
+from treenail.workspace.kept import KeptFiles
+from treenail.workspace.manifest import ABSENT, TEMPORARY_PREFIX, TEMPORARY_SUFFIX, State, is_within
+from treenail.workspace.paths import ROOT, fail
 from treenail.workspace.restorer import ReportBuilder, Restorer
 from treenail.workspace.rooted import RootedDirectory, copy_tree
 from treenail.workspace.scan import Exclusions, SnapshotLimits
@@ -204,6 +206,35 @@ class HostFilesystem(Files):
         """
         with self._lock:
             return self.undo.recover(call_id, committed=committed)
+
+    def kept(self) -> Sequence[KeptFiles]:
+        """Return what undos have taken away without knowing whose it was, oldest first."""
+        with self._lock:
+            return self.undo.opened().kept()
+
+    def bring_back(self, kept: KeptFiles, under: str = ROOT) -> RestoreReport:
+        """Bring back what an undo has kept, or the part of it at or below a path.
+
+        What is there now is kept in its turn.
+        """
+        files = {path: state for path, state in kept.files if under == ROOT or is_within(path, {under: ""})}
+        with self._lock:
+            return self.undo.bring_back(files, kept.call_id)
+
+    def copy_kept(self, kept: KeptFiles, into: str | os.PathLike[str], under: str = ROOT) -> Sequence[str]:
+        """Write what an undo has kept into another directory, where nothing is replaced; return the paths."""
+        undo = self.undo.opened()
+        tree, report = RootedDirectory(os.fspath(into)), ReportBuilder()
+        plan = {path: state for path, state in kept.files if under == ROOT or is_within(path, {under: ""})}
+        for path in tuple(plan):
+            while path := path.rpartition("/")[0]:
+                plan.setdefault(path, State("directory", 0o755))
+        Restorer(tree, undo.objects, new_id().hex, report, sync=False).apply(
+            plan, dict.fromkeys(plan, ABSENT)
+        )
+        if report.conflicts:
+            fail(errno.EEXIST, "something is there already; name an empty directory", report.conflicts[0])
+        return sorted(report.restored)
 
     def fork(self, snapshot: FilesystemSnapshot, into: str | os.PathLike[str]) -> HostFilesystem:
         """Make a workspace of its own, in a new directory, that begins at a boundary of this one.

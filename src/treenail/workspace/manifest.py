@@ -139,6 +139,11 @@ class Manifest:
         entries = self.directories.get(directory)
         return None if entries is None else entries.get(name)
 
+    def is_at(self, path: str, inode: int) -> bool:
+        """Say whether an inode is the one that a path is known to have."""
+        entry = self.get(path)
+        return entry is not None and entry[1] == inode
+
     def learn(self, path: str, state: State) -> None:
         """Take a state in that was not seen by a scan."""
         self.unsaved = True

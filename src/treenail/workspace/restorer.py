@@ -9,7 +9,10 @@ reader sees the old file or the new one.
 
 Each step looks at what is there before it acts and does nothing if the goal is reached. So a restore that
 was cut off by a crash is completed by applying the same plan again. No step follows a link, and a directory
-is removed only if it is empty: what somebody else put into it stays, and is reported.
+is removed only if it is empty: what somebody else put into it stays, and is reported. So does a file that is
+not the one that the plan was made for: somebody saved it a moment ago.
+
+On a full disk, what is to be replaced goes before what replaces it.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from treenail.workspace.base import RestoreReport
-from treenail.workspace.manifest import ANY, TEMPORARY_PREFIX, TEMPORARY_SUFFIX, State, same
+from treenail.workspace.disk import FULL
+from treenail.workspace.manifest import ABSENT, ANY, TEMPORARY_PREFIX, TEMPORARY_SUFFIX, State, same
 from treenail.workspace.objects import ObjectStore
 from treenail.workspace.paths import ROOT
 from treenail.workspace.rooted import (
@@ -48,6 +52,7 @@ class ReportBuilder:
     restored: set[str] = field(default_factory=set)
     conflicts: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    kept: set[str] = field(default_factory=set)
 
     def build(self, notes: Iterable[str] = ()) -> RestoreReport:
         """Return the report for the caller."""
@@ -55,23 +60,35 @@ class ReportBuilder:
             restored=tuple(sorted(self.restored)),
             conflicts=tuple(sorted(set(self.conflicts))),
             notes=(*self.notes, *notes),
+            kept=tuple(sorted(self.kept - set(self.conflicts))),
         )
 
 
 class Restorer:
     """Brings the paths of one tree to their goals.
 
-    `owner` is in the names of temporary files, so that a recovery knows them.
+    `owner` is in the names of temporary files, so that a recovery knows them. `is_original` says whether
+    the inode at a path is the one that was there before: then its bits are corrected in place, for all of
+    its names.
     """
 
     def __init__(
-        self, tree: RootedDirectory, objects: ObjectStore, owner: str, report: ReportBuilder, *, sync: bool
+        self,
+        tree: RootedDirectory,
+        objects: ObjectStore,
+        owner: str,
+        report: ReportBuilder,
+        *,
+        sync: bool,
+        is_original: Callable[[str, int], bool] = lambda path, inode: False,
     ) -> None:
         self._tree = tree
         self._objects = objects
         self._temporary = f"{TEMPORARY_PREFIX}{owner}-0{TEMPORARY_SUFFIX}"
         self._report = report
         self._sync = sync
+        self._is_original = is_original
+        self._linked: set[str] = set()
         self._relaxed: dict[str, int] = {}
 
     def apply(self, plan: Mapping[str, State], current: Mapping[str, State]) -> None:
@@ -79,13 +96,23 @@ class Restorer:
         inward = sorted(plan, key=lambda path: path.count("/"))
         try:
             for path in reversed(inward):
+                if path in self._report.conflicts:
+                    continue
                 # A file or link takes the place of another in one step.
                 if plan[path].kind not in _ONE_STEP or current[path].kind not in _ONE_STEP_FROM:
-                    self._attempt(path, partial(self._clear, goal=plan[path]), missing_is_fine=True)
-            for path in inward:
-                if plan[path].kind != "absent" and path not in self._report.conflicts:
-                    put = partial(self._put, goal=plan[path], current=current[path])
-                    self._attempt(path, put, missing_is_fine=False)
+                    clear = partial(self._clear, goal=plan[path], current=current[path])
+                    self._attempt(path, clear, missing_is_fine=True)
+            wanted = [path for path in inward if plan[path].kind != "absent"]
+            short = [path for path in wanted if not self._put_path(path, plan[path], current[path])]
+            for path in short:
+                # There is no room for both: the history has what is there.
+                self._attempt(path, partial(self._vacate, current=current[path]), missing_is_fine=True)
+            for path in short:
+                self._put_path(path, plan[path], ABSENT, last_try=True)
+            for path in reversed(tuple(plan)):
+                # Names of one file were changed one after the other; the first one knows how it was.
+                if path in self._linked:
+                    self._attempt(path, partial(self._redress_linked, goal=plan[path]), missing_is_fine=True)
             for path in reversed(inward):
                 if plan[path].kind == "directory" and path not in self._report.conflicts:
                     self._attempt(path, partial(self._dress_directory, goal=plan[path]), missing_is_fine=True)
@@ -102,7 +129,30 @@ class Restorer:
             except (FileNotFoundError, NotADirectoryError):
                 continue
 
-    def _clear(self, place: Place, goal: State) -> None:
+    def _put_path(self, path: str, goal: State, current: State, *, last_try: bool = False) -> bool:
+        """Bring one path to its goal; say whether there was room for it."""
+        if path in self._report.conflicts:
+            return True
+        try:
+            self._attempt(path, partial(self._put, goal=goal, current=current), missing_is_fine=False)
+        except OSError as error:
+            if last_try or error.errno not in FULL:
+                raise
+            return False
+        return True
+
+    def _vacate(self, place: Place, current: State) -> None:
+        if self._is_as_seen(place, place.lstat(), current):
+            os.unlink(place.name, dir_fd=place.descriptor)
+
+    def _is_as_seen(self, place: Place, status: os.stat_result | None, current: State) -> bool:
+        """Say whether a path holds what the plan was made for; what somebody saved since is a conflict."""
+        if status is None or _is_what_was_seen(status, current):
+            return True
+        self._report.conflicts.append(place.path)
+        return False
+
+    def _clear(self, place: Place, goal: State, current: State) -> None:
         status = place.lstat()
         if status is None:
             return
@@ -120,7 +170,7 @@ class Restorer:
                     self._report.conflicts.append(place.path)
                 return
             self._report.restored.add(place.path)
-        elif goal.kind in ("absent", "directory"):
+        elif goal.kind in ("absent", "directory") and self._is_as_seen(place, status, current):
             os.unlink(place.name, dir_fd=place.descriptor)
             self._report.restored.add(place.path)
 
@@ -130,12 +180,14 @@ class Restorer:
                 os.mkdir(place.name, 0o700, dir_fd=place.descriptor)
                 self._report.restored.add(place.path)
             return
+        if not self._is_as_seen(place, place.lstat(), current):
+            return
         if goal.kind == "link":
             if same(current, goal):
                 return
             target = self._objects.read_blob(goal.oid)
             self._afresh(place, lambda: put_link(place, self._temporary, target))
-        elif current.kind == "file" and current.oid == goal.oid and self._redress(place, goal, current):
+        elif current.kind == "file" and current.oid == goal.oid and self._redress(place, goal):
             if same(current, goal):
                 # Only its time was put right; to a reader nothing had changed.
                 return
@@ -160,7 +212,7 @@ class Restorer:
             discard(place, self._temporary)
             put()
 
-    def _redress(self, place: Place, goal: State, current: State) -> bool:
+    def _redress(self, place: Place, goal: State) -> bool:
         """Correct bits, owner and time of a file in place; say whether that could be done."""
         try:
             descriptor = os.open(
@@ -172,15 +224,22 @@ class Restorer:
             return False
         try:
             status = os.fstat(descriptor)
-            # A hard link shares bits and times with its other names, which the call did not change.
-            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            if not stat.S_ISREG(status.st_mode):
                 return False
+            if status.st_nlink > 1:
+                # Its other names share bits and times. If it was put here meanwhile, they must not change.
+                if not self._is_original(place.path, status.st_ino):
+                    return False
+                self._linked.add(place.path)
             dress(descriptor, goal)
         except PermissionError:
             return False
         finally:
             os.close(descriptor)
         return True
+
+    def _redress_linked(self, place: Place, goal: State) -> None:
+        self._redress(place, goal)
 
     def _dress_directory(self, place: Place, goal: State) -> None:
         status = place.lstat()
@@ -217,6 +276,23 @@ class Restorer:
             status = place.lstat()
             if status is None or status.st_mode & 0o700 == 0o700:
                 return False
-            self._relaxed[directory] = stat.S_IMODE(status.st_mode)
-            change_mode(place, stat.S_IMODE(status.st_mode) | 0o700)
+            mode = stat.S_IMODE(status.st_mode)
+            try:
+                change_mode(place, mode | 0o700)
+            except PermissionError:
+                # Somebody else's directory: what is in it is not ours to change.
+                return False
+            self._relaxed[directory] = mode
         return True
+
+
+def _is_what_was_seen(status: os.stat_result, seen: State) -> bool:
+    mode = status.st_mode
+    if seen.kind == "file":
+        is_same_time = seen.mtime_ns in (0, status.st_mtime_ns)
+        return stat.S_ISREG(mode) and status.st_size == seen.size and is_same_time
+    if seen.kind == "link":
+        return stat.S_ISLNK(mode)
+    if seen.kind == "directory":
+        return stat.S_ISDIR(mode)
+    return seen.kind == "other" and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))

@@ -20,6 +20,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from treenail.clock import Clock, new_id
 from treenail.errors import (
@@ -33,9 +34,10 @@ from treenail.errors import (
 from treenail.workspace.base import FilesystemSnapshot, RestoreReport, WorkspaceDiff
 from treenail.workspace.calls import HostCall, edited_since
 from treenail.workspace.diffs import describe
-from treenail.workspace.disk import sync_directory
+from treenail.workspace.disk import FULL, sync_directory
 from treenail.workspace.history import History
 from treenail.workspace.journal import Journal, JournalKind
+from treenail.workspace.kept import KeptReason
 from treenail.workspace.line import LineEntry, fold
 from treenail.workspace.manifest import (
     ABSENT,
@@ -52,7 +54,7 @@ from treenail.workspace.manifest import (
 )
 from treenail.workspace.paths import ROOT, fail
 from treenail.workspace.restorer import ReportBuilder, Restorer
-from treenail.workspace.rooted import Place, RootedDirectory, look
+from treenail.workspace.rooted import Place, RootedDirectory, change_mode, look
 from treenail.workspace.scan import Exclusions, SnapshotLimits
 from treenail.workspace.survey import Survey
 
@@ -285,6 +287,18 @@ class Undo:
             uncovered=() if manifest is None else _sentences(manifest.uncovered),
         )
 
+    def other_names(self, path: str, status: os.stat_result) -> list[tuple[str, State]]:
+        """Return the paths of the open journal, and their states, that are other names of a file."""
+        journal = self.journal()
+        found = []
+        for other in () if journal is None else journal.first_states():
+            if other != path:
+                with suppress(FileNotFoundError, NotADirectoryError), self.tree.strict(other) as place:
+                    there = place.lstat()
+                    if there is not None and os.path.samestat(there, status):
+                        found.append((other, self.keep(place)))
+        return found
+
     def open_journal(self) -> Journal | None:
         """Return the journal that collects changes right now, if there is one."""
         return self._ambient if self.call is None else self.call.journal
@@ -488,12 +502,63 @@ class Undo:
                     self.survey().boundary()
             plan, current, notes = self.way_back(snapshot, fresh)
             report = ReportBuilder(notes=notes)
+            label = f"to {snapshot.commit_ref[:12]}"
+            self._keep_unproven(plan, current, label, "restored", report)
             if plan and self.call is not None:
                 self._intend_plan(plan, current)
                 self.apply(plan, current, self.call.journal.id, report)
             elif plan:
-                self._apply_as_restore(snapshot, plan, current, report)
+                self._apply_as_restore(label, plan, current, report)
         return report.build()
+
+    def bring_back(self, files: Mapping[str, State], call_id: str) -> RestoreReport:
+        """Bring back what an undo has kept. What is there now is kept in its turn."""
+        self.require_writable()
+        if self.call is not None:
+            raise WorkspaceError(
+                f"the call {self.call.call_id!r} holds the workspace; bring files back when it is over"
+            )
+        with self.opened().held():
+            self.flush_ambient()
+            goals = dict(files)
+            for path, state in files.items():
+                directory = path.rpartition("/")[0]
+                while directory and directory not in goals and state.kind != "absent":
+                    if self.look(directory, keep=False).kind != "directory":
+                        goals[directory] = State("directory", 0o755)
+                    directory = directory.rpartition("/")[0]
+            current = {path: self.look(path, keep=True) for path in goals}
+            plan = {path: goal for path, goal in goals.items() if not same(current[path], goal)}
+            report = ReportBuilder()
+            self._keep_unproven(plan, current, call_id, "recovered", report)
+            if plan:
+                self._apply_as_restore(f"of {call_id}", plan, current, report)
+        return report.build()
+
+    def _keep_unproven(
+        self,
+        plan: Mapping[str, State],
+        current: Mapping[str, State],
+        call_id: str,
+        reason: KeptReason,
+        report: ReportBuilder,
+    ) -> None:
+        """Keep what a restore is about to change, where no journal says that a call of ours wrote it.
+
+        The content is in the store already: whoever made the plan looked at it.
+        """
+        proven: dict[str, bool] = {}
+        for entry in self.entries():
+            for change in entry.changes:
+                proven[change.path] = not entry.scanned and change.path not in entry.edited
+        files = [
+            (path, current[path])
+            for path in plan
+            if current[path].kind in ("file", "link") and not proven.get(path, False)
+        ]
+        if files:
+            kept = self.opened().keep(files, root=self.tree.path, call_id=call_id, reason=reason)
+            report.kept |= set(kept.paths)
 
     def way_back(
         self, snapshot: FilesystemSnapshot, fresh: Mapping[str, State], *, strict: bool = True
@@ -520,10 +585,7 @@ class Undo:
         for path, step in fold(after, outside=snapshot.scanned).items():
             if is_within(path, uncovered) and not history.is_known(snapshot.commit_ref, path):
                 continue
-            if snapshot.scanned:
-                now = step.last
-            else:
-                now = fresh[path] if path in fresh else self.look(path, keep=True)
+            now = fresh[path] if path in fresh else self.look(path, keep=True)
             if same(now, step.first):
                 continue
             if step.first.kind == "other":
@@ -551,14 +613,14 @@ class Undo:
 
     def _apply_as_restore(
         self,
-        snapshot: FilesystemSnapshot,
+        label: str,
         plan: Mapping[str, State],
         current: Mapping[str, State],
         report: ReportBuilder,
     ) -> None:
         """Restore under a journal of its own, so that a crash or an error leaves all or nothing."""
         base = self.snapshot_at(self.head(), "restore")
-        journal = self.start_journal("restore", f"to {snapshot.commit_ref[:12]}", base, foreign=False)
+        journal = self.start_journal("restore", label, base, foreign=False)
         call = HostCall(self, journal.call_id, base, journal)
         self.opened().hold()
         self.call = call
@@ -591,10 +653,90 @@ class Undo:
         self.intend(changes)
 
     def apply(
-        self, plan: Mapping[str, State], current: Mapping[str, State], owner: str, report: ReportBuilder
+        self,
+        plan: Mapping[str, State],
+        current: Mapping[str, State],
+        owner: str,
+        report: ReportBuilder,
+        *,
+        is_original: Callable[[str, int], bool] = lambda path, inode: False,
     ) -> None:
         """Bring each path to its goal; see `restorer.py`."""
-        Restorer(self.tree, self.opened().objects, owner, report, sync=self._durable).apply(plan, current)
+        objects = self.opened().objects
+        restorer = Restorer(self.tree, objects, owner, report, sync=self._durable, is_original=is_original)
+        restorer.apply(plan, current)
+
+    # --- what an undo takes away --------------------------------------------------------------------
+
+    def set_aside(
+        self, paths: Sequence[str], call_id: str, tool_name: str, report: ReportBuilder
+    ) -> dict[str, State]:
+        """Keep what is at paths that an undo is about to change, and return it; see `History.keep`.
+
+        If the disk is too full, the largest of them are removed until there is room: otherwise nothing could
+        be undone, and the disk would stay full. The report names them.
+        """
+        found: dict[str, State] = {}
+        while True:
+            try:
+                for path in paths:
+                    if path in found:
+                        continue
+                    try:
+                        found[path] = self._look_hard(path)
+                    except OSError as error:
+                        if error.errno != errno.EBUSY:
+                            raise
+                        # It keeps changing, and every process of the call has ended.
+                        report.conflicts.append(path)
+                        found[path] = ABSENT
+                files = [
+                    (path, state) for path, state in found.items() if state.kind not in ("absent", "other")
+                ]
+                if files:
+                    kept = self.opened().keep(
+                        files, root=self.tree.path, call_id=call_id, tool_name=tool_name
+                    )
+                    report.kept |= set(kept.paths)
+                return found
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                largest = self._remove_largest(paths)
+                if largest is None:
+                    raise
+                found[largest] = ABSENT
+                report.notes.append(f"{largest} was removed and could not be kept: the disk is full")
+
+    def _look_hard(self, path: str) -> State:
+        """Return what is at a path and store its content, even if its bits forbid its owner to read it."""
+        try:
+            return self.look(path, keep=True)
+        except PermissionError:
+            with self.tree.strict(path) as place:
+                status = place.lstat()
+                if status is None:
+                    return ABSENT
+                change_mode(place, stat.S_IMODE(status.st_mode) | stat.S_IRUSR)
+            return self.look(path, keep=True)._replace(mode=stat.S_IMODE(status.st_mode))
+
+    def _remove_largest(self, paths: Iterable[str]) -> str | None:
+        """Remove the largest file of these, to make room; return it, or None if none holds anything."""
+        sizes: dict[str, int] = {}
+        for path in paths:
+            try:
+                with self.tree.strict(path) as place:
+                    status = place.lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            if status is not None and stat.S_ISREG(status.st_mode):
+                sizes[path] = status.st_blocks
+        largest = max(sizes, key=sizes.__getitem__, default=None)
+        if largest is None or not sizes[largest]:
+            return None
+        with self.tree.strict(largest) as place:
+            os.unlink(place.name, dir_fd=place.descriptor)
+        return largest
 
 
 def _kind(status: os.stat_result | None) -> StateKind:

@@ -50,6 +50,7 @@ app = LazyGroup(
         "show": ("timeline:show", "Show what happened in a run, with its children."),
         "diff": ("files:diff", "Show what a run changed in the files, as a diff."),
         "rollback": ("files:rollback", "Restore files and state to before a tool call."),
+        "recover": ("recovery:recover", "Bring back a file that an undo took away."),
         "fork": ("files:fork", "Try another way from a tool call, in a new workspace."),
         "replay": ("logs:replay", "Show what the model would be sent next."),
         "diagnose": ("logs:diagnose", "Check a run's log and say what can be done."),

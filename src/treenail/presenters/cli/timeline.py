@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 from rich.console import Console
 
-from treenail.history import RunTree, RunView, lines, opened_log, read_tree
+from treenail.history import RunTree, RunView, kept_by_runs, lines, opened_log, read_tree
 from treenail.presenters.cli.options import json_option, run_argument, run_named, store_option
 from treenail.presenters.cli.output import print_json
+from treenail.presenters.cli.recovery import print_kept
 from treenail.presenters.cli.runs import STYLES, warn_of_damage
 from treenail.presenters.cli.stores import salvage_command
 
@@ -27,10 +28,14 @@ def show(run: str, store: str | None, as_json: bool) -> int:
     place, run_id = run_named(store, run)
     with opened_log(place) as log:
         tree = read_tree(log, run_id)
+    kept = kept_by_runs(place, run_id)
     if as_json:
-        print_json(tree.to_data() | ({"next_actions": [salvage_command(place)]} if tree.damaged else {}))
+        actions = {"next_actions": [salvage_command(place)]} if tree.damaged else {}
+        print_json(tree.to_data() | {"kept": [each.to_data() for each in kept]} | actions)
     else:
         _print_tree(Console(), tree, "")
+        for each in kept:
+            print_kept(Console(), each)
     return warn_of_damage(place, tree.damaged)
 
 
