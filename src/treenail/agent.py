@@ -6,6 +6,7 @@ Everything here is put together from other rooms: a session on a log, a workspac
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing, contextmanager
@@ -22,8 +23,8 @@ from treenail.conversation import (
     enable_inner_message_recording,
     get_inner_messages,
 )
-from treenail.errors import SessionNotFoundError, UsageError
-from treenail.log import Log, MemoryLog
+from treenail.errors import LeaseHeldError, SessionNotFoundError, UsageError
+from treenail.log import Log, MemoryLog, end_owner, owner_process
 from treenail.prompt import MarkdownSection, Prompt
 from treenail.providers import Provider
 from treenail.state import ExecutionState, ResourceRegistry, Session, entry_at
@@ -39,6 +40,7 @@ from treenail.tools import (
     fork_at,
     recover,
     run_blocking,
+    wait_for_orphans,
 )
 from treenail.turns import (
     DEFAULT_RETRY,
@@ -82,6 +84,8 @@ class RunOptions(TypedDict, total=False):
     """Is told what happens while it happens, for display."""
     cancellation: CancellationToken | None
     """Cancels the run from another thread or task."""
+    take_over: bool
+    """Kill the process that writes this run or its files now, and wait for its end, before anything else."""
 
 
 @dataclass(frozen=True)
@@ -210,17 +214,21 @@ class Agent:
         permissions: Permissions | None = None,
         watch: Watch | None = None,
         cancellation: CancellationToken | None = None,
+        take_over: bool = False,
     ) -> InnerLoop:
         """Open or make the session and its workspace, and make a loop on them."""
         log = open_log(store, must_exist=run_id is not None)
         if run_id is None:
             session = Session(log=log, tags={**(tags or {}), "agent": self.name})
         else:
-            session = Session.open(log, run_id if isinstance(run_id, UUID) else UUID(run_id))
+            known = run_id if isinstance(run_id, UUID) else UUID(run_id)
+            if take_over:
+                end_writer_of(log, known)
+            session = Session.open(log, known)
             enable_inner_message_recording(session)
             workspace = workspace if workspace is not None else workspace_of(session)
             limits = limits if limits is not None else ceilings_of(session)
-        state, root = open_state(session, workspace, store)
+        state, root = open_state(session, workspace, store, take_over=take_over)
         return InnerLoop(
             state=state,
             provider=provider,
@@ -370,28 +378,52 @@ def _close_workspace(state: ExecutionState) -> None:
         filesystem.close()
 
 
+def end_writer_of(log: Log, run_id: UUID) -> None:
+    """Kill the other process that writes a run, if there is one, and wait for its end."""
+    owner = log.info(run_id).owner
+    if owner is None or owner_process(owner) in (None, os.getpid()):
+        return  # Opening the run says who writes it, if anybody does.
+    try:
+        is_gone = end_owner(owner)
+    except OSError as error:
+        raise LeaseHeldError(
+            f"process {owner_process(owner)} writes this run and could not be ended ({error.strerror})",
+            owner=owner,
+        ) from error
+    if not is_gone:
+        raise LeaseHeldError(f"process {owner_process(owner)} writes this run and does not end", owner=owner)
+
+
 @contextmanager
-def opened(store: str | Path, run_id: UUID, *, read_only: bool = True) -> Iterator[Session]:
-    """Open a stored session, read-only by default."""
-    with (
-        closing(open_log(store, must_exist=True)) as log,
-        closing(Session.open(log, run_id, read_only=read_only)) as session,
-    ):
-        enable_inner_message_recording(session)
-        yield session
+def opened(
+    store: str | Path, run_id: UUID, *, read_only: bool = True, take_over: bool = False
+) -> Iterator[Session]:
+    """Open a stored session, read-only by default; with `take_over`, end the process that writes it first."""
+    with closing(open_log(store, must_exist=True)) as log:
+        if take_over:
+            end_writer_of(log, run_id)
+        with closing(Session.open(log, run_id, read_only=read_only)) as session:
+            enable_inner_message_recording(session)
+            yield session
 
 
 @contextmanager
 def reopened(
-    store: str | Path, run_id: UUID, *, workspace: str | Path | None = None
+    store: str | Path,
+    run_id: UUID,
+    *,
+    workspace: str | Path | None = None,
+    take_over: bool = False,
 ) -> Iterator[ExecutionState]:
     """Open a stored run with its workspace, to roll it back, fork it or answer a hold.
 
     Changes of calls that a crash interrupted are rolled back first. Raises `LeaseHeldError` while another
-    process writes the run.
+    process writes the run, and `WorkspaceBusyError` while another one writes its files; with `take_over`,
+    that process is killed first.
     """
-    with opened(store, run_id, read_only=False) as session:
-        state, _ = open_state(session, workspace if workspace is not None else workspace_of(session), store)
+    with opened(store, run_id, read_only=False, take_over=take_over) as session:
+        place = workspace if workspace is not None else workspace_of(session)
+        state, _ = open_state(session, place, store, take_over=take_over)
         try:
             recover(state)
             yield state
@@ -437,7 +469,11 @@ def open_log(store: str | Path | Log | None, *, must_exist: bool = False) -> Log
 
 
 def open_state(
-    session: Session, workspace: str | Path | Filesystem | None, store: str | Path | Log | None
+    session: Session,
+    workspace: str | Path | Filesystem | None,
+    store: str | Path | Log | None,
+    *,
+    take_over: bool = False,
 ) -> tuple[ExecutionState, str | None]:
     """Combine a session with its workspace; return the state, and the workspace's directory if it has one."""
     filesystem: Filesystem
@@ -457,6 +493,9 @@ def open_state(
             line=workspace_line(session.session_id),
             exclude=() if beside is None else _own_files(place, beside),
         )
+        if take_over:
+            filesystem.end_other_writer()
+            wait_for_orphans(place)
     else:
         filesystem = workspace
     resources = ResourceRegistry.build({Filesystem: filesystem})

@@ -34,6 +34,8 @@ TreenailError
 ├── WorkspaceError
 │   ├── PathEscapeError               a path would leave the workspace (also a PermissionError)
 │   ├── WorkspaceConflictError        another program changed a file that was to be restored
+│   ├── WorkspaceBusyError            another process writes to the workspace; says which, and since when
+│   ├── StaleWorkspaceError           another process has become the writer; nothing more is written or undone
 │   └── ObjectStoreError              the private object store is missing something or is damaged
 ├── ToolError
 │   ├── ToolValidationError           arguments do not fit the tool's parameters
@@ -238,6 +240,19 @@ class WorkspaceConflictError(WorkspaceError):
     def __init__(self, message: str, *, paths: Sequence[str] = ()) -> None:
         self.paths = tuple(paths)
         super().__init__(message)
+
+
+class WorkspaceBusyError(WorkspaceError):
+    """Another living process writes to the workspace, so this one may not. Nothing was changed."""
+
+    def __init__(self, message: str, *, owner: str = "", since: str = "") -> None:
+        self.owner = owner
+        self.since = since
+        super().__init__(message)
+
+
+class StaleWorkspaceError(WorkspaceError):
+    """Another process has become the writer of the workspace: this one changes and undoes nothing more."""
 
 
 class ObjectStoreError(WorkspaceError):

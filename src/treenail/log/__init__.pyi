@@ -10,5 +10,9 @@ from .event import SessionInfo as SessionInfo
 from .event import SlicePolicy as SlicePolicy
 from .event import chain_checksum as chain_checksum
 from .event import to_microseconds as to_microseconds
+from .lease import end_owner as end_owner
+from .lease import owner_is_alive as owner_is_alive
+from .lease import owner_of as owner_of
+from .lease import owner_process as owner_process
 from .lease import this_process_owner as this_process_owner
 from .memory import MemoryLog as MemoryLog

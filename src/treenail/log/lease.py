@@ -24,6 +24,8 @@ import atexit
 import functools
 import os
 import secrets
+import select
+import signal
 import socket
 import threading
 import uuid
@@ -90,6 +92,12 @@ def this_process_owner() -> str:
     return f"{_process(os.getpid())}/{secrets.token_hex(4)}"
 
 
+def owner_of(pid: int) -> str:
+    """Make the owner string of a process of this machine; an empty one if it has ended."""
+    began = _began(pid)
+    return "" if began is None else "/".join((_MARK, _machine(), _namespace(), str(pid), began, "0"))
+
+
 def owner_is_alive(owner: str) -> bool | None:
     """Return whether the process that made this owner string still runs; None if that is unknown."""
     parts = owner.split("/")
@@ -102,6 +110,38 @@ def owner_is_alive(owner: str) -> bool | None:
     if now is None:
         return False
     return None if "?" in (now, began) else now == began
+
+
+def owner_process(owner: str) -> int | None:
+    """Return the number of the process that made this owner string, if numbers mean the same here."""
+    parts = owner.split("/")
+    if len(parts) != 6 or parts[:3] != [_MARK, _machine(), _namespace()] or not parts[3].isdecimal():
+        return None
+    return int(parts[3])
+
+
+def end_owner(owner: str, *, timeout_s: float = 20) -> bool:
+    """Kill the process that made this owner string, and wait for its end. Says whether it is gone for sure.
+
+    False if it cannot be seen from here or does not end. Raises `OSError` if this process may not end it.
+    """
+    pid = owner_process(owner)
+    if pid is None or owner_is_alive(owner) is not True or pid == os.getpid():
+        return pid is not None and owner_is_alive(owner) is False
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        # The descriptor stands for one process: if that is the owner, no other one can be hit.
+        if owner_is_alive(owner):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            ended = select.poll()
+            ended.register(descriptor, select.POLLIN)
+            ended.poll(1000 * timeout_s)
+    finally:
+        os.close(descriptor)
+    return owner_is_alive(owner) is False
 
 
 class LeaseKeeper:

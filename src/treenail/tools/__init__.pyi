@@ -46,6 +46,7 @@ from .process import command_environment as command_environment
 from .process import end_processes as end_processes
 from .process import processes_marked as processes_marked
 from .process import run_command_async as run_command_async
+from .process import wait_for_orphans as wait_for_orphans
 from .runner import Body as Body
 from .runner import ToolExecutionOutcome as ToolExecutionOutcome
 from .runner import ToolRunner as ToolRunner

@@ -21,6 +21,7 @@ from treenail.tools.policies import (
 )
 from treenail.tools.tool import Tool, ToolCall
 from treenail.tools.transaction import PlannedCall, describe
+from treenail.workspace import rest_writer
 
 _logger = logging.getLogger("treenail.tools")
 
@@ -118,6 +119,7 @@ class Admission:
     def _approver_says(self, request: PermissionRequest) -> bool | None:
         if self.permissions.approver is None:
             return None
+        rest_writer(self.environment.filesystem)
         try:
             return self.permissions.approver(request)
         except Exception as error:  # neither yes nor no: the call waits

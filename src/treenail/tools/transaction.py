@@ -41,6 +41,7 @@ from treenail.errors import (
     ToolCommitError,
     ToolError,
     VisibilityExpansionRequired,
+    WorkspaceBusyError,
     WorkspaceError,
 )
 from treenail.state import (
@@ -163,6 +164,8 @@ class OpenCall:
             if environment.state.checkpoints is not None:
                 base = None if self.workspace is None else self.workspace.base
                 self.before = environment.boundary(self.call.id, tool.name, "pre_tool", base)
+        except WorkspaceBusyError as error:
+            return self.fail(error)
         except Exception as error:  # noqa: BLE001  # whatever it is, the call cannot begin
             message = f"{tool.name} could not begin: {describe(error)}"
             return self._roll_back(ToolResult.error(message), "failed")
@@ -221,6 +224,8 @@ class OpenCall:
         begin = partial(filesystem.begin, name, tool_name=self.tool.name, foreign=self.tool.foreign)
         try:
             self.workspace = begin()
+        except WorkspaceBusyError:
+            raise
         except WorkspaceError:
             # This call has the gate, so the call that holds the workspace is no longer at work. If it is a
             # call of this session that an interrupt or a crash cut off, the log says how it ended.
@@ -369,7 +374,8 @@ class OpenCall:
     def fail(self, error: BaseException) -> ToolResult[Any]:
         """Roll back, and return the failed result or raise what the loop must act on."""
         name = self.tool.name
-        if isinstance(error, VisibilityExpansionRequired):
+        if isinstance(error, VisibilityExpansionRequired | WorkspaceBusyError):
+            # Not the model's business: the call is still to be answered.
             self._roll_back(ToolResult.error(str(error)), "failed", tell=False)
             raise error
         if isinstance(error, DeadlineExceededError):

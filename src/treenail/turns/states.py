@@ -48,6 +48,7 @@ from treenail.errors import (
     PromptEvaluationError,
     RestoreFailedError,
     UsageError,
+    WorkspaceBusyError,
 )
 from treenail.log import SlicePolicy
 from treenail.state import event
@@ -189,6 +190,13 @@ _RULES = (
     _always("halted", "a rule of the run refused a call", _FAILED, _SHOW, _RESUME),
     _always("timeout", "the run's time is over", _TIMED_OUT, _LONGER, _SHOW),
     _always("deadline", "the turn's deadline has passed", _TIMED_OUT, _LONGER, _SHOW),
+    _always(
+        "workspace_busy",
+        "another process writes to the workspace",
+        _FAILED,
+        _RESUME,
+        _RESUME + " --take-over",
+    ),
     # Something stopped it from outside.
     _always("interrupt", "a person pressed Ctrl-C", _INTERRUPTED, _RESUME),
     _always("terminated", "the process was told to end (SIGTERM)", _INTERRUPTED, _RESUME),
@@ -308,6 +316,8 @@ def kind_of(error: BaseException, *, stop_reason: str | None = None) -> str:
             return {"tool": "deadline", "budget": "budget_exceeded"}.get(error.phase, "provider_error")
         case RestoreFailedError():
             return "restore_failed"
+        case WorkspaceBusyError():
+            return "workspace_busy"
         case PromptError() | UsageError():
             return "configuration_error"
         case KeyboardInterrupt():

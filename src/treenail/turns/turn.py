@@ -61,6 +61,7 @@ from treenail.turns.states import Ending, TurnEnded, TurnResumed, TurnState, end
 from treenail.turns.tool_calls import TurnCall, run_call
 from treenail.turns.traces import TurnSpan, turn_span
 from treenail.turns.vendor import Seat, seated
+from treenail.workspace import writer_for_turn
 
 _logger = logging.getLogger("treenail.turns")
 
@@ -232,7 +233,7 @@ class InnerLoop:
 
     async def _to_its_end(self, pending: Sequence[ToolCallRecord], traced: TurnSpan) -> TurnResult:
         self._frame.display.plan()
-        with noted_signals() as noted:
+        with noted_signals() as noted, writer_for_turn(filesystem_of(self.state)):
             try:
                 result = await self._seated(pending)
             except (

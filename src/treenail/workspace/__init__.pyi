@@ -33,3 +33,5 @@ from .memory import InMemoryFilesystem as InMemoryFilesystem
 from .paths import name as name
 from .paths import normalize as normalize
 from .paths import parent as parent
+from .writer import rest_writer as rest_writer
+from .writer import writer_for_turn as writer_for_turn

@@ -58,6 +58,7 @@ class HostCall:
         """Write the boundary after the call; the call can still be rolled back."""
         with self._undo.lock:
             self._require_open("prepared")
+            self._undo.check_epoch()
             if self._is_idle:
                 return self.base
             manifest = None
@@ -81,6 +82,7 @@ class HostCall:
             if self._finished:
                 return
             self._require_open("finished")
+            self._undo.check_epoch()
             history = self._undo.opened()
             journal = self._journal
             if journal is not None:
@@ -104,6 +106,7 @@ class HostCall:
                         f"restore its base snapshot instead"
                     )
                 return RestoreReport()
+            self._undo.check_epoch()
             report = ReportBuilder()
             if self.journal.foreign:
                 self._undo_everything(report)

@@ -137,7 +137,7 @@ class Files(CommonOperations):
         The file is replaced, not written into: another hard link to it keeps the old content.
         """
         path = normalize(path)
-        with self._lock, self._draft(path, mode, create_parents) as draft:
+        with self.undo.changing(), self._draft(path, mode, create_parents) as draft:
             draft.write(content)
             draft.publish()
         return WriteResult(path=path, bytes_written=len(content), mode=mode)
@@ -150,7 +150,7 @@ class Files(CommonOperations):
         A stream that is left by an exception, or never closed, changes nothing. One that was opened
         in a tool call cannot be closed after it: the call has ended, and would be changed afterwards.
         """
-        with self._lock:
+        with self.undo.changing():
             return WriteStream(self._draft(normalize(path), mode, create_parents))
 
     def _draft(self, path: str, mode: WriteMode, create_parents: bool) -> FileDraft:
@@ -173,7 +173,7 @@ class Files(CommonOperations):
     def delete(self, path: str, *, recursive: bool = False) -> None:
         """Delete a file or a link, or a directory (with its content if `recursive`)."""
         path = normalize(path)
-        with self._lock, self._walk(path, follow=False) as place, naming(path):
+        with self.undo.changing(), self._walk(path, follow=False) as place, naming(path):
             self._refuse_root(place, path, "deleted")
             _existing(place, path)
             self._refuse_holding_store(place.path, path)
@@ -192,7 +192,11 @@ class Files(CommonOperations):
         The target's directory must exist. What is at the target is replaced only if `overwrite`.
         """
         source, target = normalize(source), normalize(target)
-        with self._lock, self._walk(source, follow=False) as origin, self._walk(target, follow=False) as goal:
+        with (
+            self.undo.changing(),
+            self._walk(source, follow=False) as origin,
+            self._walk(target, follow=False) as goal,
+        ):
             self._refuse_root(origin, source, "moved")
             self._refuse_root(goal, target, "replaced")
             with naming(source):
@@ -219,7 +223,7 @@ class Files(CommonOperations):
     def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
         """Make a directory."""
         path = normalize(path)
-        with self._lock, self._walk(path, follow=False) as place:
+        with self.undo.changing(), self._walk(path, follow=False) as place:
             status = place.lstat()
             if status is not None:
                 if stat.S_ISLNK(status.st_mode):
@@ -238,7 +242,7 @@ class Files(CommonOperations):
         path = normalize(path)
         if not 0 <= permissions <= 0o777:
             raise ValueError(f"the permissions {permissions:#o} are not between 0 and 0o777")
-        with self._lock, self._walk(path, follow=True) as place, naming(path):
+        with self.undo.changing(), self._walk(path, follow=True) as place, naming(path):
             status = _existing(place, path)
             changed = [(place.path, self.undo.keep(place))]
             if status.st_nlink > 1 and stat.S_ISREG(status.st_mode):
@@ -254,7 +258,7 @@ class Files(CommonOperations):
         if not target or "\0" in target:
             raise ValueError(f"the link target {target!r} is empty or holds a NUL character")
         raw = os.fsencode(target)
-        with self._lock, self._destination(path, "create", True)[0] as place, naming(path):
+        with self.undo.changing(), self._destination(path, "create", True)[0] as place, naming(path):
             after = State("link", 0o777, hash_object("blob", raw), len(raw))
             self.undo.intend([PathChange(place.path, self.undo.keep(place), after)])
             os.symlink(target, place.name, dir_fd=place.descriptor)
@@ -416,7 +420,7 @@ class FileDraft(Draft):
     def publish(self) -> None:
         """Let the file take its place."""
         undo, place = self._undo, self._place
-        with undo.lock, naming(self.name):
+        with undo.changing(), naming(self.name):
             if undo.call is not self._call:
                 raise closed_too_late(self.name)
             if self._status is not None:

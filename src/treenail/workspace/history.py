@@ -27,6 +27,7 @@ is recorded in a commit of its own, below the call's commit, so that the differe
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -243,10 +244,16 @@ class History:
     def load_ambient(self) -> Journal | None:
         """Return the journal of writes outside of calls that an earlier process left, if any."""
         journal = Journal.load(self.ambient_path, durable=self._durable)
-        if journal is not None and any(entry.journal == journal.id for entry in self.line.entries[-2:]):
+        return None if journal is not None and self._is_recorded(journal) else journal
+
+    def end_recorded_ambient(self) -> None:
+        """End the journal of writes outside of calls if a crash left it after its boundary was taken."""
+        journal = Journal.load(self.ambient_path, durable=self._durable)
+        if journal is not None and self._is_recorded(journal):
             journal.end()
-            return None
-        return journal
+
+    def _is_recorded(self, journal: Journal) -> bool:
+        return any(entry.journal == journal.id for entry in self.line.entries[-2:])
 
     def load_manifest(self) -> Manifest:
         """Return the manifest, from memory or from disk; a new one is `baseline_missing`."""
@@ -297,6 +304,11 @@ def line_names(store: str | os.PathLike[str]) -> list[str]:
             return sorted(entry.name for entry in listing if entry.is_dir(follow_symlinks=False))
     except FileNotFoundError:
         return []
+
+
+def writer_path(store: str, root: str) -> str:
+    """Return the file in a store that says which process writes to a workspace."""
+    return os.path.join(store, _OWN_DIRECTORY, f"writer-{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}")
 
 
 def left_open(store: str | os.PathLike[str], line: str) -> str | None:

@@ -31,6 +31,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
@@ -65,8 +66,9 @@ class HostFilesystem(Files):
     undone wherever it is. `limits` bound a scan. `durable` makes calls survive a power cut, not only the
     end of the process. `_root` is another spelling of `root`.
 
-    All operations may be used from several threads; one writer at a time per workspace is the caller's to
-    ensure across processes.
+    All operations may be used from several threads. Among the processes that share a store, one at a time is
+    the workspace's writer (`writer.py`): from a turn's first change to its end (`turn`), or for one call or
+    change outside of turns. Others can read; a change of theirs raises `WorkspaceBusyError`.
     """
 
     def __init__(
@@ -148,6 +150,27 @@ class HostFilesystem(Files):
     def open_call(self) -> WorkspaceCall | None:
         """The call that holds the workspace through this object."""
         return self.undo.call
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Span a turn: the first change in the block makes this process the writer, until the block ends."""
+        return self.undo.turn()
+
+    def rest(self) -> None:
+        """Let another process write while a person is waited for; the next change takes it back."""
+        self.undo.rest()
+
+    def check_epoch(self) -> None:
+        """Raise `StaleWorkspaceError` if another process has become the writer since this one was."""
+        with self._lock:
+            self.undo.check_epoch()
+
+    def end_other_writer(self) -> bool:
+        """Kill the other process that writes here, and wait for its end. Says whether there was one.
+
+        Raises `WorkspaceBusyError` if it cannot be ended from here.
+        """
+        with self._lock:
+            return self.undo.end_other_writer()
 
     def read_only_view(self) -> Filesystem:
         """Return a view of the same tree that cannot change it."""
@@ -252,7 +275,7 @@ class HostFilesystem(Files):
                     f"the call {undo.call.call_id!r} holds the workspace; fork it when the call is over"
                 )
             undo.position(snapshot)
-            with undo.opened().held():
+            with undo.changing(), undo.opened().held():
                 undo.flush_ambient()
                 if snapshot.scanned:
                     undo.survey().boundary()

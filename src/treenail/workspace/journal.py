@@ -66,18 +66,21 @@ class Journal:
     _unwritten: bool = True
     """Whether nothing is in the file yet, not even its beginning."""
     _last: dict[str, State] = field(default_factory=dict)
+    _end: int = -1
+    """Where the whole records of a loaded journal end: what is appended must not hide behind a torn one."""
 
     def start(self) -> None:
         """Put the journal's header on disk: from here on, a process after a crash finds the call."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(self.path, flags, 0o600)
         size = os.fstat(self._descriptor).st_size
-        if size > len(_MAGIC):
+        if size > len(_MAGIC) and Journal.load(self.path, durable=False) is not None:
             self.close()
             raise WorkspaceError(
                 f"the journal {self.path} belongs to a call that is not over; recover it first"
             )
-        if size < len(_MAGIC):
+        if size != len(_MAGIC):
+            # A crash tore the header.
             os.ftruncate(self._descriptor, 0)
         header = {"type": "begin", **{name: getattr(self, name) for name in _HEADER}}
         record = encode_record(json.dumps(header, separators=(",", ":")).encode("ascii"))
@@ -89,7 +92,7 @@ class Journal:
 
     @classmethod
     def load(cls, path: str, *, durable: bool) -> Journal | None:
-        """Read a journal that a crash left, or None if there is no call in it."""
+        """Read a journal that a crash left, or None if there is no call in it. Nothing is written."""
         data = read_file(path)
         if data is None:
             return None
@@ -115,9 +118,8 @@ class Journal:
                 journal.undoing = True
             elif kind == "boundary":
                 journal._take_entry(load_entry(record["boundary"]), prepared=record["prepared"])
-        if end < len(data):
-            # What is appended next must not hide behind a torn record.
-            os.truncate(path, end)
+        if journal is not None:
+            journal._end = end
         return journal
 
     @property
@@ -183,6 +185,9 @@ class Journal:
             self.start()
         elif self._descriptor == -1:
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            if self._end != -1:
+                os.ftruncate(self._descriptor, self._end)
+                self._end = -1
         write_all(self._descriptor, encode_record(json.dumps(record, separators=(",", ":")).encode("ascii")))
         if self.durable and sync:
             os.fsync(self._descriptor)

@@ -19,15 +19,17 @@ import stat
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 from treenail.clock import Clock, new_id
 from treenail.errors import (
     ObjectStoreError,
     ReadOnlyError,
     SnapshotMismatchError,
+    StaleWorkspaceError,
     UsageError,
+    WorkspaceBusyError,
     WorkspaceConflictError,
     WorkspaceError,
 )
@@ -35,7 +37,7 @@ from treenail.workspace.base import FilesystemSnapshot, RestoreReport, Workspace
 from treenail.workspace.calls import HostCall, edited_since
 from treenail.workspace.diffs import describe
 from treenail.workspace.disk import FULL, sync_directory
-from treenail.workspace.history import History
+from treenail.workspace.history import History, writer_path
 from treenail.workspace.journal import Journal, JournalKind
 from treenail.workspace.kept import KeptReason
 from treenail.workspace.line import LineEntry, fold
@@ -57,6 +59,7 @@ from treenail.workspace.restorer import ReportBuilder, Restorer
 from treenail.workspace.rooted import Place, RootedDirectory, change_mode, look
 from treenail.workspace.scan import Exclusions, SnapshotLimits
 from treenail.workspace.survey import Survey
+from treenail.workspace.writer import WriterLock, writer_lock
 
 _logger = logging.getLogger("treenail.workspace")
 
@@ -96,6 +99,13 @@ class Undo:
         self.read_only = read_only
         self._clock = clock
         self._ambient: Journal | None = None
+        self._writer: WriterLock | None = None
+        """Who may write, across processes; None for a store that only this process knows."""
+        self._is_writer = False
+        self._epoch = 0
+        self._turns = 0
+        self._changes = 0
+        """How many turns, and changes outside of them, go on right now."""
         self._instance = secrets.token_hex(8)
         self._serial = 0
         self._cleanup: Callable[[], object] | None = None
@@ -115,14 +125,24 @@ class Undo:
                 self._cleanup = weakref.finalize(self, _remove_store, self.store_path, os.getpid())
             self.history = History(self.store_path, self._line_name, durable=self._durable, clock=self._clock)
             if not self.read_only:
-                self._clear_up(self.history)
+                self._ambient = self.history.load_ambient()
+                if self._cleanup is None and self._writer is None:
+                    path = writer_path(self.store_path, self.tree.path)
+                    self._writer = writer_lock(path, self.tree.path)
+                if self._left_restore() is not None:
+                    # Another process may be in the middle of it.
+                    with suppress(WorkspaceBusyError), self.changing():
+                        self._clear_up()
         return self.history
 
-    def _clear_up(self, history: History) -> None:
-        """End what a crash left that is not a call."""
-        self._ambient = history.load_ambient()
-        journal = self._left_journal()
-        if journal is not None and journal.kind == "restore":
+    def _left_restore(self) -> Journal | None:
+        journal = self._left_journal() if self.call is None else None
+        return journal if journal is not None and journal.kind == "restore" else None
+
+    def _clear_up(self) -> None:
+        """End a restore that a crash left."""
+        journal = self._left_restore()
+        if journal is not None:
             call = self._adopt(journal)
             if journal.prepared:
                 call.finish()
@@ -136,10 +156,14 @@ class Undo:
         if self.history is not None and self._cleanup is None and not self.read_only:
             try:
                 self.pack()
+            except (WorkspaceBusyError, StaleWorkspaceError):
+                pass  # The process that writes there packs it.
             except (OSError, ObjectStoreError) as error:
                 # Nothing is lost: the next handle finds what is not packed in the spool.
                 _logger.warning("%s could not be packed: %s", self.store_path, error)
         self.call = None
+        self._turns = 0
+        self.rest()
         self.detach()
         if self._cleanup is not None:
             self._cleanup()
@@ -156,8 +180,8 @@ class Undo:
     def pack(self) -> None:
         """Let git see the history up to the newest boundary."""
         if self.history is not None and not self.read_only:
-            with self.history.held():
-                self.history.pack()
+            with self.changing(), self.opened().held():
+                self.opened().pack()
 
     def survey(self) -> Survey:
         """Return what looks at the whole workspace."""
@@ -178,6 +202,74 @@ class Undo:
             )
         return None if relative.startswith("../") else relative
 
+    # --- one writer (`writer.py`) ----------------------------------------------------------------------
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Span a change of the workspace or of its history: only the workspace's writer may make one.
+
+        Raises `WorkspaceBusyError` while another process is the writer. Outside of a turn or a call the
+        workspace is given back at the end.
+        """
+        with self.lock:
+            self.require_writable()
+            self._changes += 1
+            try:
+                self._become_writer()
+                yield
+            finally:
+                self._changes -= 1
+                self._let_go()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Span a turn: what its first change takes is given back at its end."""
+        with self.lock:
+            self._turns += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._turns = max(self._turns - 1, 0)
+                self._let_go()
+
+    def rest(self) -> None:
+        """Let another process write, also in the middle of a turn; not in the middle of a call."""
+        with self.lock:
+            if self.call is None and not self._changes and self._is_writer and self._writer is not None:
+                self._is_writer = False
+                self._writer.give_back()
+
+    def check_epoch(self) -> None:
+        """Raise `StaleWorkspaceError` if another process has become the writer since this one was."""
+        if self._is_writer and self._writer is not None:
+            self._writer.check()
+
+    def end_other_writer(self) -> bool:
+        """End the other process that writes to the workspace. Says whether there was one."""
+        if self.store_path is not None:
+            self.opened()
+        return self._writer is not None and not self._is_writer and self._writer.end_other()
+
+    def _become_writer(self) -> None:
+        if self._is_writer:
+            self.check_epoch()
+            return
+        if self.store_path is not None:
+            self.opened()
+        if self._writer is None or self._is_writer:
+            return
+        before, self._epoch, known = *self._writer.take(), self._epoch
+        self._is_writer = True
+        if before != known:
+            # Another process may have written the history since it was read here.
+            self.detach()
+            self.opened()
+
+    def _let_go(self) -> None:
+        if not self._turns:
+            self.rest()
+
     # --- recording changes: the door for `Files` -----------------------------------------------------
 
     def require_writable(self) -> None:
@@ -196,6 +288,7 @@ class Undo:
             return self.call.journal
         head = None if self.history is None else self.history.line.head
         if self._ambient is None and self.history is not None and head is not None:
+            self.history.end_recorded_ambient()
             self._ambient = Journal(
                 self.history.ambient_path, secrets.token_hex(8), "ambient", head.commit, durable=self._durable
             )
@@ -229,6 +322,7 @@ class Undo:
         A file that is being written is removed by a rollback, so it is not put back by one either.
         """
         journal = self.journal()
+        self.check_epoch()
         if journal is not None:
             self.opened().objects.flush()
             journal.intend(change for change in changes if not is_temporary(change.path.rpartition("/")[2]))
@@ -335,12 +429,21 @@ class Undo:
     def snapshot(self, *, tag: str | None, scan: bool) -> FilesystemSnapshot:
         """Take a boundary. With `scan`, it covers changes made past the workspace, too."""
         self.require_writable()
-        with self.opened().held():
+        with self._changing_if(scan or self._is_touched), self.opened().held():
             if self.call is not None:
                 return self.call.snapshot(tag, scan=scan)
             self.flush_ambient()
             manifest = self.survey().boundary() if scan else None
             return self.snapshot_at(self.head(), tag, manifest)
+
+    @property
+    def _is_touched(self) -> bool:
+        journal = self.open_journal()
+        return journal is not None and journal.touched
+
+    def _changing_if(self, is_change: bool) -> AbstractContextManager[None]:
+        """Looking needs no writer: naming the newest boundary changes nothing."""
+        return self.changing() if is_change else nullcontext()
 
     def flush_ambient(self) -> dict[str, State]:
         """Make a boundary of what was written outside of calls since the last one.
@@ -402,6 +505,10 @@ class Undo:
         self.require_writable()
         if not call_id:
             raise UsageError("a call needs an id; pass the tool call's own")
+        with self.changing():
+            return self._begin(call_id, tool_name=tool_name, foreign=foreign)
+
+    def _begin(self, call_id: str, *, tool_name: str, foreign: bool) -> HostCall:
         if self.call is not None:
             raise WorkspaceError(
                 f"the call {self.call.call_id!r} holds the workspace, so {call_id!r} cannot begin; "
@@ -431,6 +538,7 @@ class Undo:
         assert self.call is call
         self.call = None
         self.opened().release()
+        self._let_go()
 
     def start_journal(
         self, kind: JournalKind, call_id: str, base: FilesystemSnapshot, *, foreign: bool
@@ -459,17 +567,19 @@ class Undo:
     def recover(self, call_id: str, *, committed: bool) -> RestoreReport:
         """End a call that a crash left open, the way the log says it ended."""
         self.require_writable()
-        call = self.call
-        if call is None:
-            journal = self._left_journal()
-            if journal is not None and journal.call_id == call_id:
-                call = self._adopt(journal)
-        if call is None or call.call_id != call_id:
+        if call_id not in self.unfinished():
             return RestoreReport(notes=(f"the call {call_id!r} is not open here; there was nothing to do",))
-        if committed:
-            call.finish()
-            return RestoreReport()
-        return call.rollback()
+        with self.changing():
+            call = self.call
+            if call is None:
+                journal = self._left_journal()
+                if journal is None or journal.call_id != call_id:
+                    return RestoreReport(notes=(f"the call {call_id!r} was ended by another process",))
+                call = self._adopt(journal)
+            if committed:
+                call.finish()
+                return RestoreReport()
+            return call.rollback()
 
     def _left_journal(self) -> Journal | None:
         """Return the journal of a call or restore that a crash left, if any."""
@@ -492,7 +602,7 @@ class Undo:
         """Go back to a boundary, forward ones included. A `scanned` one brings the whole tree back."""
         self.require_writable()
         self.position(snapshot)
-        with self.opened().held():
+        with self.changing(), self.opened().held():
             fresh: dict[str, State] = {}
             if self.call is not None:
                 self.call.snapshot(None, scan=snapshot.scanned)
@@ -518,7 +628,7 @@ class Undo:
             raise WorkspaceError(
                 f"the call {self.call.call_id!r} holds the workspace; bring files back when it is over"
             )
-        with self.opened().held():
+        with self.changing(), self.opened().held():
             self.flush_ambient()
             goals = dict(files)
             for path, state in files.items():
@@ -662,6 +772,7 @@ class Undo:
         is_original: Callable[[str, int], bool] = lambda path, inode: False,
     ) -> None:
         """Bring each path to its goal; see `restorer.py`."""
+        self.check_epoch()
         objects = self.opened().objects
         restorer = Restorer(self.tree, objects, owner, report, sync=self._durable, is_original=is_original)
         restorer.apply(plan, current)

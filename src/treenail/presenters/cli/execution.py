@@ -26,6 +26,7 @@ from treenail.presenters.cli.options import (
     flags_of,
     json_option,
     run_argument,
+    take_over_option,
 )
 from treenail.presenters.cli.screen import JsonScreen, Screen, screen_for, watching
 from treenail.presenters.cli.settings import Settings
@@ -80,8 +81,10 @@ class RunSetup:
         run: str | None = None,
         as_json: bool = False,
         is_chat: bool = False,
+        take_over: bool = False,
     ) -> None:
         self.is_chat = is_chat
+        self.take_over = take_over
         self.directory = (directory or Path.cwd()).resolve()
         if not self.directory.is_dir():
             raise UsageError(f"{self.directory} is not a directory; name the agent's working directory")
@@ -171,6 +174,7 @@ class RunSetup:
                 limits=self.limits(),
                 permissions=permissions,
                 watch=watch,
+                take_over=self.take_over,
             )
         return self.agent.run(
             task,
@@ -182,6 +186,7 @@ class RunSetup:
             watch=watch,
             run_id=self.run_id,
             tags=self.tags(),
+            take_over=self.take_over,
         )
 
     def _has_begun(self) -> bool:
@@ -307,8 +312,9 @@ def _ceilings_since(limits: Limits | None, given: Mapping[str, str]) -> dict[str
 @click.argument("task")
 @agent_options
 @directory_option
+@take_over_option
 @json_option
-def run(task: str, directory: Path | None, as_json: bool, **options: Any) -> int:
+def run(task: str, directory: Path | None, take_over: bool, as_json: bool, **options: Any) -> int:
     """Run an agent in this directory.
 
     TASK says what to do; - reads it from the input. Exits 0 for a clean answer, 1 if the run failed, 3 with
@@ -321,14 +327,16 @@ def run(task: str, directory: Path | None, as_json: bool, **options: Any) -> int
         task = sys.stdin.read()
     if not task.strip():
         raise UsageError('the task is empty; write what to do: treenail run "fix the failing test"')
-    return RunSetup(flags_of(options), directory=directory, as_json=as_json).turn(task)
+    setup = RunSetup(flags_of(options), directory=directory, as_json=as_json, take_over=take_over)
+    return setup.turn(task)
 
 
 @click.command
 @run_argument
 @agent_options
+@take_over_option
 @json_option
-def resume(run: str, as_json: bool, **options: Any) -> int:
+def resume(run: str, take_over: bool, as_json: bool, **options: Any) -> int:
     """Resume a run that has stopped.
 
     After a crash, an interrupt, a limit or an answered question. It keeps its model, its agent and its
@@ -336,7 +344,7 @@ def resume(run: str, as_json: bool, **options: Any) -> int:
 
     Example: treenail resume @last --max-cost 1.00
     """
-    setup = RunSetup(flags_of(options), run=run, as_json=as_json)
+    setup = RunSetup(flags_of(options), run=run, as_json=as_json, take_over=take_over)
     assert setup.run_id is not None
     with opened_log(setup.store) as log:
         if is_workflow(log.info(setup.run_id)):
@@ -349,15 +357,18 @@ def resume(run: str, as_json: bool, **options: Any) -> int:
 @click.option("--run", help="Continue this run: an id, the beginning of it, or @last.")
 @agent_options
 @directory_option
+@take_over_option
 @json_option
-def chat(run: str | None, directory: Path | None, as_json: bool, **options: Any) -> int:
+def chat(run: str | None, directory: Path | None, take_over: bool, as_json: bool, **options: Any) -> int:
     """Talk with an agent, several turns in one run.
 
     Each line is a turn. With --json, or without a terminal, the lines are read from the input.
 
     Example: treenail chat --ask
     """
-    setup = RunSetup(flags_of(options), directory=directory, run=run, as_json=as_json, is_chat=True)
+    setup = RunSetup(
+        flags_of(options), directory=directory, run=run, as_json=as_json, is_chat=True, take_over=take_over
+    )
     console = Console(stderr=True)
     is_person = sys.stdin.isatty() and not as_json
     if is_person:

@@ -109,7 +109,7 @@ def _sentence(error: TreenailError) -> str:
         # The owner's name: program, machine, process namespace, process ...
         parts = (error.owner or "").split("/")
         who = f"process {parts[3]}" if len(parts) > 4 and parts[0] == "treenail" else error.owner
-        return f"{who} is writing this run; wait until it ends, or stop it with Ctrl-C where it runs"
+        return f"{who} is writing this run; wait until it ends, or end it with --take-over"
     if isinstance(error, LogDamagedError):
         damage = str(error).partition("; nothing was")[0].partition(", and nothing was")[0]
         return (

@@ -33,6 +33,9 @@ required_run = click.argument("run", shell_complete=_complete_run)
 """A run that must be named: for commands that delete."""
 
 store_option = click.option("--store", help="The file that holds the runs.")
+take_over_option = click.option(
+    "--take-over", is_flag=True, help="Kill the process that writes this run or its files now, and continue."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 directory_option = click.option(
     "--directory", "-C", type=click.Path(path_type=Path), help="The working directory, instead of this one."
