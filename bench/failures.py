@@ -70,7 +70,7 @@ def treenail(plan: str, place: Path) -> None:
 
         body.__name__, body.__doc__ = name, "Do it."
         # The tools write with plain Python, as those of the others do: what they write is found by a scan.
-        return tool(effects="workspace", foreign=True)(body)
+        return tool(effects="workspace", files="any")(body)
 
     agent = Agent("bench", tools=[made(each) for each in PLANS[plan]])
     model = ScriptedProvider([*(Answer(calls=[(each, {})]) for each in PLANS[plan]), "Done."])

@@ -446,11 +446,11 @@ def _nothing(root: Path) -> None:
 TOOLS = (
     Tool.wrap(earlier),
     Tool.wrap(edit),
-    Tool.wrap(command, foreign=True),
-    Tool.wrap(endless, foreign=True),
+    Tool.wrap(command, files="any"),
+    Tool.wrap(endless, files="any"),
     Tool.wrap(look, effects="none"),
     Tool.wrap(fail_after_editing),
-    Tool.wrap(fail_after_a_command, foreign=True),
+    Tool.wrap(fail_after_a_command, files="any"),
 )
 
 

@@ -218,7 +218,7 @@ def test_a_handler_that_works_past_us_is_waited_for(world: World) -> None:
     running = threading.Event()
     steps: list[str] = []
 
-    @tool(foreign=True)
+    @tool(files="any")
     def scribbles(*, context: ToolContext) -> str:
         """Write past the API until told to stop."""
         running.set()

@@ -53,7 +53,7 @@ class TestAll:
         """Looking has none; changing has some; no name is used twice."""
         assert {tool.effects for tool in READING_TOOLS} == {"none"}
         assert {tool.effects for tool in WRITING_TOOLS} == {"workspace"}
-        assert not any(tool.foreign for tool in FILE_TOOLS)
+        assert not any(tool.is_foreign for tool in FILE_TOOLS)
         assert len({tool.name for tool in FILE_TOOLS}) == len(FILE_TOOLS) == 8
 
     @pytest.mark.parametrize("tool", READING_TOOLS, ids=lambda tool: tool.name)

@@ -39,7 +39,7 @@ def test_a_native_tool_is_kept_if_it_succeeds_and_undone_if_not(tmp_path: Any) -
 
 def test_native_tools_that_overlap_wait_for_each_other(small_world: World) -> None:
     """In an event loop the second waits without blocking it; one without effects does not wait at all."""
-    tracker = PendingToolTracker(small_world.runner(), foreign=False)
+    tracker = PendingToolTracker(small_world.runner(), files="context")
     order: list[str] = []
 
     async def second() -> None:

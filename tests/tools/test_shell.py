@@ -44,7 +44,7 @@ def call(filesystem, *, tool=run_command, context=None, **arguments):
 
 def test_it_says_what_it_is():
     """A foreign process on the workspace, run asynchronously, with examples that it accepts."""
-    assert (run_command.effects, run_command.foreign, run_command.is_async) == ("workspace", True, True)
+    assert (run_command.effects, run_command.is_foreign, run_command.is_async) == ("workspace", True, True)
     for schema in run_command.parameters_schema["properties"].values():
         assert schema["description"]
     for example in run_command.examples:
@@ -247,7 +247,7 @@ def test_a_foreign_call_is_rolled_back_with_what_the_command_did(workspace):
     deleted are as they were."""
     workspace.write("keep.txt", "old")
     workspace.write("gone.txt", "old")
-    held = workspace.begin("call-1", tool_name=run_command.name, foreign=run_command.foreign)
+    held = workspace.begin("call-1", tool_name=run_command.name, foreign=run_command.is_foreign)
     call(workspace, command="echo new > keep.txt; rm gone.txt; mkdir d; echo x > d/made; chmod 700 keep.txt")
     assert workspace.read("keep.txt").content == "new\n"
     held.rollback()

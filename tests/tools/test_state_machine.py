@@ -315,7 +315,7 @@ class Machine(RuleBasedStateMachine):
 
         tools = (
             Tool.wrap(work, name="work"),
-            Tool.wrap(work, name="foreign", foreign=True),
+            Tool.wrap(work, name="foreign", files="any"),
             Tool.wrap(work, name="look", effects="none"),
         )
         return ToolRunner(state, {each.name: each for each in tools})

@@ -259,7 +259,7 @@ def _two(first: Point, second: Point, *, context: Any) -> None:
         (lambda: Tool(name="x", description=" "), "needs a description"),
         (lambda: Tool(name="x", description="d" * 1_025), "needs a description"),
         (lambda: Tool(name="x", description="d", effects="some"), "has effects 'some'"),  # type: ignore[arg-type]  # what is wrong is the point
-        (lambda: Tool(name="x", description="d", effects="none", foreign=True), "effects are not 'none'"),
+        (lambda: Tool(name="x", description="d", effects="none", files="any"), "effects are not 'none'"),
         (lambda: Tool[int, None](name="x", description="d"), "the params type of the tool 'x'"),
         (lambda: Tool[Point, int](name="x", description="d"), "the result type of the tool 'x'"),
         (lambda: Tool[Point, None](name="x", description="d", handler=_two), "as one object"),

@@ -54,6 +54,7 @@ from .runner import tool_execution as tool_execution
 from .schema import tidied as tidied
 from .shell import shell_tool as shell_tool
 from .tool import Effects as Effects
+from .tool import FileAccess as FileAccess
 from .tool import Handler as Handler
 from .tool import ProviderToolCall as ProviderToolCall
 from .tool import Tool as Tool

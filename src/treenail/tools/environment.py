@@ -16,7 +16,7 @@ from treenail.state import CompositeSnapshot, ExecutionState, Snapshotable, Snap
 from treenail.tools.context import filesystem_of
 from treenail.tools.events import Outcome, ToolInvoked
 from treenail.tools.gate import Gate, Ticket, gate_of
-from treenail.tools.tool import ToolCall, ToolResult
+from treenail.tools.tool import Tool, ToolCall, ToolResult
 from treenail.workspace import Filesystem, FilesystemSnapshot
 
 _KEPT_MESSAGE = 1_000
@@ -48,6 +48,15 @@ class CallEnvironment:
             gates.append(gate_of(("workspace", id(filesystem)), "the workspace"))
         read_only = None if filesystem is None else filesystem.read_only_view()
         return cls(state, prompt_name, adapter, filesystem, read_only, tuple(gates))
+
+    def scans_for(self, tool: Tool[Any, Any]) -> bool:
+        """Say whether the workspace is scanned before and after a tool's calls.
+
+        A function without a context knows no other directory than one on disk: its own process's.
+        """
+        if not tool.is_foreign or self.filesystem is None:
+            return False
+        return tool.files == "any" or self.filesystem.host_root is not None
 
     # .. snapshots ..
 

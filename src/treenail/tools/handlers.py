@@ -13,6 +13,9 @@ from treenail.errors import DeadlineExceededError
 from treenail.tools.event_loop import leave_event_loop
 from treenail.tools.transaction import OpenCall
 
+GRACE_S = 5.0
+"""How long the rollback of a function that cannot be told to stop waits for it to end."""
+
 
 async def run_handler(opened: OpenCall) -> Any:
     """Run the handler of a call until it is done, the deadline passes or the call's token is set."""
@@ -37,8 +40,8 @@ async def _on_worker(opened: OpenCall) -> Any:
     """Run a sync handler on a worker thread.
 
     When it is cut off, its token is set. A thread that continues all the same is left behind: its handles
-    refuse once the call is over. A handler that changes the tree past its handles (`foreign`) is waited
-    for, because the tree cannot be put back meanwhile.
+    refuse once the call is over. A handler that changes the tree past its handles is waited for, because
+    the tree cannot be put back meanwhile; one that has no token to look at, for `GRACE_S` at most.
     """
     # The worker runs it in a copy of this context, so it is part of the call as well.
     handler = workers.start(partial(_call, opened))
@@ -47,9 +50,11 @@ async def _on_worker(opened: OpenCall) -> Any:
     except BaseException:
         token = opened.context.cancellation
         opened.is_cut_off = token.cancel(StopReason.ABORTED, detail="the call was cut off")
-        if opened.tool.foreign:
-            with anyio.CancelScope(shield=True):
+        if opened.is_foreign:
+            patience_s = None if opened.tool.takes_context else GRACE_S
+            with anyio.move_on_after(patience_s, shield=True) as scope:
                 await wait_finished(handler)
+            opened.is_left_behind = scope.cancelled_caught
         raise
     return handler.result()
 

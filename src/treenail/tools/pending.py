@@ -9,20 +9,22 @@ from typing import Any
 from treenail.errors import ToolError
 from treenail.tools.event_loop import run_beside, run_blocking
 from treenail.tools.runner import ToolRunner, no_record, tool_name
-from treenail.tools.tool import Effects, Tool, ToolCall, ToolResult
+from treenail.tools.tool import Effects, FileAccess, Tool, ToolCall, ToolResult
 from treenail.tools.transaction import OpenCall, PlannedCall, Record
 
 
 class PendingToolTracker:
     """Makes a transaction of each call that another program runs.
 
-    `foreign` says that the other program writes to the workspace by itself, not through our filesystem.
+    By default the other program changes `files` by itself; `"context"` says that it asks our filesystem.
     """
 
-    def __init__(self, runner: ToolRunner, *, effects: Effects = "workspace", foreign: bool = True) -> None:
+    def __init__(
+        self, runner: ToolRunner, *, effects: Effects = "workspace", files: FileAccess = "any"
+    ) -> None:
         self._runner = runner
         self._effects: Effects = effects
-        self._foreign = foreign
+        self._files: FileAccess = files
         self._open: dict[str, tuple[PlannedCall, OpenCall]] = {}
 
     def begin(
@@ -56,7 +58,7 @@ class PendingToolTracker:
             name=tool_name(name),
             description="A tool that runs elsewhere.",
             effects=effects,
-            foreign=self._foreign and effects != "none",
+            files=self._files if effects != "none" else None,
         )
         plan = self._runner.plan(ToolCall(call_id, name, arguments), tool=body, record=record)
         begun: list[OpenCall] = []

@@ -142,7 +142,7 @@ class ToolRunner:
     ) -> ToolResult[Any]:
         """Begin a call, run its body, and commit its outcome or roll everything back."""
         plan = self.plan(tool_call, context=context, record=record)
-        is_slow = plan.tool is not None and plan.tool.foreign
+        is_slow = plan.tool is not None and self.environment.scans_for(plan.tool)
         begun: list[OpenCall] = []
         try:
             await self.take_tickets(plan)

@@ -1,6 +1,6 @@
 """A tool that runs shell commands in the workspace.
 
-Other programs change the files, so the tool is `foreign=True`: the workspace is scanned before and after,
+Other programs change the files, so the tool has `files="any"`: the workspace is scanned before and after,
 and every change in between belongs to the call. If the command times out, the call fails and its changes
 are rolled back. A command that ends with an exit code other than zero has still done its work (a failing
 test, a search without matches): the model gets its result and its changes stay, unless the tool is made
@@ -105,7 +105,7 @@ def shell_tool(
         ),
         handler=handle,
         effects="workspace",
-        foreign=True,
+        files="any",
         examples=(
             ToolExample(
                 "Run the tests",

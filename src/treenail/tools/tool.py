@@ -31,6 +31,9 @@ R = TypeVar("R")
 Effects = Literal["none", "workspace", "external"]
 """What a tool changes: nothing; state and files, which can be rolled back; or the world outside."""
 
+FileAccess = Literal["context", "any"]
+"""How a handler changes files: only through its context, or in any way, such as `open` or a program."""
+
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 _MAX_DESCRIPTION = 1_024
 _SHOWN_INPUT = 120
@@ -117,7 +120,7 @@ class ToolOptions(TypedDict, total=False):
     description: str | None
     effects: Effects
     examples: Sequence[ToolExample[Any, Any]]
-    foreign: bool
+    files: FileAccess | None
     idempotent: bool
     on_unknown: Literal["tell", "hold"]
     prepare: Callable[[Any], object] | None
@@ -137,8 +140,8 @@ class Tool(Generic[P, R]):
     handler: Handler | None = None
     examples: tuple[ToolExample[P, R], ...] = ()
     effects: Effects = "workspace"
-    foreign: bool = False
-    """Whether another process changes the workspace, so that the tree must be scanned."""
+    files: FileAccess | None = None
+    """How the handler changes files. By default through its context if it takes one, else in any way."""
     idempotent: bool = False
     """Whether it is safe to run again with the same `call_id`, outside effects included."""
     on_unknown: Literal["tell", "hold"] = "tell"
@@ -173,10 +176,14 @@ class Tool(Generic[P, R]):
             raise ToolDefinitionError(
                 f"the tool {self.name!r} has effects {self.effects!r}; say 'none', 'workspace' or 'external'"
             )
-        if self.foreign and self.effects == "none":
+        if self.files not in (None, "context", "any"):
             raise ToolDefinitionError(
-                f"the tool {self.name!r} lets another process change the workspace, so its effects are not "
-                "'none'; say effects='workspace'"
+                f"the tool {self.name!r} has files {self.files!r}; say 'context' or 'any', or leave it out"
+            )
+        if self.files == "any" and self.effects == "none":
+            raise ToolDefinitionError(
+                f"the tool {self.name!r} may change files in any way, so its effects are not 'none'; "
+                "say effects='workspace'"
             )
         if self.handler is not None and self.params_type is None and not self.spread:
             params, result = _types_of_handler(self.name, self.handler)
@@ -300,6 +307,16 @@ class Tool(Generic[P, R]):
     def takes_context(self) -> bool:
         """Whether the handler takes the call's context."""
         return self.handler is not None and "context" in inspect.signature(self.handler).parameters
+
+    @functools.cached_property
+    def is_foreign(self) -> bool:
+        """Whether files may change past the context, so that the workspace must be scanned.
+
+        A function without a context has no other way to change files than one that nobody sees.
+        """
+        if self.files is not None or self.effects != "workspace" or self.handler is None:
+            return self.files == "any"
+        return not self.takes_context
 
     @functools.cached_property
     def is_async(self) -> bool:

@@ -66,6 +66,8 @@ from treenail.workspace import Filesystem, FilesystemSnapshot, WorkspaceCall
 
 _logger = logging.getLogger("treenail.tools")
 
+_LEFT_BEHIND = "(the function did not stop when its call was cut off; what it still writes is not undone)"
+
 T = TypeVar("T")
 
 Record = Callable[[ToolResult[Any]], Sequence[object]]
@@ -129,6 +131,10 @@ class OpenCall:
     before: CompositeSnapshot | None = None
     """The state before the call, if checkpoints are kept."""
     messages: tuple[OutboxPut, ...] = ()
+    is_foreign: bool = False
+    """Whether files may change past the handler's context, so that the workspace is scanned."""
+    is_left_behind: bool = False
+    """Whether the handler's thread still runs, although it was told to stop."""
     is_cut_off: bool = False
     """Whether the handler's token was set because of a cancellation or a deadline, and not the reverse."""
     is_committing: bool = False
@@ -178,7 +184,7 @@ class OpenCall:
             attempt_id=self.attempt_id,
             tool_name=tool.name,
             effects=tool.effects,
-            foreign=tool.foreign,
+            foreign=self.is_foreign,
             idempotent=tool.idempotent,
             on_unknown=tool.on_unknown,
             workspace=None if self.workspace is None else self.workspace.base,
@@ -221,7 +227,8 @@ class OpenCall:
         if filesystem is None or filesystem.read_only:
             return
         name = workspace_call_id(self.environment.state.session.session_id, self.call.id)
-        begin = partial(filesystem.begin, name, tool_name=self.tool.name, foreign=self.tool.foreign)
+        self.is_foreign = self.environment.scans_for(self.tool)
+        begin = partial(filesystem.begin, name, tool_name=self.tool.name, foreign=self.is_foreign)
         try:
             self.workspace = begin()
         except WorkspaceBusyError:
@@ -412,6 +419,8 @@ class OpenCall:
         report = None
         if self.workspace is not None:
             report = undo.part("the workspace", self.workspace.rollback)
+        if self.is_left_behind:
+            result = replace(result, message=f"{result.message} {_LEFT_BEHIND}")
         conflicts, kept = (report.conflicts, report.kept) if report is not None else ((), ())
         if conflicts or kept:
             result = replace(result, message=f"{result.message} {told_of_undo(conflicts, kept)}".strip())

@@ -64,6 +64,8 @@ class HostCall:
             manifest = None
             if self.journal.foreign:
                 manifest = self._take_foreign_segment(prepared=True)
+                if not self.journal.segments:
+                    return self.base
             else:
                 self.take_segment(self._undo.changes_of(self.journal), prepared=True)
             return self._undo.snapshot_at(self.journal.segments[-1], self.base.tag, manifest)
@@ -161,6 +163,7 @@ class HostCall:
         journal = self.journal
         survey = self._undo.survey()
         with self._learning() as manifest:
+            uncovered = manifest.uncovered
             changes, seen = survey.take(manifest)
             found = {change.path for change in changes}
             # What was written through the workspace where scans do not look belongs to the call as well.
@@ -169,6 +172,10 @@ class HostCall:
                 for change in self._undo.changes_of(journal)
                 if change.path not in found and survey.is_beyond(manifest, change.path)
             ]
+            is_as_before = not (changes or seen or journal.segments) and manifest.uncovered == uncovered
+            if prepared and is_as_before:
+                journal.mark_unchanged()
+                return manifest
             entry = LineEntry(
                 "call",
                 self._commit(changes, seen),

@@ -114,6 +114,8 @@ class Journal:
                     journal._last[name] = change.after
             elif kind == "temporary":
                 journal.temporaries.append(record["path"])
+            elif kind == "unchanged":
+                journal.prepared = True
             elif kind == "undo":
                 journal.undoing = True
             elif kind == "boundary":
@@ -150,6 +152,11 @@ class Journal:
             if not self._unwritten:
                 self._append({"type": "undo"})
             self.undoing = True
+
+    def mark_unchanged(self) -> None:
+        """Write down that a scan found no change at the end of the call."""
+        self._append({"type": "unchanged"})
+        self.prepared = True
 
     def mark(self, entry: LineEntry, *, prepared: bool) -> None:
         """Write down a boundary taken inside the call, or at its end."""

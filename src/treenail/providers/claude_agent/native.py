@@ -37,7 +37,7 @@ def native_tool(name: str, handler: Callable[..., Awaitable[ToolResult[str]]]) -
         description=f"The vendor's own tool {name}.",
         handler=handler,
         effects=effects,
-        foreign=effects != "none",
+        files="any" if effects != "none" else None,
         params_type=dict[str, Any],
     )
 
