@@ -129,8 +129,8 @@ def kept_by_runs(store: Path, run_id: UUID | None = None) -> list[KeptByRun]:
     found = []
     for line, owner in runs.items():
         for each in kept_files(objects, line):
-            call_id, _, session = each.call_id.rpartition("@")
-            found.append(KeptByRun(owner, call_id if session else "", each))
+            is_of_call = each.reason in ("undone", "conflict")
+            found.append(KeptByRun(owner, each.call_id.rpartition("@")[0] if is_of_call else "", each))
     return sorted(found, key=lambda each: each.files.at)
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from treenail.agent import Agent, Run
 from treenail.containment import Limits, OnUnknownPrice
 from treenail.errors import LeaseHeldError, LogDamagedError, LogError, UsageError
-from treenail.history import LAST, find_run, is_workflow, opened_log, opened_run
+from treenail.history import LAST, find_run, is_workflow, kept_by_runs, opened_log, opened_run
 from treenail.judges import CommandChecker, LLMCompletionVerifier, NestedExecutionConfig
 from treenail.presenters.cli import agents, models, settings, stores
 from treenail.presenters.cli.options import (
@@ -28,6 +28,7 @@ from treenail.presenters.cli.options import (
     run_argument,
     take_over_option,
 )
+from treenail.presenters.cli.recovery import print_kept
 from treenail.presenters.cli.screen import JsonScreen, Screen, screen_for, watching
 from treenail.presenters.cli.settings import Settings
 from treenail.providers import Provider
@@ -94,8 +95,11 @@ class RunSetup:
         self.run_id: UUID | None = None
         remembered: dict[str, str] = {}
         self._before: Limits | None = None
+        self._kept = 0
+        """How many undos have taken files away whose paths were printed, or that were before this command."""
         if run is not None:
             self.run_id = find_run(stores.existing(self.store), run)
+            self._kept = len(kept_by_runs(self.store, self.run_id))
             remembered = self._remembered(self.run_id)
         else:
             stores.ready(self.store)
@@ -214,6 +218,8 @@ class RunSetup:
         short = str(run_id)[:8]
         commands = self._commands(ended, run_id)
         details = _in_flags(ended.details)
+        kept = kept_by_runs(self.store, run_id)[self._kept :]
+        self._kept += len(kept)
         if isinstance(screen, JsonScreen):
             screen.write(
                 {
@@ -225,6 +231,7 @@ class RunSetup:
                     "text": text,
                     "next_actions": list(ended.next_actions),
                     "commands": commands,
+                    "kept": [each.to_data() for each in kept],
                     "exit_code": code,
                 }
             )
@@ -235,10 +242,12 @@ class RunSetup:
         why = f"{kind}: {details}" if details else kind
         err.print(f"[{style}]{ended.state.value}[/] run {short}", end="", highlight=False)
         err.print(why, markup=False, highlight=False, soft_wrap=True)
+        for each in kept:
+            print_kept(err, each)
         if self.is_chat and ended.state is TurnState.COMPLETED:
             return code
-        for each in commands:
-            err.print(f"  {each}", style="dim", markup=False, highlight=False, soft_wrap=True)
+        for command in commands:
+            err.print(f"  {command}", style="dim", markup=False, highlight=False, soft_wrap=True)
         return code
 
     def _commands(self, ended: TurnEnded, run_id: UUID) -> list[str]:
