@@ -17,6 +17,7 @@ visible, a hidden directory inside the workspace is not.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -100,7 +101,10 @@ def _readable(content: bytes) -> int:
         os.write(write, content)
     finally:
         os.close(write)
-    return read
+    # The numbers up to 9 are those that a shell can use for the layer.
+    high = fcntl.fcntl(read, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(read)
+    return high
 
 
 def _layered(layer: Layer | None) -> list[str]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from treenail.errors import WorkspaceError
+from treenail.errors import WorkspaceConflictError, WorkspaceError
+from treenail.workspace.applying import AppliedLayer, conflict
 from treenail.workspace.base import FilesystemSnapshot, RestoreReport
 from treenail.workspace.history import one_line
 from treenail.workspace.journal import Journal
+from treenail.workspace.layers import CommandLayer, why_not
 from treenail.workspace.line import EntryKind, LineEntry
 from treenail.workspace.manifest import ABSENT, TEMPORARY_PREFIX, Manifest, PathChange, State, same
 from treenail.workspace.paths import ROOT
@@ -20,6 +23,8 @@ from treenail.workspace.rooted import discard, open_directory
 
 if TYPE_CHECKING:
     from treenail.workspace.undo import Undo
+
+_logger = logging.getLogger("treenail.workspace")
 
 
 class HostCall:
@@ -39,6 +44,11 @@ class HostCall:
         self._journal = journal
         self._finished = False
         self._working: Manifest | None = None
+        self._layer: CommandLayer | None = None
+        """What a command of the call works on; its changes are applied when the call is prepared."""
+        self._applied = None if journal is None else AppliedLayer.left_by(undo, journal)
+        self._is_scanned = journal is not None and journal.foreign
+        """Whether the tree was scanned before the call began."""
 
     @property
     def journal(self) -> Journal:
@@ -59,6 +69,7 @@ class HostCall:
         with self._undo.lock:
             self._require_open("prepared")
             self._undo.check_epoch()
+            known = self._apply_layer()
             if self._is_idle:
                 return self.base
             manifest = None
@@ -67,8 +78,10 @@ class HostCall:
                 if not self.journal.segments:
                     return self.base
             else:
-                self.take_segment(self._undo.changes_of(self.journal), prepared=True)
-            return self._undo.snapshot_at(self.journal.segments[-1], self.base.tag, manifest)
+                self.take_segment(self._undo.changes_of(self.journal, known), prepared=True)
+            return self._undo.snapshot_at(
+                self.journal.segments[-1], self.base.tag, manifest if self._is_scanned else None
+            )
 
     @property
     def _is_idle(self) -> bool:
@@ -92,10 +105,12 @@ class HostCall:
                     self.prepare()
                 for entry in journal.segments:
                     history.append(entry)
+                self._drop_layer(late=True)
                 journal.end()
             if self._working is not None:
                 history.adopt_manifest(self._working)
             self._finished = True
+            self._drop_layer()
             self._undo.release(self)
 
     def rollback(self) -> RestoreReport:
@@ -112,10 +127,13 @@ class HostCall:
             report = ReportBuilder()
             if self.journal.foreign:
                 self._undo_everything(report)
+            elif self._applied is not None:
+                self._take_back(self._applied, report)
             else:
                 self._undo_paths(report)
             if report.conflicts:
                 report.notes.append(self._keep_conflicts(report.conflicts))
+            self._drop_layer()
             self.journal.end()
             self._undo.release(self)
             return report.build()
@@ -123,6 +141,97 @@ class HostCall:
     def _require_open(self, participle: str) -> None:
         if self._undo.call is not self:
             raise WorkspaceError(f"the call {self.call_id!r} has ended and cannot be {participle}")
+
+    # --- a command of the call ---------------------------------------------------------------------
+
+    def open_layer(self) -> CommandLayer | str:
+        """Open a layer for a command, or say why there can be none. Its changes are applied by `prepare`."""
+        with self._undo.lock:
+            self._require_open("given a layer")
+            place = self._undo.opened().layers_path
+            refusal = why_not(self._undo.tree.path, place)
+            if refusal is not None:
+                return refusal
+            if self._layer is not None or self.journal.foreign:
+                raise WorkspaceError(
+                    f"the call {self.call_id!r} has a command already, and can have one only"
+                )
+            self._layer = CommandLayer(self._undo.tree, place, private=self._undo.private)
+            return self._layer
+
+    def drop_layer(self) -> None:
+        """Forget what the command on the call's layer did. Calling it again does nothing."""
+        with self._undo.lock:
+            if self._applied is None:
+                self._drop_layer()
+
+    def capture(self) -> None:
+        """Scan the tree: from here on every change of it belongs to the call, as in a foreign one."""
+        with self._undo.lock:
+            self._require_open("scanned")
+            journal = self.journal
+            if journal.foreign:
+                return
+            if journal.touched or journal.segments or self._layer is not None:
+                raise WorkspaceError(
+                    f"the call {self.call_id!r} has changed files already; begin it as foreign"
+                )
+            self._undo.survey().boundary()
+            self.base = self._undo.snapshot_at(self._undo.head(), self.base.tag)
+            self._journal = self._undo.start_journal("call", self.call_id, self.base, foreign=True)
+
+    def _apply_layer(self) -> list[PathChange]:
+        """Apply the layer, whole or not at all; return what it changed."""
+        layer = self._layer
+        if layer is None or self._applied is not None:
+            return []
+        reading = layer.read()
+        applied = AppliedLayer.of(self._undo, self.journal, layer, reading.needed)
+        brought = None
+        try:
+            if reading.conflicts:
+                raise conflict(reading.conflicts)
+            if not applied.moves:
+                return []
+            self._applied = applied
+            changes = applied.intend()
+            brought = [(path, after) for path, _, after in changes if after.kind != "other"]
+            applied.perform()
+        except WorkspaceConflictError:
+            # What the command did is kept for a person.
+            files = applied.brought() if brought is None else brought
+            if files:
+                root, tool_name = self._undo.tree.path, self.base.tag or ""
+                self._undo.opened().keep(
+                    files, root=root, call_id=self.call_id, tool_name=tool_name, reason="conflict"
+                )
+            raise
+        return changes
+
+    def _take_back(self, applied: AppliedLayer, report: ReportBuilder) -> None:
+        """Undo the application of a layer, and what was written through the workspace beside it."""
+        own_paths = [path for path in self.journal.own_states() if not applied.covers(path)]
+        self._undo_paths(report, [*applied.take_back(report), *own_paths])
+        applied.settle()
+
+    def _drop_layer(self, *, late: bool = False) -> None:
+        layer, applied = self._layer, self._applied
+        self._layer = self._applied = None
+        if applied is not None:
+            if late:
+                self._keep_late_writes(applied)
+            applied.drop()
+        if layer is not None:
+            layer.drop()
+
+    def _keep_late_writes(self, applied: AppliedLayer) -> None:
+        """Keep what a program that had a file open has written into it after it was replaced."""
+        late = applied.written_since()
+        if late:
+            root, tool_name = self._undo.tree.path, self.base.tag or ""
+            self._undo.opened().keep(late, root=root, call_id=self.call_id, tool_name=tool_name)
+            shown = ", ".join(path for path, _ in late)
+            _logger.warning("%s was written to while it was replaced; `treenail recover` has it", shown)
 
     # --- boundaries inside the call ----------------------------------------------------------------
 

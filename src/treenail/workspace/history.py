@@ -11,6 +11,7 @@ treenail/<line>/call.journal               how to undo the open call
 treenail/<line>/ambient.journal            how to undo what was written outside of calls
 treenail/<line>/manifest                   everything known about the tree
 treenail/<line>/kept                       what undos took away (git: `refs/kept/<line>`)
+treenail/<line>/layers/                    what commands that run right now have done
 ```
 
 A line is the history of one workspace. Lines share objects; erasing a line and sweeping the store removes
@@ -68,6 +69,7 @@ class History:
         make_directory(self.directory)
         self.call_path = os.path.join(self.directory, "call.journal")
         self.ambient_path = os.path.join(self.directory, "ambient.journal")
+        self.layers_path = os.path.join(self.directory, "layers")
         self.line = LineFile(os.path.join(self.directory, "line"), durable=durable)
         self._manifest_path = os.path.join(self.directory, "manifest")
         self._manifest: Manifest | None = None

@@ -44,9 +44,11 @@ from treenail.workspace.base import (
     WorkspaceCall,
     WorkspaceDiff,
 )
+from treenail.workspace.calls import HostCall
 from treenail.workspace.files import Files
 from treenail.workspace.history import check_line_name
 from treenail.workspace.kept import KeptFiles
+from treenail.workspace.layers import CommandLayer
 from treenail.workspace.manifest import ABSENT, TEMPORARY_PREFIX, TEMPORARY_SUFFIX, State, is_within
 from treenail.workspace.paths import ROOT, fail
 from treenail.workspace.restorer import ReportBuilder, Restorer
@@ -215,6 +217,26 @@ class HostFilesystem(Files):
         """
         with self._lock:
             return self.undo.begin(call_id, tool_name=tool_name, foreign=foreign)
+
+    def open_layer(self) -> CommandLayer | str:
+        """Open a layer over the tree for a command of the open call, or say why there can be none."""
+        with self._lock:
+            return self._held().open_layer()
+
+    def drop_layer(self) -> None:
+        """Forget what the command on the open call's layer did."""
+        with self._lock:
+            self._held().drop_layer()
+
+    def capture(self) -> None:
+        """Scan the tree, for a command of the open call that works on the tree itself."""
+        with self._lock:
+            self._held().capture()
+
+    def _held(self) -> HostCall:
+        if self.undo.call is None:
+            raise WorkspaceError("no call holds the workspace; a command needs one: begin it first")
+        return self.undo.call
 
     def unfinished(self) -> Sequence[str]:
         """List the calls that are open, oldest first: those that a crash left, and this object's own."""

@@ -20,7 +20,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from treenail.errors import WorkspaceError
 from treenail.workspace.disk import decode_records, encode_record, read_file, sync_directory, write_all
@@ -57,6 +57,8 @@ class Journal:
     temporaries: list[str] = field(default_factory=list)
     segments: list[LineEntry] = field(default_factory=list)
     """Boundaries taken inside the call; the last one ends it once it is prepared."""
+    notes: list[dict[str, Any]] = field(default_factory=list)
+    """How far the application of a layer has come; see `applying.py`."""
     segment_start: int = 0
     """Where the intents after the last inner boundary begin."""
     prepared: bool = False
@@ -118,6 +120,8 @@ class Journal:
                 journal.prepared = True
             elif kind == "undo":
                 journal.undoing = True
+            elif kind in ("layer", "moved"):
+                journal.notes.append(record)
             elif kind == "boundary":
                 journal._take_entry(load_entry(record["boundary"]), prepared=record["prepared"])
         if journal is not None:
@@ -145,6 +149,11 @@ class Journal:
         # Not synced: a power cut that takes this away leaves at worst an unused file.
         self._append({"type": "temporary", "path": path}, sync=False)
         self.temporaries.append(path)
+
+    def note(self, record: dict[str, Any], *, sync: bool = True) -> None:
+        """Write down how far the application of a layer has come."""
+        self._append(record, sync=sync)
+        self.notes.append(record)
 
     def begin_undo(self) -> None:
         """Write down that the call is being undone."""

@@ -40,6 +40,7 @@ from treenail.workspace.disk import FULL, sync_directory
 from treenail.workspace.history import History, writer_path
 from treenail.workspace.journal import Journal, JournalKind
 from treenail.workspace.kept import KeptReason
+from treenail.workspace.layers import drop_left_layers
 from treenail.workspace.line import LineEntry, fold
 from treenail.workspace.manifest import (
     ABSENT,
@@ -126,6 +127,9 @@ class Undo:
             self.history = History(self.store_path, self._line_name, durable=self._durable, clock=self._clock)
             if not self.read_only:
                 self._ambient = self.history.load_ambient()
+                journal = self._left_journal()
+                in_use = () if journal is None else [str(note.get("directory")) for note in journal.notes]
+                drop_left_layers(self.history.layers_path, in_use)
                 if self._cleanup is None and self._writer is None:
                     path = writer_path(self.store_path, self.tree.path)
                     self._writer = writer_lock(path, self.tree.path)
@@ -186,6 +190,14 @@ class Undo:
     def survey(self) -> Survey:
         """Return what looks at the whole workspace."""
         return Survey(self.tree, self.opened(), self._exclusions, self._limits, self.private)
+
+    def is_excluded(self, path: str) -> bool:
+        """Say whether the operator has excluded a path from what is kept."""
+        return self._exclusions.covers(path, directory=False)
+
+    def may_keep(self, size: int) -> bool:
+        """Say whether a file of a size may be kept in the history."""
+        return size <= self._limits.max_file_bytes
 
     def is_private(self, path: str) -> bool:
         """Say whether a path lies in the store."""
@@ -409,10 +421,18 @@ class Undo:
                 return ABSENT
             raise
 
-    def changes_of(self, journal: Journal) -> list[PathChange]:
-        """Return what a journal's paths have become since its last boundary; new content is stored."""
+    def changes_of(self, journal: Journal, known: Sequence[PathChange] = ()) -> list[PathChange]:
+        """Return what a journal's paths have become since its last boundary; new content is stored.
+
+        What paths have become that a layer has just changed is `known`.
+        """
         changes: list[PathChange] = []
+        told = {change.path: change.after for change in known}
         for path, before in journal.first_states(journal.segment_start).items():
+            if path in told:
+                if not same(before, told[path]):
+                    changes.append(PathChange(path, before, told[path]))
+                continue
             after = self.look(path, keep=True)
             if not same(before, after):
                 changes.append(PathChange(path, before, after))
