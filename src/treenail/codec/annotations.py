@@ -143,17 +143,14 @@ class AnnotationCoder:
 
     def _literal(self, allowed: tuple[Any, ...]) -> Coder:
         plain = [each for each in allowed if type(each) in (str, int, bool, type(None))]
-        known = {(type(each), each) for each in plain}
+        known = {kind: {each for each in plain if type(each) is kind} for kind in map(type, plain)}
         otherwise = self._otherwise(f"one of {', '.join(repr(each) for each in plain)}")
 
-        def is_known(value: Any) -> bool:
-            return type(value) in NATIVE and (type(value), value) in known
-
         def encode(value: Any) -> Json:
-            return value if is_known(value) else self._values.encode_tagged(value)
+            return value if value in known.get(type(value), ()) else self._values.encode_tagged(value)
 
         def decode(data: Json) -> Any:
-            return data if is_known(data) else otherwise(data)
+            return data if data in known.get(type(data), ()) else otherwise(data)
 
         return Coder(encode, decode)
 

@@ -13,6 +13,7 @@ another's listeners. A clock may bring its own `call_later`, as the fake clock d
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import heapq
 import itertools
@@ -45,12 +46,20 @@ def describe(error: BaseException) -> str:
         return name
 
 
+def _running_loop() -> Any:
+    """Return the event loop that runs in this thread, asyncio's or trio's."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return anyio.lowlevel.current_token().native_token
+
+
 def threadsafe(callback: Callable[[], object]) -> Callable[[], None]:
     """Return a function that any thread may call to run `callback` in the event loop that runs now.
 
     It never blocks, and calling it after that loop has ended does nothing.
     """
-    loop: Any = anyio.lowlevel.current_token().native_token
+    loop = _running_loop()
     # asyncio and trio each have exactly one way to do this, and anyio has none that does not block.
     post = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
 

@@ -80,9 +80,12 @@ def check_drafts(drafts: Sequence[Draft]) -> None:
         check_text("an event's type", kind)
         if not kind:
             raise UsageError("an event's type must not be empty")
-        for what, value in (("turn_id", turn_id), ("run_id", run_id), ("trace_id", trace_id)):
-            if value is not None:
-                check_text(what, value)
+        if turn_id is not None:
+            check_text("turn_id", turn_id)
+        if run_id is not None:
+            check_text("run_id", run_id)
+        if trace_id is not None:
+            check_text("trace_id", trace_id)
         check_payload(f"the payload of {kind!r}", payload)
         if type(at_us) is not int or not _EARLIEST_US <= at_us <= _LATEST_US:
             raise UsageError(f"at_us of {kind!r} must be whole microseconds since 1970, not {at_us!r}")

@@ -56,7 +56,9 @@ class TokenUsage:
 
     def __post_init__(self) -> None:
         for name in ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"):
-            _check_count(f"TokenUsage.{name}", getattr(self, name), least=0)
+            count = getattr(self, name)
+            if count is not None:
+                _check_count(f"TokenUsage.{name}", count, least=0)
 
     @property
     def total(self) -> int | None:

@@ -155,7 +155,7 @@ class Core:
     def ensure_loaded(self) -> None:
         """Fold the log unless that was done, or if a type has become known that events waited for."""
         self.fold.check_not_reducing()
-        if not self.loaded or any(map(self.codec.registry.knows, self.unknown)):
+        if not self.loaded or (self.unknown and any(map(self.codec.registry.knows, self.unknown))):
             self.load()
 
     def load(self) -> None:
@@ -273,7 +273,7 @@ class Core:
             results: list[DispatchResult] = []
             batch: list[tuple[int, Draft, object | None]] = []
             for each in staged:
-                chosen = self.fold.choose(working, each)
+                chosen = each if each.predicate is None else self.fold.choose(working, each)
                 if not isinstance(chosen.logged, Draft):
                     results.append(DispatchResult(chosen.event))
                     continue
@@ -330,11 +330,11 @@ class Core:
     def _replace_slices(self, slices: dict[type, Slice[Any]]) -> Sequence[SliceChange]:
         """Put new slices in place of the present ones. Returns what observers are told."""
         changes = [
-            SliceChange(slice_type, before, after)
-            for slice_type, after in slices.items()
-            if slice_type in self.observers
-            and after is not (before := self.slices.get(slice_type, EMPTY))
-            and (len(before) or len(after))
+            SliceChange(slice_type, before, slices[slice_type])
+            for slice_type in self.observers
+            if slice_type in slices
+            and slices[slice_type] is not (before := self.slices.get(slice_type, EMPTY))
+            and (len(before) or len(slices[slice_type]))
         ]
         self.slices.update(slices)
         self.version += 1

@@ -229,7 +229,7 @@ class Fold:
             self._apply_system(working, event, seq, logs_only=logged.rolled_back, notes=notes)
             return DispatchResult(event)
         if kind not in self.reducers:
-            if self._reaches(kind, logged.rolled_back):
+            if not logged.rolled_back or self.policy_of(kind) is SlicePolicy.LOG:
                 self.know(kind)
                 kept = event if staged.immutable else Kept(self.codec, kind, logged.payload)
                 working.changes[kind] = working.get(kind).append(kept, seq)
@@ -237,7 +237,7 @@ class Fold:
         ran = []
         failures = []
         for each in self.reducers[kind]:
-            if not self._reaches(each.slice_type, logged.rolled_back):
+            if logged.rolled_back and self.policy_of(each.slice_type) is not SlicePolicy.LOG:
                 continue
             ran.append(each.reducer)
             try:
@@ -255,9 +255,6 @@ class Fold:
                 )
                 failures.append(HandlerFailure(each.reducer, error))
         return DispatchResult(event, tuple(ran), tuple(failures))
-
-    def _reaches(self, slice_type: type, logs_only: bool) -> bool:
-        return not logs_only or self.policy_of(slice_type) is SlicePolicy.LOG
 
     def _reduce(self, working: Working, registration: Registration, staged: Staged, seq: int) -> None:
         assert staged.logged is not None
@@ -289,7 +286,7 @@ class Fold:
                     raise
                 notes.count(error.type_name)  # The other slices were restored all the same.
                 continue
-            if not self._reaches(slice_type, logs_only):
+            if logs_only and self.policy_of(slice_type) is not SlicePolicy.LOG:
                 continue
             self.know(slice_type)
             before = working.get(slice_type)

@@ -69,7 +69,10 @@ def stage(core: Core, events: Iterable[object]) -> list[Staged]:
 
 def transaction_of(core: Core) -> Transaction | None:
     """Return the session's transaction that the running call is part of."""
-    return next((each for each in _transactions.get() if each.is_of(core)), None)
+    for each in _transactions.get():
+        if each.is_of(core):
+            return each
+    return None
 
 
 class Transaction:
@@ -126,6 +129,11 @@ class Transaction:
     def staged(self) -> tuple[object, ...]:
         """The events that wait for the commit."""
         return tuple(each.event for each in self._staged)
+
+    @property
+    def count(self) -> int:
+        """How many events wait for the commit."""
+        return len(self._staged)
 
     def is_of(self, core: Core) -> bool:
         """Say whether it stages the events of that session."""

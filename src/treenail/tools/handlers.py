@@ -19,14 +19,14 @@ GRACE_S = 5.0
 
 async def run_handler(opened: OpenCall) -> Any:
     """Run the handler of a call until it is done, the deadline passes or the call's token is set."""
-    token, deadline = opened.context.cancellation, opened.context.deadline
+    token, deadline = opened.cancellation, opened.plan.context.deadline
     seconds = None if deadline is None else max(deadline.remaining().total_seconds(), 0)
     with anyio.move_on_after(seconds) as scope:
         forget = token.on_cancel(threadsafe(scope.cancel))
         try:
             with opened.entered():
                 if opened.tool.is_async:
-                    return await opened.tool.call(opened.plan.params, opened.context)
+                    return await opened.call_handler()
                 outcome = await _on_worker(opened)
                 return await outcome if inspect.isawaitable(outcome) else outcome
         finally:
@@ -48,7 +48,7 @@ async def _on_worker(opened: OpenCall) -> Any:
     try:
         await wait_finished(handler)
     except BaseException:
-        token = opened.context.cancellation
+        token = opened.cancellation
         opened.is_cut_off = token.cancel(StopReason.ABORTED, detail="the call was cut off")
         if opened.is_foreign:
             patience_s = None if opened.tool.takes_context else GRACE_S
@@ -61,4 +61,4 @@ async def _on_worker(opened: OpenCall) -> Any:
 
 def _call(opened: OpenCall) -> Any:
     leave_event_loop()
-    return opened.tool.call(opened.plan.params, opened.context)
+    return opened.call_handler()

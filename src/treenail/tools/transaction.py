@@ -119,13 +119,17 @@ class OpenCall:
     """The id of the event that ends the call."""
     started_at: float
     transaction: Transaction
-    context: ToolContext = field(init=False)
-    """The handler's context. Its parts refuse once the call has ended."""
+    cancellation: CancellationToken = field(init=False)
+    """The call's own, below the caller's."""
+    made_context: ToolContext | None = field(default=None, repr=False)
+    """The handler's context, once something has asked for it."""
     filesystem: CallFilesystem | None = None
     workspace: WorkspaceCall | None = None
     """The call's hold on the workspace; None for a call without effects, or without a workspace."""
     scope: AbstractContextManager[ToolScope] | None = None
     """The resources that live as long as the call."""
+    scoped: ToolScope | None = None
+    """What is open of them."""
     saved: Sequence[tuple[type, Snapshotable[object], object]] = ()
     """The other resources as they were when the call began."""
     before: CompositeSnapshot | None = None
@@ -162,7 +166,7 @@ class OpenCall:
         environment, tool = self.environment, self.tool
         with_effects = tool.effects != "none"
         try:
-            self._make_context()
+            self._make_parts()
             # Every participant is captured before the first change: one that cannot be captured fails here.
             if with_effects:
                 self._hold_workspace()
@@ -196,24 +200,34 @@ class OpenCall:
             raise
         return None
 
-    def _make_context(self) -> None:
-        """Make the handler's context: the caller's parts, and the call's own."""
-        state, given = self.environment.state, self.plan.context
+    def _make_parts(self) -> None:
+        """Make what the handler is given of the call's own."""
+        self.cancellation = CancellationToken(self.plan.context.cancellation)
         seen = self.environment.read_only if self.tool.effects == "none" else self.environment.filesystem
         self.filesystem = None if seen is None else CallFilesystem(seen, self.call.id)
+        resources = self.environment.state.resources
+        if isinstance(resources, ResourceContext):
+            self.scope = resources.tool_scope()
+            self.scoped = self.scope.__enter__()
+
+    @property
+    def context(self) -> ToolContext:
+        """The handler's context: the caller's parts, and the call's own, which refuse once it has ended."""
+        if self.made_context is None:
+            self.made_context = self._make_context()
+        return self.made_context
+
+    def _make_context(self) -> ToolContext:
+        state = self.environment.state
         handle: Any = self.filesystem
-        scope = None
-        if isinstance(state.resources, ResourceContext):
-            self.scope = state.resources.tool_scope()
-            scope = self.scope.__enter__()
-        resources: Any = CallResources(state.resources, scope, self.base, handle)
+        resources: Any = CallResources(state.resources, self.scoped, self.base, handle)
         session = self.transaction.session
-        self.context = replace(
-            given,
+        return replace(
+            self.plan.context,
             state=ExecutionState(session, resources, state.clock, state.rng, state.checkpoints),
             session=session,
             call_id=self.call.id,
-            cancellation=CancellationToken(given.cancellation),
+            cancellation=self.cancellation,
             outbox=CallOutbox(
                 session.session_id,
                 self.call.id,
@@ -242,6 +256,10 @@ class OpenCall:
         self.environment.gates[-1].boundary = self.workspace.base
 
     # .. run ..
+
+    def call_handler(self) -> Any:
+        """Call the tool's function, with a context if it takes one."""
+        return self.tool.call(self.plan.params, self.context if self.tool.takes_context else None)
 
     def enter(self) -> None:
         """Make everything that the current context does from now on part of the call.
@@ -275,7 +293,7 @@ class OpenCall:
             result = as_result(outcome)
             given = self.plan.context
             given.cancellation.raise_if_cancelled()  # It is set before those below it follow.
-            self.context.cancellation.raise_if_cancelled()
+            self.cancellation.raise_if_cancelled()
             if given.deadline is not None:
                 given.deadline.raise_if_passed(f"the tool call {self.call.id}")
             typed = _typed_values(result) if result.success else ()
@@ -307,9 +325,9 @@ class OpenCall:
         if self.filesystem is not None:
             self.filesystem.end()
         workspace = None if self.workspace is None else self.workspace.prepare()
-        messages = self.context.outbox.close()
+        messages = self._close_outbox()
         recorded = tuple(self.plan.record(result))
-        before = len(self.transaction.staged) + len(messages) + len(recorded)
+        before = self.transaction.count + len(messages) + len(recorded)
         changed = None if self.workspace is None or workspace is self.workspace.base else workspace
         invoked = self._invoked(result, "ok", before, workspace=changed)
         self.is_committing = True
@@ -357,7 +375,7 @@ class OpenCall:
     def _finish(self) -> None:
         """Let go of a call that is in the log. What cannot be cleared up now is left for a recovery."""
         self.is_over = True
-        self.context.cancellation.unlink()
+        self.cancellation.unlink()
         if self.workspace is None:
             return
         try:
@@ -454,12 +472,15 @@ class OpenCall:
 
     def _close_context(self) -> None:
         """Make the handler's parts refuse. A call that was interrupted early may not have them yet."""
-        context: ToolContext | None = getattr(self, "context", None)
-        if context is not None:
-            context.outbox.close()
-            context.cancellation.unlink()
+        self._close_outbox()
+        cancellation: CancellationToken | None = getattr(self, "cancellation", None)
+        if cancellation is not None:
+            cancellation.unlink()
         if self.filesystem is not None:
             self.filesystem.end()
+
+    def _close_outbox(self) -> tuple[OutboxPut, ...]:
+        return () if self.made_context is None else self.made_context.outbox.close()
 
     def _close_scope(self) -> None:
         """Close the resources that live as long as the call."""

@@ -69,7 +69,7 @@ class _Asked:
 
     def add(self, said: ModelEvent) -> None:
         self.collector.add(said)
-        self.has_begun = self.has_begun or not isinstance(said, UsageReported | Stopped)
+        self.has_begun = self.has_begun or not isinstance(said, (UsageReported, Stopped))
 
     def start_over(self, error: ModelCallError) -> None:
         self.collector, self.error = Collector(), error
