@@ -210,7 +210,6 @@ def test_a_failure_becomes_a_failed_result(world: World, error: Any, outcome: st
     ("error", "raised", "outcome"),
     [
         (KeyboardInterrupt(), KeyboardInterrupt, "interrupted"),
-        (SystemExit(3), SystemExit, "interrupted"),
         (CancelledByToken("stop"), CancelledByToken, "interrupted"),
         (PromptEvaluationError("inner", phase="response"), PromptEvaluationError, "failed"),
     ],

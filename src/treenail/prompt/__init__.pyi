@@ -13,6 +13,7 @@ from .values import as_data as as_data
 from .values import as_text as as_text
 from .values import fields_of as fields_of
 from .visibility import MAX_EXPANSIONS as MAX_EXPANSIONS
+from .visibility import READ_RESULT as READ_RESULT
 from .visibility import SectionPath as SectionPath
 from .visibility import SectionVisibility as SectionVisibility
 from .visibility import SetVisibilityOverride as SetVisibilityOverride

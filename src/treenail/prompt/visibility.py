@@ -30,8 +30,11 @@ MAX_EXPANSIONS = 10
 
 OPEN_SECTIONS = "open_sections"
 READ_SECTION = "read_section"
-RESERVED_TOOLS = frozenset({OPEN_SECTIONS, READ_SECTION})
-"""The names of the tools that a prompt adds itself."""
+READ_RESULT = "read_result"
+"""The tool that reads on in a long result, which the loop adds."""
+
+RESERVED_TOOLS = frozenset({OPEN_SECTIONS, READ_SECTION, READ_RESULT})
+"""The names of the tools that are added to a prompt's own."""
 
 SectionPath = tuple[str, ...]
 """Where a section stands: the keys of its ancestors, and its own."""

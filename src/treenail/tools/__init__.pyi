@@ -57,10 +57,13 @@ from .tool import Effects as Effects
 from .tool import FileAccess as FileAccess
 from .tool import Handler as Handler
 from .tool import ProviderToolCall as ProviderToolCall
+from .tool import ReadyTool as ReadyTool
 from .tool import Tool as Tool
 from .tool import ToolCall as ToolCall
 from .tool import ToolExample as ToolExample
 from .tool import ToolResult as ToolResult
+from .tool import described as described
 from .tool import tool as tool
 from .transaction import Record as Record
 from .transaction import enclosing_calls as enclosing_calls
+from .values import MAX_COLLECTED as MAX_COLLECTED

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import signal
+import threading
+import traceback
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import anyio
 
 from treenail.containment import StopReason, threadsafe, wait_finished, workers
-from treenail.errors import DeadlineExceededError
+from treenail.errors import DeadlineExceededError, ToolError
 from treenail.tools.event_loop import leave_event_loop
+from treenail.tools.tool import ToolResult
 from treenail.tools.transaction import OpenCall
+from treenail.tools.values import acollect, collect, is_stream
 
 GRACE_S = 5.0
 """How long the rollback of a function that cannot be told to stop waits for it to end."""
@@ -26,9 +32,23 @@ async def run_handler(opened: OpenCall) -> Any:
         try:
             with opened.entered():
                 if opened.tool.is_async:
-                    return await opened.call_handler()
-                outcome = await _on_worker(opened)
-                return await outcome if inspect.isawaitable(outcome) else outcome
+                    outcome = await opened.call_handler()
+                else:
+                    outcome = await _on_worker(opened)
+                    if inspect.isawaitable(outcome):
+                        outcome = await outcome
+                value = outcome.value if isinstance(outcome, ToolResult) else outcome
+                if value is None or isinstance(value, str) or not is_stream(value):
+                    return outcome
+                items = await _collected(opened, value)
+                return replace(outcome, value=items) if isinstance(outcome, ToolResult) else items
+        except SystemExit as error:
+            if _is_from_a_signal(error):
+                raise
+            raise ToolError(
+                f"{opened.tool.name} called sys.exit({error.code!r}), which only fails the call; "
+                "let the tool return, or raise an error"
+            ) from error
         finally:
             forget()
     if not opened.is_cut_off:
@@ -61,4 +81,24 @@ async def _on_worker(opened: OpenCall) -> Any:
 
 def _call(opened: OpenCall) -> Any:
     leave_event_loop()
-    return opened.call_handler()
+    outcome = opened.call_handler()
+    if inspect.isgenerator(outcome):
+        # Its code is the handler's: it runs here, as part of the call.
+        return collect(opened.tool.name, outcome, opened.context.cancellation.raise_if_cancelled)
+    return outcome
+
+
+def _is_from_a_signal(error: BaseException) -> bool:
+    """Say whether a signal handler of the program's has raised it: that exit is meant to end the program."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = [signal.getsignal(each) for each in signal.valid_signals()]
+    codes = {getattr(each, "__code__", None) for each in handlers if callable(each)} - {None}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+async def _collected(opened: OpenCall, items: Any) -> list[Any]:
+    """Return what a generator or iterator yields that a handler has returned."""
+    if hasattr(items, "__anext__"):
+        return await acollect(opened.tool.name, items)
+    return collect(opened.tool.name, items, opened.context.cancellation.raise_if_cancelled)

@@ -24,6 +24,7 @@ from treenail.codec import is_model, sparse
 from treenail.containment import estimate_tokens
 from treenail.errors import ToolDefinitionError, ToolValidationError
 from treenail.tools.schema import tidied
+from treenail.tools.values import as_text, pictures
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -65,15 +66,13 @@ class ToolResult(Generic[R]):
         """Return the text that the model reads: the value if there is one to show, else the message."""
         if self.value is None or self.exclude_value_from_context or not self.success:
             return self.message
-        render = getattr(self.value, "render", None)
-        if callable(render):
-            return str(render())
-        if isinstance(self.value, str):
-            return self.value
-        try:
-            return json.dumps(to_jsonable_python(self.value), ensure_ascii=False)
-        except (ValueError, TypeError):
-            return self.message
+        return as_text(self.value, self.message)
+
+    def pictures(self) -> tuple[tuple[str, bytes], ...]:
+        """Return the pictures that the model is shown beside the text, each with its media type."""
+        if self.value is None or self.exclude_value_from_context or not self.success:
+            return ()
+        return pictures(self.value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ from treenail.tools.gate import Tickets
 from treenail.tools.outbox import times_sent
 from treenail.tools.policies import ToolPolicy
 from treenail.tools.tool import Tool, ToolCall, ToolResult, as_result
+from treenail.tools.values import file_for
 from treenail.workspace import Filesystem, FilesystemSnapshot, WorkspaceCall
 
 _logger = logging.getLogger("treenail.tools")
@@ -291,6 +292,8 @@ class OpenCall:
         """Commit a call that succeeded; roll back one that did not."""
         try:
             result = as_result(outcome)
+            if result.value is not None:
+                result = self._with_file(result)
             given = self.plan.context
             given.cancellation.raise_if_cancelled()  # It is set before those below it follow.
             self.cancellation.raise_if_cancelled()
@@ -310,6 +313,19 @@ class OpenCall:
         self._finish()
         self._note_checkpoint(result, workspace)
         return result
+
+    def _with_file(self, result: ToolResult[Any]) -> ToolResult[Any]:
+        """Keep bytes that a model cannot be shown in a file of the workspace, as part of the call."""
+        files = self.filesystem
+        if files is None or files.read_only or not result.success or result.exclude_value_from_context:
+            return result
+        file = file_for(result.value, f"{self.tool.name}-{self.call.id}")
+        if file is None:
+            return result
+        path, content = file
+        files.write_bytes(path, content)
+        said = "" if result.message == "OK" else f"{result.message} "
+        return replace(result, value=None, message=f"{said}({len(content):,} bytes, kept as {path})")
 
     def _stage_result(self, result: ToolResult[Any], typed: Sequence[object]) -> None:
         """Stage what follows from a success: policy state, the typed result, events of closing resources."""

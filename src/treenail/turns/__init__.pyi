@@ -23,6 +23,9 @@ from .live import ToolCallBegan as ToolCallBegan
 from .live import ToolCallFinished as ToolCallFinished
 from .live import TurnFinished as TurnFinished
 from .live import UsageChanged as UsageChanged
+from .results import MAX_KEPT_CHARS as MAX_KEPT_CHARS
+from .results import MAX_SHOWN_CHARS as MAX_SHOWN_CHARS
+from .results import ResultRest as ResultRest
 from .retries import RetryPolicy as RetryPolicy
 from .states import EVIDENCE as EVIDENCE
 from .states import PartialText as PartialText

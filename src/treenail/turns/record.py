@@ -20,6 +20,7 @@ from treenail.conversation import (
     WITHDRAWN_TEXT,
     ContentPart,
     ContextPressure,
+    ImagePart,
     InnerMessage,
     ProviderUsage,
     Replay,
@@ -253,14 +254,15 @@ class TurnRecord:
             is_error=is_error,
         )
 
-    def result(self, call: ToolCall, result: ToolResult[Any], sequence: int) -> InnerMessage:
+    def result(self, call: ToolCall, result: ToolResult[Any], text: str, sequence: int) -> InnerMessage:
         """Make the message that tells the model how its call ended."""
         return self.message(
             "tool",
-            result.render(),
+            text,
             sequence,
             tool_call_id=call.id,
             tool_name=call.name,
+            parts=tuple(ImagePart(*each) for each in result.pictures()),
             is_error=not result.success,
         )
 

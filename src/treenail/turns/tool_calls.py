@@ -25,6 +25,7 @@ from treenail.conversation import InnerMessage
 from treenail.errors import CancelledByToken, VisibilityExpansionRequired
 from treenail.tools import Body, ToolCall, ToolResult, run_handler
 from treenail.turns.frame import TurnFrame, refused
+from treenail.turns.results import ResultRest, cut
 from treenail.turns.traces import tool_span
 
 
@@ -41,11 +42,20 @@ class TurnCall:
     """The message that tells the model the result, once it is recorded."""
     expansion: VisibilityExpansionRequired | None = None
     """The sections that the call wants opened."""
+    rest: ResultRest | None = None
+    """What the message does not show of a long result."""
 
-    def record(self, result: ToolResult[Any]) -> tuple[InnerMessage]:
+    def record(self, result: ToolResult[Any]) -> tuple[object, ...]:
         """Make the message for the append that ends the call. If the commit fails it is made again."""
-        self.message = self.frame.record.result(self.request, result, self.place)
-        return (self.message,)
+        text, self.rest = cut(self.request, result.render())
+        self.message = self.frame.record.result(self.request, result, text, self.place)
+        return (self.message,) if self.rest is None else (self.message, self.rest)
+
+    def shown(self, result: ToolResult[Any]) -> ToolResult[Any]:
+        """Return the result as the model is shown it: a long one is cut."""
+        if self.rest is None or self.message is None:
+            return result
+        return ToolResult(self.message.content, success=result.success)
 
 
 Next = Callable[[TurnCall], Awaitable[ToolResult[Any]]]
@@ -111,7 +121,7 @@ async def seat(proceed: Next, call: TurnCall) -> ToolResult[Any]:
         await call.frame.seat.wait_until_asked(call.request, call.frame.runner.tool_registry)
     result = await proceed(call)
     if vendor is not None:
-        await vendor.deliver(call.request, result)
+        await vendor.deliver(call.request, call.shown(result))
     return result
 
 

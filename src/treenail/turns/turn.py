@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
@@ -55,6 +55,7 @@ from treenail.turns.frame import TurnFrame
 from treenail.turns.ledger import newly_set
 from treenail.turns.model_calls import ModelCaller, NoAnswer
 from treenail.turns.record import TurnRecord
+from treenail.turns.results import ResultRest, read_result
 from treenail.turns.retries import RetryPolicy
 from treenail.turns.signals import noted_signals
 from treenail.turns.states import Ending, TurnEnded, TurnResumed, TurnState, ending_for
@@ -190,6 +191,8 @@ class InnerLoop:
         """Make the prompt's text and tools as the session wants them now, with some sections opened."""
         frame = self._frame
         rendered = self.prompt.render(self.state.session, visibility=opened, deadline=self.deadline)
+        if self.state.session[ResultRest].view():
+            rendered = replace(rendered, tools=(*rendered.tools, read_result))
         output, follows = rendered.structured_output, takes_output_schema(self.provider)
         frame.rendered = rendered if follows else rendered.with_output_format()
         frame.output_schema = output.schema if output is not None and follows else None
@@ -358,8 +361,19 @@ class InnerLoop:
         for each in calls:
             if each.expansion is not None:
                 self._open_sections(each)
+        if any(each.rest is not None for each in calls):
+            self._offer_the_rest()
         if self._judges.has_feedback:
             await self._hear_feedback()
+
+    def _offer_the_rest(self) -> None:
+        """Offer the tool that reads on in a long result, from the next request on."""
+        frame = self._frame
+        if read_result in frame.rendered.tools:
+            return
+        frame.rendered = replace(frame.rendered, tools=(*frame.rendered.tools, read_result))
+        frame.tool_tokens = tool_tokens(frame.rendered.tools)
+        frame.runner.tool_registry = self._registry()
 
     def _open_sections(self, call: TurnCall) -> None:
         """Open the sections that a call asked for: in one append with the new text and the call's result."""

@@ -10,6 +10,7 @@ died, say, must not let anything through.
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Collection
 from typing import Any
 
@@ -62,8 +63,10 @@ class Hooks:
             await pending.delivered.wait()
             result = pending.result or ToolResult.error("This call was not run.")
             # A text cannot be empty on the wire.
-            block = {"type": "text", "text": result.render() or "(empty)"}
-            return mcp.CallToolResult.model_validate({"content": [block], "isError": not result.success})
+            content = [{"type": "text", "text": result.render() or "(empty)"}]
+            for kind, data in result.pictures():
+                content.append({"type": "image", "mimeType": kind, "data": b64encode(data).decode()})
+            return mcp.CallToolResult.model_validate({"content": content, "isError": not result.success})
 
         return Server(SERVER, version="1", on_list_tools=listed, on_call_tool=called)
 
