@@ -16,10 +16,9 @@ from treenail.workspace.history import one_line
 from treenail.workspace.journal import Journal
 from treenail.workspace.layers import CommandLayer, why_not
 from treenail.workspace.line import EntryKind, LineEntry
-from treenail.workspace.manifest import ABSENT, TEMPORARY_PREFIX, Manifest, PathChange, State, same
-from treenail.workspace.paths import ROOT
+from treenail.workspace.manifest import ABSENT, Manifest, PathChange, State, same, temporary_owner
 from treenail.workspace.restorer import ReportBuilder
-from treenail.workspace.rooted import discard, open_directory
+from treenail.workspace.rooted import discard
 
 if TYPE_CHECKING:
     from treenail.workspace.undo import Undo
@@ -56,6 +55,11 @@ class HostCall:
         if self._journal is None:
             self._journal = self._undo.start_journal("call", self.call_id, self.base, foreign=False)
         return self._journal
+
+    @property
+    def owner(self) -> str:
+        """By what the call's half-written files are known."""
+        return "" if self._journal is None else self._journal.id
 
     @property
     def segments(self) -> Sequence[LineEntry]:
@@ -342,25 +346,9 @@ class HostCall:
             elif not same(now, states[0]) or now.mtime_ns != states[0].mtime_ns:
                 plan[path] = states[0]
                 current[path] = now
-        self._discard_temporaries(own_states)
+        self._undo.discard_temporaries(journal, own_states)
         # Through the workspace a file keeps its inode only if nothing but its bits changed.
         self._undo.apply(plan, current, journal.id, report, is_original=lambda path, inode: True)
-
-    def _discard_temporaries(self, paths: Iterable[str]) -> None:
-        """Remove half-written files of the call from the directories that it has worked in."""
-        prefix = f"{TEMPORARY_PREFIX}{self.journal.id}-"
-        for directory in {path.rpartition("/")[0] for path in (*paths, *self.journal.temporaries)}:
-            try:
-                with self._undo.tree.strict(f"{directory}/{ROOT}" if directory else ROOT) as place:
-                    descriptor = open_directory(place, directory)
-                    try:
-                        for name in os.listdir(descriptor):
-                            if name.startswith(prefix):
-                                os.unlink(name, dir_fd=descriptor)
-                    finally:
-                        os.close(descriptor)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
 
     def _undo_everything(self, report: ReportBuilder) -> None:
         """Put back every difference between the tree and what it was when a foreign call began."""
@@ -369,7 +357,7 @@ class HostCall:
         _restore_root(tree.path, manifest.root_mode)
         scan = survey.scan(manifest, keep=False)
         for path in scan.temporaries:
-            if path.rpartition("/")[2].startswith(f"{TEMPORARY_PREFIX}{journal.id}-"):
+            if temporary_owner(path.rpartition("/")[2]) == journal.id:
                 with tree.strict(path) as place:
                     discard(place, place.name)
         differences = [*scan.differences, *scan.touched]

@@ -21,11 +21,8 @@ from treenail.workspace.disk import write_all
 from treenail.workspace.manifest import (
     ABSENT,
     ANY,
-    TEMPORARY_PREFIX,
-    TEMPORARY_SUFFIX,
     PathChange,
     State,
-    is_temporary,
     is_within,
 )
 from treenail.workspace.objects import hash_descriptor
@@ -105,7 +102,8 @@ class Files(CommonOperations):
                             is_link=item.is_symlink(),
                         )
                         for item in listing
-                        if not is_temporary(item.name) and join(place.path, item.name) != self.undo.private
+                        if not self.undo.is_temporary(item.name)
+                        and join(place.path, item.name) != self.undo.private
                     ]
             finally:
                 os.close(descriptor)
@@ -302,11 +300,6 @@ class Files(CommonOperations):
         place = self._walk(path, follow=mode != "create")
         try:
             with naming(path):
-                if is_temporary(place.rest[-1] if place.rest else place.name):
-                    raise ValueError(
-                        f"names like {TEMPORARY_PREFIX}*{TEMPORARY_SUFFIX} are reserved for files that are "
-                        f"being written; choose another name than {path!r}"
-                    )
                 if place.rest:
                     if not create_parents:
                         fail(

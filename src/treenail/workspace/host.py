@@ -337,7 +337,7 @@ class HostFilesystem(Files):
         source = self._tree.open_for_listing()
         destination = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            copy_tree(source, destination, skip=self.undo.private)
+            copy_tree(source, destination, skip=self.undo.private, is_temporary=self.undo.is_temporary)
         finally:
             os.close(source)
             os.close(destination)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from treenail.errors import WorkspaceError
-from treenail.workspace.disk import decode_records, encode_record, read_file, sync_directory, write_all
+from treenail.workspace.disk import FULL, decode_records, encode_record, read_file, sync_directory, write_all
 from treenail.workspace.line import LineEntry, dump_entry, dump_state, load_entry, load_state
 from treenail.workspace.manifest import PathChange, State
 
@@ -156,11 +156,18 @@ class Journal:
         self.notes.append(record)
 
     def begin_undo(self) -> None:
-        """Write down that the call is being undone."""
+        """Write down that the call is being undone. On a full disk it is undone without that.
+
+        The record tells a recovery of the undo what half-restored paths are; nothing is lost without it.
+        """
         if not self.undoing:
-            if not self._unwritten:
-                self._append({"type": "undo"})
             self.undoing = True
+            if not self._unwritten:
+                try:
+                    self._append({"type": "undo"})
+                except OSError as error:
+                    if error.errno not in FULL:
+                        raise
 
     def mark_unchanged(self) -> None:
         """Write down that a scan found no change at the end of the call."""

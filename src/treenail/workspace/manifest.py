@@ -59,9 +59,14 @@ A plain tuple, because a manifest has tens of thousands of them. A ctime of 0 me
 """
 
 
-def is_temporary(name: str) -> bool:
-    """Say whether a name is one of ours for files that are being written."""
-    return name.startswith(TEMPORARY_PREFIX) and name.endswith(TEMPORARY_SUFFIX)
+def temporary_owner(name: str) -> str | None:
+    """Return whose temporary file a name may be; None if it cannot be one.
+
+    Only an owner that is known makes it one: everybody may give such a name to a file of their own.
+    """
+    if not (name.startswith(TEMPORARY_PREFIX) and name.endswith(TEMPORARY_SUFFIX)):
+        return None
+    return name[len(TEMPORARY_PREFIX) : -len(TEMPORARY_SUFFIX)].rpartition("-")[0]
 
 
 def same(one: State, other: State) -> bool:

@@ -283,6 +283,12 @@ class ObjectStore:
         self._staged.clear()
         self._staged_bytes = 0
 
+    def unstage(self, oid: bytes) -> bool:
+        """Forget an object that is not on disk yet; say whether there was one."""
+        staged = self._staged.pop(oid, None)
+        self._staged_bytes -= 0 if staged is None else len(staged[1])
+        return staged is not None
+
     @property
     def is_due(self) -> bool:
         """Whether enough has come together to be packed."""

@@ -18,13 +18,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
 from treenail.errors import PathEscapeError
 from treenail.workspace.disk import write_all
-from treenail.workspace.manifest import ABSENT, OTHER, State, is_temporary
+from treenail.workspace.manifest import ABSENT, OTHER, State
 from treenail.workspace.objects import ObjectStore, hash_descriptor
 from treenail.workspace.packs import CHUNK_BYTES, hash_object
 from treenail.workspace.paths import MAX_LINKS, ROOT, fail, split
@@ -381,25 +381,39 @@ def chmod_at(directory: int, name: str, mode: int) -> None:
         os.close(descriptor)
 
 
-def copy_tree(source: int, destination: int, *, skip: str | None, path: str = "") -> None:
+def copy_tree(
+    source: int,
+    destination: int,
+    *,
+    skip: str | None,
+    is_temporary: Callable[[str], bool],
+    path: str = "",
+) -> None:
     """Copy everything below one open directory into another: content, links, bits, owners and times.
 
-    The path `skip` is left out. Half-written files, pipes, sockets and devices are left
-    out, too.
+    The path `skip` is left out. Half-written files, pipes, sockets, devices and what may not be read are
+    left out, too.
     """
     for name in os.listdir(source):
         below = f"{path}/{name}" if path else name
         if below == skip or is_temporary(name):
             continue
-        status = os.stat(name, dir_fd=source, follow_symlinks=False)
+        try:
+            status = os.stat(name, dir_fd=source, follow_symlinks=False)
+        except PermissionError:
+            continue
         if stat.S_ISLNK(status.st_mode):
             os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=destination)
         elif stat.S_ISDIR(status.st_mode):
             os.mkdir(name, 0o700, dir_fd=destination)
-            inner_source = os.open(name, _LIST_FLAGS, dir_fd=source)
+            try:
+                inner_source = os.open(name, _LIST_FLAGS, dir_fd=source)
+            except PermissionError:
+                chmod_at(destination, name, stat.S_IMODE(status.st_mode))
+                continue
             inner_destination = os.open(name, _LIST_FLAGS, dir_fd=destination)
             try:
-                copy_tree(inner_source, inner_destination, skip=skip, path=below)
+                copy_tree(inner_source, inner_destination, skip=skip, is_temporary=is_temporary, path=below)
                 dress(inner_destination, status)
             finally:
                 os.close(inner_source)
@@ -409,7 +423,10 @@ def copy_tree(source: int, destination: int, *, skip: str | None, path: str = ""
 
 
 def _copy_file(source: int, destination: int, name: str) -> None:
-    reading = os.open(name, _READ_FLAGS, dir_fd=source)
+    try:
+        reading = os.open(name, _READ_FLAGS, dir_fd=source)
+    except PermissionError:
+        return
     try:
         status = os.fstat(reading)
         writing = os.open(name, _CREATE_FLAGS, 0o600, dir_fd=destination)

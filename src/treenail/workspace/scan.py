@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from treenail.workspace.manifest import (
@@ -31,7 +31,6 @@ from treenail.workspace.manifest import (
     Entry,
     Manifest,
     PathChange,
-    is_temporary,
     same,
     state_of,
 )
@@ -44,7 +43,8 @@ RACY_NS = 100_000_000
 """An entry changed less than this before a scan began is read again by the next one."""
 
 MAX_SCAN_DEPTH = 200
-"""Directories nested deeper are uncovered: one descriptor is held per level."""
+"""Directories nested deeper are uncovered: one descriptor is held per level. The look before a rollback
+begins anew from there, because what a failed command has made goes however deep it is."""
 
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -122,6 +122,7 @@ class Scan:
         exclusions: Exclusions,
         private: str | None,
         limits: SnapshotLimits,
+        is_temporary: Callable[[str], bool],
     ) -> None:
         self.differences: list[PathChange] = []
         self.touched: list[PathChange] = []
@@ -137,12 +138,15 @@ class Scan:
         self._exclusions = exclusions
         self._private = private
         self._limits = limits
+        self._is_temporary = is_temporary
         self._first = store is not None and not manifest.directories
         self._files = 0
         self._bytes_left = limits.max_bytes
         self._racy_from = 0
         self._deadline = 0.0
         self._over: str | None = None
+        self._deep: list[str] = []
+        """Directories at which the walk begins anew."""
 
     def run(self, root: int) -> None:
         """Walk the tree below an open directory, which stays open."""
@@ -150,6 +154,13 @@ class Scan:
         self._deadline = time.monotonic() + self._limits.max_seconds
         self.root_mode = stat.S_IMODE(os.fstat(root).st_mode)
         self._walk(root, "", 0)
+        while self._deep:
+            path = self._deep.pop()
+            descriptor = _open_below(root, path)
+            try:
+                self._walk(descriptor, path, 0)
+            finally:
+                os.close(descriptor)
 
     # --- the walk ----------------------------------------------------------------------------------
 
@@ -165,6 +176,10 @@ class Scan:
                     status = item.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
+                except PermissionError:
+                    # Names may be read here, and nothing else.
+                    self._uncover(path, "it may not be read")
+                    return
                 name = item.name
                 old = fresh.get(name)
                 if old is None and not self._is_wanted(path, prefix + name, name, status):
@@ -193,7 +208,7 @@ class Scan:
         """Say whether something that is not known is to be looked at."""
         if path == self._private:
             return False
-        if is_temporary(name):
+        if self._is_temporary(name):
             self.temporaries.append(path)
             return False
         if self._exclusions and self._exclusions.match(path, directory=stat.S_ISDIR(status.st_mode)):
@@ -210,15 +225,18 @@ class Scan:
             self._uncover(path, self._over)
             return
         if depth >= MAX_SCAN_DEPTH:
-            self._uncover(path, f"it is nested deeper than {MAX_SCAN_DEPTH} directories")
+            if self._store is None and not self._manifest.is_uncovered(path):
+                self._deep.append(path)
+            else:
+                self._uncover(path, f"it is nested deeper than {MAX_SCAN_DEPTH} directories")
             return
         try:
+            if self._store is None:
+                self._reopen(parent, path, name)
             descriptor = os.open(name, _DIRECTORY_FLAGS, dir_fd=parent)
         except PermissionError:
-            if not (self._store is None and self._reopen(parent, path, name)):
-                self._uncover(path, "it may not be read")
-                return
-            descriptor = os.open(name, _DIRECTORY_FLAGS, dir_fd=parent)
+            self._uncover(path, "it may not be read")
+            return
         except OSError:
             # It was there a moment ago: somebody is changing the tree under the scan.
             self._uncover(path, "it changed while it was being read")
@@ -228,12 +246,18 @@ class Scan:
         finally:
             os.close(descriptor)
 
-    def _reopen(self, parent: int, path: str, name: str) -> bool:
+    def _reopen(self, parent: int, path: str, name: str) -> None:
+        """Let the owner read a directory whose bits forbid it since the manifest was made.
+
+        One that could not be read then is left as it is, and so is what somebody else owns.
+        """
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if status.st_mode & 0o500 == 0o500 or self._manifest.is_uncovered(path):
+            return
         known = self._manifest.get(path)
-        if known is None:
-            return False
-        chmod_at(parent, name, known[0] & 0o7777 | 0o700)
-        return True
+        mode = 0o700 if known is None else known[0] & 0o7777
+        if mode & 0o500 == 0o500:
+            chmod_at(parent, name, mode | 0o700)
 
     def _stop(self, reason: str) -> None:
         if self._store is not None:
@@ -353,6 +377,18 @@ class Scan:
             status.st_gid,
             oid,
         )
+
+
+def _open_below(root: int, path: str) -> int:
+    """Open a directory, however deep it is."""
+    descriptor = os.dup(root)
+    for name in path.split("/"):
+        try:
+            below = os.open(name, _DIRECTORY_FLAGS, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+        descriptor = below
+    return descriptor
 
 
 def _is_unchanged(old: Entry, status: os.stat_result) -> bool:

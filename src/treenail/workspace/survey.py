@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from treenail.workspace.history import History
 from treenail.workspace.line import LineEntry
@@ -12,11 +13,13 @@ from treenail.workspace.paths import ROOT
 from treenail.workspace.rooted import RootedDirectory
 from treenail.workspace.scan import Exclusions, Scan, SnapshotLimits
 
+_logger = logging.getLogger("treenail.workspace")
+
 
 class Survey:
     """Looks at a whole workspace and compares it with its manifest.
 
-    `private` is a path that is not part of the workspace.
+    `private` is a path that is not part of the workspace; `is_temporary` knows our half-written files.
     """
 
     def __init__(
@@ -26,12 +29,14 @@ class Survey:
         exclusions: Exclusions,
         limits: SnapshotLimits,
         private: str | None,
+        is_temporary: Callable[[str], bool],
     ) -> None:
         self._tree = tree
         self._history = history
         self._exclusions = exclusions
         self._limits = limits
         self._private = private
+        self._is_temporary = is_temporary
 
     def scan(self, manifest: Manifest, *, keep: bool) -> Scan:
         """Walk the tree; with `keep`, new content is stored."""
@@ -41,6 +46,7 @@ class Survey:
             exclusions=self._exclusions,
             private=self._private,
             limits=self._limits,
+            is_temporary=self._is_temporary,
         )
         descriptor = self._tree.open_for_listing()
         try:
@@ -73,6 +79,8 @@ class Survey:
         """
         scan = self.scan(manifest, keep=True)
         changes, seen = self.sort_out(manifest, scan)
+        for path in scan.uncovered.keys() - manifest.uncovered.keys():
+            _logger.info("%s in %s is not covered: %s", path or ROOT, self._tree.path, scan.uncovered[path])
         manifest.apply(scan.updates, scan.uncovered)
         manifest.root_mode = scan.root_mode
         return changes, seen

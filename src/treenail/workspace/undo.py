@@ -51,13 +51,13 @@ from treenail.workspace.manifest import (
     PathChange,
     State,
     StateKind,
-    is_temporary,
     is_within,
     same,
+    temporary_owner,
 )
 from treenail.workspace.paths import ROOT, fail
 from treenail.workspace.restorer import ReportBuilder, Restorer
-from treenail.workspace.rooted import Place, RootedDirectory, change_mode, look
+from treenail.workspace.rooted import Place, RootedDirectory, change_mode, look, open_directory
 from treenail.workspace.scan import Exclusions, SnapshotLimits
 from treenail.workspace.survey import Survey
 from treenail.workspace.writer import WriterLock, writer_lock
@@ -108,6 +108,8 @@ class Undo:
         self._changes = 0
         """How many turns, and changes outside of them, go on right now."""
         self._instance = secrets.token_hex(8)
+        self._left = ""
+        """The journal that a crash left, by whose id its half-written files are known."""
         self._serial = 0
         self._cleanup: Callable[[], object] | None = None
         self.private = self._private_path()
@@ -189,7 +191,32 @@ class Undo:
 
     def survey(self) -> Survey:
         """Return what looks at the whole workspace."""
-        return Survey(self.tree, self.opened(), self._exclusions, self._limits, self.private)
+        return Survey(
+            self.tree, self.opened(), self._exclusions, self._limits, self.private, self.is_temporary
+        )
+
+    def is_temporary(self, name: str) -> bool:
+        """Say whether a name is that of a half-written file of ours."""
+        owner = temporary_owner(name)
+        if not owner:
+            return False
+        ambient = "" if self._ambient is None else self._ambient.id
+        return owner in (self._instance, self._left, ambient, "" if self.call is None else self.call.owner)
+
+    def discard_temporaries(self, journal: Journal, paths: Iterable[str]) -> None:
+        """Remove half-written files of a journal from the directories that it has worked in."""
+        for directory in {path.rpartition("/")[0] for path in (*paths, *journal.temporaries)}:
+            try:
+                with self.tree.strict(f"{directory}/{ROOT}" if directory else ROOT) as place:
+                    descriptor = open_directory(place, directory)
+                    try:
+                        for name in os.listdir(descriptor):
+                            if temporary_owner(name) == journal.id:
+                                os.unlink(name, dir_fd=descriptor)
+                    finally:
+                        os.close(descriptor)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
 
     def is_excluded(self, path: str) -> bool:
         """Say whether the operator has excluded a path from what is kept."""
@@ -337,7 +364,9 @@ class Undo:
         self.check_epoch()
         if journal is not None:
             self.opened().objects.flush()
-            journal.intend(change for change in changes if not is_temporary(change.path.rpartition("/")[2]))
+            journal.intend(
+                change for change in changes if not self.is_temporary(change.path.rpartition("/")[2])
+            )
 
     def intend_temporary(self, path: str) -> str:
         """Return a name for a file that is about to be written for a path; a recovery knows it."""
@@ -603,7 +632,11 @@ class Undo:
 
     def _left_journal(self) -> Journal | None:
         """Return the journal of a call or restore that a crash left, if any."""
-        return None if self.history is None else Journal.load(self.history.call_path, durable=self._durable)
+        if self.history is None:
+            return None
+        journal = Journal.load(self.history.call_path, durable=self._durable)
+        self._left = "" if journal is None else journal.id
+        return journal
 
     def _adopt(self, journal: Journal) -> HostCall:
         """Take over a call that a crash left."""
@@ -836,8 +869,14 @@ class Undo:
                 largest = self._remove_largest(paths)
                 if largest is None:
                     raise
-                found[largest] = ABSENT
-                report.notes.append(f"{largest} was removed and could not be kept: the disk is full")
+                state = found.get(largest)
+                if state is None or self.opened().objects.unstage(state.oid):
+                    # Others with the same content are looked at again.
+                    found = {
+                        path: each for path, each in found.items() if state is None or each.oid != state.oid
+                    }
+                    found[largest] = ABSENT
+                    report.notes.append(f"{largest} was removed and could not be kept: the disk is full")
 
     def _look_hard(self, path: str) -> State:
         """Return what is at a path and store its content, even if its bits forbid its owner to read it."""
