@@ -16,7 +16,7 @@ from tests.forks import ended, fork, in_child
 
 from treenail.clock import FixedClock, new_id
 from treenail.errors import LeaseHeldError, LogBusyError, LogError, StaleWriterError, UsageError
-from treenail.log import Draft, Lease, MemoryLog, this_process_owner
+from treenail.log import Draft, Lease, MemoryLog, Note, this_process_owner
 from treenail.log.lease import LeaseKeeper, owner_is_alive
 from treenail.log.sqlite import SqliteLog, migrations
 from treenail.testing import FakeClock
@@ -406,8 +406,8 @@ def test_a_closed_log_says_so(tmp_path: Path) -> None:
 NEXT = "CREATE TABLE more (thing TEXT)"
 
 
-def make_version_1(path: Path) -> bytes:
-    """Make a file as the first schema leaves it, with a session of three events."""
+def make_latest(path: Path) -> bytes:
+    """Make a file as the latest schema leaves it, with a session of three events."""
     with SqliteLog(path, heartbeat=False) as log:
         log.create(SESSION, created_at=BIRTH)
         lease = log.acquire(SESSION, owner="me")
@@ -415,9 +415,11 @@ def make_version_1(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def know_version_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migrations, "MIGRATIONS", {1: migrations.MIGRATIONS[1], 2: (NEXT,)})
-    monkeypatch.setattr(migrations, "LATEST", 2)
+def know_next_version(monkeypatch: pytest.MonkeyPatch) -> int:
+    newest = migrations.LATEST + 1
+    monkeypatch.setattr(migrations, "MIGRATIONS", {**migrations.MIGRATIONS, newest: (NEXT,)})
+    monkeypatch.setattr(migrations, "LATEST", newest)
+    return newest
 
 
 def version_in(path: Path) -> int:
@@ -433,8 +435,8 @@ def test_a_file_of_an_older_version_is_brought_up_to_date(
 ) -> None:
     """Its events stay; read-only means that it is not migrated either."""
     path = tmp_path / "log.db"
-    before = make_version_1(path)
-    know_version_2(monkeypatch)
+    before = make_latest(path)
+    newest = know_next_version(monkeypatch)
     with SqliteLog(path, read_only=True) as log:
         assert len(list(log.read(SESSION))) == 3
         assert log.check(SESSION).ok
@@ -442,7 +444,28 @@ def test_a_file_of_an_older_version_is_brought_up_to_date(
     with SqliteLog(path, heartbeat=False) as log:
         assert [event.payload for event in log.read(SESSION)] == [b"0", b"1", b"2"]
         log.append(log.acquire(SESSION, owner="me"), [Draft("t", b"3", 1)], expected_seq=3)
-    assert version_in(path) == 2
+    assert version_in(path) == newest
+
+
+def test_a_file_of_the_first_version_is_read_and_brought_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no notes and no pots: read-only there are none, and after an upgrade there can be."""
+    path = tmp_path / "log.db"
+    with monkeypatch.context() as first:
+        first.setattr(migrations, "MIGRATIONS", {1: migrations.MIGRATIONS[1]})
+        first.setattr(migrations, "LATEST", 1)
+        make_latest(path)
+    assert version_in(path) == 1
+    with SqliteLog(path, read_only=True) as log:
+        assert log.note(SESSION) is None
+        assert log.check(SESSION).ok
+    assert [each.events for each in SqliteLog.salvage(path, tmp_path / "salvaged.db")] == [3]
+    with SqliteLog(path, heartbeat=False) as log:
+        lease = log.acquire(SESSION, owner="me")
+        log.put_note(lease, b"busy")
+        assert log.pots.reserve("team", 1, 1) is not None
+        assert log.note(SESSION) == Note(lease.epoch, b"busy")
 
 
 MIGRATE_AND_DIE = """
@@ -455,40 +478,40 @@ class Statements(tuple):
             yield statement
         os.kill(os.getpid(), signal.SIGKILL)
 
+known = {**migrations.MIGRATIONS, migrations.LATEST + 1: ("CREATE TABLE more (thing TEXT)",)}
 migrations.LATEST = int(sys.argv[2]) + 1
-known = {1: migrations.MIGRATIONS[1], 2: ("CREATE TABLE more (thing TEXT)",)}
 migrations.MIGRATIONS = {n: Statements(each) if n == migrations.LATEST else each for n, each in known.items()}
 SqliteLog(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("start", [0, migrations.LATEST])
 def test_a_migration_that_was_killed_is_repeated(
     start: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between its last statement and its commit, it has not happened; the next start does it."""
     path = tmp_path / "log.db"
     if start:
-        make_version_1(path)
+        make_latest(path)
     process = run(MIGRATE_AND_DIE, path, str(start))
     _, errors = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL, errors
     assert version_in(path) == start
-    know_version_2(monkeypatch)
+    newest = know_next_version(monkeypatch)
     with SqliteLog(path, heartbeat=False) as log:
-        assert [info.head for info in log.sessions()] == [3] * start
-    assert version_in(path) == 2
+        assert [info.head for info in log.sessions()] == [3] * bool(start)
+    assert version_in(path) == newest
 
 
 def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that is in the way is reported; the file stays as it was."""
     path = tmp_path / "log.db"
-    make_version_1(path)
+    make_latest(path)
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE more (theirs)")
     connection.close()
     before = path.read_bytes()
-    know_version_2(monkeypatch)
+    know_next_version(monkeypatch)
     with pytest.raises(LogError, match="more"):
         SqliteLog(path)
     assert path.read_bytes() == before

@@ -2,6 +2,7 @@ from .base import DEFAULT_LEASE_SECONDS as DEFAULT_LEASE_SECONDS
 from .base import Lease as Lease
 from .base import Log as Log
 from .base import LogReport as LogReport
+from .base import Note as Note
 from .event import GENESIS as GENESIS
 from .event import Channel as Channel
 from .event import Draft as Draft

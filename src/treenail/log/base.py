@@ -14,6 +14,8 @@ The store knows envelopes, not values: payloads are opaque bytes. It keeps, per
 session, at most a few **stored snapshots** of the folded state, which are an
 optimisation and never the truth. `prune` deletes old events once a stored
 snapshot covers them; `erase` deletes a session with everything that is in it.
+Beside its events a session has one **note**, which its writer replaces as often as
+it likes: what must be known if it is killed and is not worth an event.
 
 Every method may be called from any thread. `treenail.testing.log.LogConformance`
 checks an implementation against these promises.
@@ -55,10 +57,19 @@ class StoredSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """What a session's writer last noted."""
+
+    epoch: int
+    """The epoch of the lease that it was written with: another one than mine says whose it is."""
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Damage:
     """One thing that is wrong with a stored session, and where it is."""
 
-    kind: Literal["checksum", "gap", "unreadable", "snapshot", "orphan"]
+    kind: Literal["checksum", "gap", "unreadable", "snapshot", "note", "orphan"]
     message: str
     seq: int | None = None
 
@@ -139,6 +150,14 @@ class Log(Protocol):
 
     def latest_snapshot(self, session_id: UUID) -> StoredSnapshot | None:
         """Return the newest stored snapshot that is whole, or None. Damaged ones are skipped."""
+        ...
+
+    def put_note(self, lease: Lease, payload: bytes) -> None:
+        """Keep a note, in place of the one before. It costs no event, so a heartbeat may write it."""
+        ...
+
+    def note(self, session_id: UUID) -> Note | None:
+        """Return the note that the session's writers have left, or None. A damaged one is not returned."""
         ...
 
     def prune(self, lease: Lease, *, upto: int) -> int:

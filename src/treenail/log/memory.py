@@ -12,7 +12,7 @@ from uuid import UUID
 from treenail.clock import Clock, SystemClock
 from treenail.errors import UsageError
 from treenail.log import rules
-from treenail.log.base import DEFAULT_LEASE_SECONDS, Lease, LogReport, StoredSnapshot
+from treenail.log.base import DEFAULT_LEASE_SECONDS, Lease, LogReport, Note, StoredSnapshot
 from treenail.log.event import (
     GENESIS,
     Draft,
@@ -43,6 +43,7 @@ class _Session:
         self._unread: list[Draft] = []
         """The events after those. A checksum is computed when somebody reads it."""
         self.snapshots: dict[int, bytes] = {}
+        self.note: Note | None = None
         self.lease = rules.LeaseState()
 
     @property
@@ -194,6 +195,17 @@ class MemoryLog:
             snapshots = self._find(session_id).snapshots
             seq = max(snapshots, default=None)
             return None if seq is None else StoredSnapshot(session_id, seq, snapshots[seq])
+
+    def put_note(self, lease: Lease, payload: bytes) -> None:
+        """Keep a note, in place of the one before."""
+        rules.check_payload("a note", payload)
+        with self._lock:
+            self._writable(lease).note = Note(lease.epoch, payload)
+
+    def note(self, session_id: UUID) -> Note | None:
+        """Return the note that the session's writers have left, or None."""
+        with self._lock:
+            return self._find(session_id).note
 
     def prune(self, lease: Lease, *, upto: int) -> int:
         """Delete the events up to `upto`; a stored snapshot must cover them. Returns how many there were."""

@@ -38,7 +38,7 @@ from hypothesis.stateful import (
 
 from treenail.clock import Clock, new_id
 from treenail.errors import LeaseHeldError, SessionNotFoundError, StaleWriterError, UsageError
-from treenail.log import GENESIS, Draft, Lease, Log, chain_checksum, this_process_owner
+from treenail.log import GENESIS, Draft, Lease, Log, Note, chain_checksum, this_process_owner
 from treenail.testing.clock import FakeClock
 
 BIRTH = datetime(2026, 1, 1, 12, 30, 15, 123456, tzinfo=UTC)
@@ -126,6 +126,7 @@ class LogConformance:
         assert info.tags == tuple(tags.items())
         assert (info.head, info.first, info.owner) == (0, 1, None)
         assert list(log.read(session_id)) == []
+        assert log.note(session_id) is None
         assert log.latest_snapshot(session_id) is None
 
     def test_a_session_cannot_be_created_twice(self, log: Log, session_id: UUID) -> None:
@@ -331,6 +332,7 @@ class LogConformance:
             lambda: log.put_snapshot(old, 1, b"stale"),
             lambda: log.prune(old, upto=0),
             lambda: log.renew(old),
+            lambda: log.put_note(old, b"stale"),
         ):
             with pytest.raises(StaleWriterError, match=str(session_id)):
                 attempt()
@@ -378,6 +380,29 @@ class LogConformance:
         log.append(new, drafts(b"a late release takes nothing away"), expected_seq=0)
         assert log.info(session_id).owner == "new"
 
+    # --- notes ---------------------------------------------------------------------------------------
+
+    def test_a_note_replaces_the_one_before(
+        self, log: Log, session_id: UUID, tmp_path: Path, clock: FakeClock
+    ) -> None:
+        """It says who wrote it, costs no event, and survives a release and a reopening."""
+        assert log.note(session_id) is None
+        lease = log.acquire(session_id, owner="writer")
+        for payload in (b"one", b"", b"three"):
+            log.put_note(lease, payload)
+            assert log.note(session_id) == Note(lease.epoch, payload)
+        assert log.info(session_id).head == 0
+        log.release(lease)
+        with pytest.raises(StaleWriterError):
+            log.put_note(lease, b"too late")
+        again = self.reopen(log, tmp_path, clock)
+        try:
+            assert again.note(session_id) == Note(lease.epoch, b"three")
+            assert again.acquire(session_id, owner="next").epoch != lease.epoch
+            assert again.check(session_id).ok
+        finally:
+            again.close()
+
     # --- stored snapshots ----------------------------------------------------------------------------
 
     def test_a_snapshot_of_no_place_is_refused(self, log: Log, session_id: UUID, lease: Lease) -> None:
@@ -411,6 +436,7 @@ class LogConformance:
         kept = list(log.read(other))
         log.append(lease, drafts(b"gone"), expected_seq=0)
         log.put_snapshot(lease, 1, b"gone")
+        log.put_note(lease, b"gone")
         log.release(lease)
         log.erase(session_id)
         assert [info.session_id for info in log.sessions()] == [other]

@@ -29,10 +29,10 @@ from uuid import UUID
 from treenail.clock import Clock, SystemClock
 from treenail.errors import LogDamagedError, LogError, StaleWriterError, UsageError
 from treenail.log import rows, rules
-from treenail.log.base import DEFAULT_LEASE_SECONDS, Damage, Lease, LogReport, StoredSnapshot
+from treenail.log.base import DEFAULT_LEASE_SECONDS, Damage, Lease, LogReport, Note, StoredSnapshot
 from treenail.log.event import Draft, Envelope, SessionInfo, to_microseconds
 from treenail.log.lease import LeaseKeeper
-from treenail.log.sqlite import events, retention, sessions, snapshots
+from treenail.log.sqlite import events, notes, pots, retention, sessions, snapshots
 from treenail.log.sqlite.database import Database
 from treenail.log.sqlite.salvage import salvage
 from treenail.log.sqlite.sessions import SessionRow
@@ -75,6 +75,8 @@ class SqliteLog:
             self.path, synchronous=synchronous, busy_timeout_s=busy_timeout_s, read_only=read_only
         )
         self._keeper = LeaseKeeper(self.renew, beat=heartbeat)
+        self.pots = pots.Pots(self._database)
+        """Money that the processes that use this file share; see `treenail.containment.SharedPot`."""
         self._database.read("open the log", lambda _: None)
 
     @property
@@ -271,6 +273,26 @@ class SqliteLog:
 
         return self._database.read(f"read the snapshot of session {session_id}", work)
 
+    # --- notes ---------------------------------------------------------------------------------------
+
+    def put_note(self, lease: Lease, payload: bytes) -> None:
+        """Keep a note, in place of the one before. It costs no event, so a heartbeat may write it."""
+        rules.check_payload("a note", payload)
+
+        def work(connection: sqlite3.Connection) -> None:
+            row = self._writer(connection, lease)
+            notes.put(connection, row.key, row.id, Note(lease.epoch, payload))
+
+        self._database.write(f"note something about session {lease.session_id}", work)
+
+    def note(self, session_id: UUID) -> Note | None:
+        """Return the note that the session's writers have left, or None. A damaged one is not returned."""
+
+        def work(connection: sqlite3.Connection) -> Note | None:
+            return notes.stored(connection, self._find(connection, session_id))[1]
+
+        return self._database.read(f"read the note of session {session_id}", work)
+
     # --- deleting ------------------------------------------------------------------------------------
 
     def prune(self, lease: Lease, *, upto: int) -> int:
@@ -367,6 +389,8 @@ class SqliteLog:
                     damage.append(
                         Damage("snapshot", f"the stored snapshot after event {place} is damaged", place)
                     )
+            if notes.stored(connection, row) == (True, None):
+                damage.append(Damage("note", f"the note of session {session_id} is damaged"))
             extra = connection.execute(_COUNT_ROWS, (row.key,)).fetchone()[0] - count
             if extra > 0:
                 what = f"{extra} more stored rows with events of session {session_id} cannot be reached"

@@ -69,6 +69,33 @@ MIGRATIONS: Mapping[int, tuple[str, ...]] = {
         # A row says that something was deleted whose bytes have not yet been overwritten for sure.
         "CREATE TABLE scrubs (digest BLOB NOT NULL)",
     ),
+    2: (
+        """
+        CREATE TABLE notes (
+            session_key INTEGER PRIMARY KEY,
+            epoch INTEGER NOT NULL,
+            checksum BLOB NOT NULL,
+            payload BLOB NOT NULL
+        )
+        """,
+        # Money that processes share, in pico-dollars: the sums of a pot, and what is reserved of it.
+        """
+        CREATE TABLE pots (
+            name TEXT PRIMARY KEY,
+            spent INTEGER NOT NULL,
+            reserved INTEGER NOT NULL,
+            checksum BLOB NOT NULL
+        )
+        """,
+        """
+        CREATE TABLE reservations (
+            id TEXT PRIMARY KEY,
+            pot TEXT NOT NULL,
+            amount INTEGER NOT NULL,
+            checksum BLOB NOT NULL
+        )
+        """,
+    ),
 }
 
 LATEST = max(MIGRATIONS)

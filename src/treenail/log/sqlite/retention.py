@@ -24,6 +24,7 @@ _DELETE_SNAPSHOTS = "DELETE FROM snapshots WHERE session_key = ? AND seq < ?"
 _DELETE_SESSION = (
     "DELETE FROM events WHERE session_key = ?",
     "DELETE FROM snapshots WHERE session_key = ?",
+    "DELETE FROM notes WHERE session_key = ?",
     "DELETE FROM leases WHERE session_key = ?",
     "DELETE FROM sessions WHERE key = ?",
 )

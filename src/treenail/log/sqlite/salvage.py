@@ -17,7 +17,7 @@ from treenail.errors import LogDamagedError, LogError, UsageError
 from treenail.log.base import Damage, LogReport
 from treenail.log.event import GENESIS
 from treenail.log.rows import Row, unpack, verified
-from treenail.log.sqlite import events, sessions, snapshots
+from treenail.log.sqlite import events, notes, pots, sessions, snapshots
 from treenail.log.sqlite.database import Database
 from treenail.log.sqlite.failures import readable
 from treenail.log.sqlite.sessions import Facts, SessionRow, is_id
@@ -59,6 +59,7 @@ def salvage(source: Path, target: Path) -> Sequence[LogReport]:
             raise LogDamagedError(f"no session was found in {source}; nothing was changed or deleted")
         new = Database(target)
         try:
+            old.read("copy pots", lambda source: new.write("copy pots", lambda to: pots.copy(source, to)))
             return [_copy(old, new, session_id, key) for session_id, key in found.items()]
         finally:
             new.close()
@@ -142,4 +143,7 @@ def _write(
     for seq, payload in reversed(list(snapshots.stored(source, row))):
         if payload is not None and facts.first_seq - 1 <= seq <= last:
             snapshots.put(target, key, row.id, seq, payload)
+    note = notes.stored(source, row)[1]
+    if note is not None:
+        notes.put(target, key, row.id, note)
     return last
