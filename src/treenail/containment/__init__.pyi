@@ -21,11 +21,13 @@ from .hooks import TimeAwarePolicy as TimeAwarePolicy
 from .hooks import TokenBudgetHook as TokenBudgetHook
 from .journal import JsonlJournal as JsonlJournal
 from .journal import read_journal as read_journal
+from .ledger import HEARTBEAT_S as HEARTBEAT_S
 from .ledger import ChainStopped as ChainStopped
 from .ledger import LedgerEvent as LedgerEvent
 from .ledger import Reserved as Reserved
 from .ledger import RetryTaken as RetryTaken
 from .ledger import Settled as Settled
+from .ledger import UsedTime as UsedTime
 from .ledger import fold as fold
 from .limits import UNLIMITED as UNLIMITED
 from .limits import ExecutionConfig as ExecutionConfig

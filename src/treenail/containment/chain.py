@@ -21,6 +21,7 @@ from typing import Any
 from treenail.clock import Clock
 from treenail.containment.attempts import Attempt, Call
 from treenail.containment.cancel import CancellationToken, PartialResultBuffer
+from treenail.containment.heartbeat import Heartbeat, NoteTime
 from treenail.containment.ledger import (
     Account,
     Books,
@@ -30,6 +31,7 @@ from treenail.containment.ledger import (
     Reserved,
     RetryTaken,
     Settled,
+    UsedTime,
 )
 from treenail.containment.limits import ExecutionConfig, StopReason, to_usd
 from treenail.containment.records import (
@@ -40,7 +42,7 @@ from treenail.containment.records import (
     Status,
 )
 from treenail.containment.shield import Decision, SafetyEvent
-from treenail.containment.threads import call_later, logger
+from treenail.containment.threads import call_later, logger, weakly
 from treenail.errors import CallRefused, UsageError
 
 # A caller that ignores HALT must not fill the memory with records of it; beyond this they are only counted.
@@ -70,6 +72,8 @@ class Chain:
         parent: Chain | None,
         above: Sequence[str] = (),
         is_onlooker: bool = False,
+        is_named: bool = True,
+        note_time: NoteTime | None = None,
     ) -> None:
         self.config = config
         self.metadata = metadata
@@ -120,13 +124,18 @@ class Chain:
         self.abort_reason: str | None = None
         self.stop_snapshot: ContextSnapshot | None = None
 
-        carried = ledger.carried.get(self.id)
-        self._started = clock.monotonic() - (carried.elapsed_ms / 1000 if carried else 0.0)
+        # A chain with an id that nobody knows, as a judge's, is not continued by anybody.
+        self._is_kept = is_named and not is_onlooker
+        now = clock.monotonic()
+        self._started = ledger.begin(self.id, now) if self._is_kept else now - ledger.carried_s(self.id)
+        self._heartbeat = None if note_time is None else Heartbeat(self._used_time, note_time)
         self.deadline: float | None = None
         self.token = CancellationToken()
         self._expiring = threading.RLock()
         """Held by the timer while it stops the chain."""
         self._disarm = self._arm()
+        if self._heartbeat is not None:
+            self._heartbeat.start()
 
     # --- its place in the tree --------------------------------------------------------------------
 
@@ -165,9 +174,9 @@ class Chain:
         # A child sets a timer of its own for what it inherits, too: its parent may be closed before it.
         if self.deadline is not None:
             remaining = max(0.0, self.deadline - self.clock.monotonic())
-            undo.append(call_later(self.clock, remaining, _weakly(self.expire)).cancel)
+            undo.append(call_later(self.clock, remaining, weakly(self.expire)).cancel)
         if self.parent is not None:
-            undo.append(self.parent.token.on_cancel(_weakly(self._follow)))
+            undo.append(self.parent.token.on_cancel(weakly(self._follow)))
 
         def disarm() -> None:
             while undo:
@@ -177,17 +186,31 @@ class Chain:
         return disarm
 
     def close(self) -> None:
-        """Disarm the timers and stop following the parent."""
+        """Disarm the timers, stop following the parent, and note the time that was used."""
+        if self.ledger.is_copy:
+            return  # The timers, the journal and the time belong to the process that was forked.
+        was_open = not self._is_closed
         self._is_closed = True
         self._disarm()
         # A timer that is stopping the chain finishes first: the journal may be closed next.
         if self._expiring.acquire(timeout=_LAST_WORD_S):
             self._expiring.release()
+        if was_open and self._is_kept:
+            self.ledger.end(self.id, self.clock.monotonic())
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
 
     def keep_time(self) -> None:
-        """Set the timer again for a call that is made after `close()`; its deadline holds all the same."""
-        if self._is_closed and self.deadline is not None:
+        """Set the timers again for a call that is made after `close()`; its deadline holds all the same."""
+        if self._is_closed and (self.deadline is not None or self._heartbeat is not None):
             self._disarm = self._arm()
+            if self._is_kept:
+                self.ledger.reopen(self.id)
+            if self._heartbeat is not None:
+                self._heartbeat.start()
+
+    def _used_time(self) -> UsedTime:
+        return self.ledger.used_time(self.id, self.clock.monotonic())
 
     def expire(self) -> None:
         """Stop the chain because its time is over."""
@@ -238,7 +261,7 @@ class Chain:
 
     def _write(self, make: Callable[..., LedgerEvent], attempt: Attempt | None = None, **fields: Any) -> None:
         """Give the journal an event of this chain, and of one of its attempts."""
-        if self.ledger.journal is None:
+        if self.ledger.journal is None or self.ledger.is_copy:
             return
         if attempt is not None:
             fields |= {"reservation_id": attempt.reservation_id, "node_id": attempt.call.node_id}
@@ -387,15 +410,3 @@ class Chain:
 
 def _unchanged(event: SafetyEvent) -> SafetyEvent:
     return event
-
-
-def _weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """Bind a method without keeping its chain alive: timers and a parent's token outlive a child."""
-    bound = weakref.WeakMethod(method)
-
-    def call() -> None:
-        alive = bound()
-        if alive is not None:
-            alive()
-
-    return call

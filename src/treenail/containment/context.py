@@ -37,7 +37,8 @@ from treenail.containment.chain import Chain
 from treenail.containment.costs import Costs
 from treenail.containment.dispatch import STOPPED, adispatch, apause, dispatch
 from treenail.containment.guards import Guards, Refusal, refuse, reprice
-from treenail.containment.ledger import Account, Journal, Ledger, LedgerEvent, fold
+from treenail.containment.heartbeat import NoteTime
+from treenail.containment.ledger import Account, Journal, Ledger, LedgerEvent, UsedTime, fold
 from treenail.containment.limits import (
     UNLIMITED,
     ExecutionConfig,
@@ -102,6 +103,7 @@ class RunOptions(GuardOptions, total=False):
     metrics: Metrics | None
     stoppable: bool | None
     above: Sequence[str]
+    note_time: NoteTime | None
 
 
 class ExecutionContext:
@@ -113,6 +115,8 @@ class ExecutionContext:
 
     `above` names the chains, from the root down, that this one is a child of although they live in another
     process: what it writes to its journal counts for them too, once they are given those events.
+    `note_time` keeps the time that the run has used so far, in place of what it kept before. It is called at
+    least every `HEARTBEAT_S`; without it, the `note_time` of the journal is called, if the journal has one.
 
     A *synchronous* function is run on the caller's own thread, unless a timeout applies to it or
     `stoppable` is set: then it runs on a worker thread, so that `abort()` and timeouts release its caller
@@ -138,6 +142,7 @@ class ExecutionContext:
         onlooker: bool = False,
         below: ActiveCall | None = None,
         above: Sequence[str] = (),
+        note_time: NoteTime | None = None,
         _ledger: Ledger | None = None,
     ) -> None:
         if parent is not None and above:
@@ -146,9 +151,16 @@ class ExecutionContext:
             )
         if parent is not None and (journal is not None or clock is not None):
             raise UsageError("a child chain shares its parent's journal and clock; do not pass it its own")
-        if metadata is None:
-            chain_id = str(new_id())
+        is_named = metadata is not None
+        if metadata is None and parent is not None:
+            metadata = replace(parent.metadata, chain_id=str(new_id()))
+        elif metadata is None:
+            chain_id, is_named = str(new_id()), True
             metadata = ChainMetadata(request_id=chain_id, chain_id=chain_id)
+        if parent is not None:
+            note_time = None  # A run has one heartbeat, its root's.
+        elif note_time is None:
+            note_time = getattr(journal if _ledger is None else _ledger.journal, "note_time", None)
         self.parent = parent
         self.clock: Clock = parent.clock if parent else clock or SystemClock()
         self.chain: Chain = Chain(
@@ -159,9 +171,11 @@ class ExecutionContext:
             parent=parent.chain if parent else None,
             above=above,
             is_onlooker=onlooker,
+            is_named=is_named,
+            note_time=note_time,
         )
         self.config = self.chain.config
-        self.metadata = metadata
+        self.metadata: ChainMetadata = metadata
         self.chain_id = metadata.chain_id
         self.cancellation_token = self.chain.token
         """Cancelled when the chain is aborted or its time is over; its reason says which."""
@@ -194,7 +208,7 @@ class ExecutionContext:
     def resume(
         cls,
         config: ExecutionConfig | Limits,
-        events: Iterable[LedgerEvent],
+        events: Iterable[LedgerEvent | UsedTime],
         *,
         metadata: ChainMetadata | None = None,
         journal: Journal | None = None,
@@ -203,14 +217,20 @@ class ExecutionContext:
         """Return a context that continues from what a journal says was spent.
 
         A call that was reserved and never settled counts in full. The time that the chain was running
-        counts, the time between its processes does not. Without `metadata` the chain keeps the id
+        counts, the time between its processes does not; after a kill, what was last seen and `HEARTBEAT_S`
+        count. Without `metadata` the chain keeps the id
         that the events name. Children continue too, if they are spawned with the chain ids that they
-        had. The events may come from several journals, in any order, and some of them more than once.
+        had. The events may come from several journals, in any order, and some of them more than once. A
+        journal that keeps the time of its runs, as `JsonlJournal` does, is asked for it.
         """
         recorded = list(events)
         if metadata is None and recorded:
-            root = recorded[0].lineage[0]
+            first = recorded[0]
+            root = first.root if isinstance(first, UsedTime) else first.lineage[0]
             metadata = ChainMetadata(request_id=str(new_id()), chain_id=root)
+        noted_times: Callable[[], Iterable[UsedTime]] = getattr(journal, "noted_times", tuple)
+        if metadata is not None:
+            recorded.extend(each for each in noted_times() if each.root == metadata.chain_id)
         return cls(config, metadata=metadata, _ledger=Ledger(journal, fold(recorded)), **options)
 
     def spawn_child(
@@ -231,8 +251,7 @@ class ExecutionContext:
         for the child may be over when the child begins.
         `CallRefused` if a child would be deeper than this chain, or one above it, allows.
         """
-        if metadata is None:
-            metadata = replace(self.metadata, chain_id=str(new_id()))
+        self._ledger.refuse_copy()
         return ExecutionContext(config, metadata=metadata, parent=self, **options)
 
     def left(self) -> ExecutionConfig | None:
@@ -264,6 +283,14 @@ class ExecutionContext:
         if left is None:
             made.abort("nothing is left of the limits of the run")
         return made
+
+    def seen_ms(self, chain_id: str) -> float | None:
+        """Return how long a chain of this run was seen to run in processes before this one; None if never.
+
+        It ran no shorter. What it is charged may be more.
+        """
+        spent = self._ledger.carried.get(chain_id)
+        return None if spent is None else spent.seen_ms
 
     @property
     def depth(self) -> int:
@@ -501,6 +528,8 @@ class ExecutionContext:
             raise UsageError(f"options must be WrapOptions, not {options!r} ({type(options).__name__})")
         if not callable(fn):
             raise UsageError(f"fn must be a function without arguments, not {fn!r} ({type(fn).__name__})")
+        if self._ledger.is_copy:
+            self._ledger.refuse_copy()
         call = Call(self, kind, options.operation_name)
         outer = current.get()
         if outer is not None and outer.call.context.chain.line[-1] is self.chain.line[-1]:

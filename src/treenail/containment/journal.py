@@ -8,7 +8,14 @@ import threading
 from pathlib import Path
 
 from treenail.codec import Codec, TypeRegistry, parse_json
-from treenail.containment.ledger import ChainStopped, LedgerEvent, Reserved, RetryTaken, Settled
+from treenail.containment.ledger import (
+    ChainStopped,
+    LedgerEvent,
+    Reserved,
+    RetryTaken,
+    Settled,
+    UsedTime,
+)
 from treenail.containment.limits import number
 from treenail.errors import LogDamagedError, TreenailError, UsageError
 
@@ -53,7 +60,8 @@ class JsonlJournal:
     """A journal in a file, one line per event, on disk before the call returns.
 
     Pass the instance as `journal=`; after a restart, `read_journal(path)` gives the events to
-    `ExecutionContext.resume`. One process writes it at a time.
+    `ExecutionContext.resume`. One process writes it at a time. The time that its runs have used is beside it,
+    in a file whose name ends with `.time` and that is replaced as a whole.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -64,6 +72,7 @@ class JsonlJournal:
         data = self.path.read_bytes()
         if not data.endswith(b"\n"):
             os.ftruncate(self._file, data.rfind(b"\n") + 1)
+        self._times = {used.root: used for used in _read_times(self.path)}
 
     def __call__(self, event: LedgerEvent) -> None:
         """Write the event and wait until it is on disk."""
@@ -80,6 +89,26 @@ class JsonlJournal:
                 os.ftruncate(self._file, size)
                 raise
 
+    def note_time(self, used: UsedTime) -> None:
+        """Keep the time that a run has used, in place of what was known of that run before."""
+        with self._lock:
+            if self._file < 0:
+                return
+            self._times[used.root] = used
+            data = {
+                each.root: {"running": dict(each.running), "ended": dict(each.ended)}
+                for each in self._times.values()
+            }
+            place = _times_of(self.path)
+            new = place.with_name(place.name + ".new")
+            new.write_text(json.dumps(data), encoding="utf-8")
+            os.replace(new, place)
+
+    def noted_times(self) -> list[UsedTime]:
+        """Return the time that each run had used when it was last noted."""
+        with self._lock:
+            return list(self._times.values())
+
     def close(self) -> None:
         """Close the file."""
         with self._lock:
@@ -92,6 +121,29 @@ class JsonlJournal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _times_of(path: Path) -> Path:
+    return path.with_name(path.name + ".time")
+
+
+def _read_times(path: Path) -> list[UsedTime]:
+    place = _times_of(path)
+    try:
+        data = parse_json(place.read_text(encoding="utf-8"))
+        found = [UsedTime(root, each["running"], each["ended"]) for root, each in data.items()]
+        for used in found:
+            for ran_ms in (*used.running.values(), *used.ended.values()):
+                number("UsedTime", "running and ended", ran_ms, zero_ok=True)
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError, AttributeError, TreenailError) as error:
+        raise LogDamagedError(
+            f"{place} is damaged: {error}; how long its runs have been running is not known, so nothing was "
+            f"resumed. Remove it to count only the time that {path.name} knows of, then resume again",
+            last_good_seq=0,
+        ) from error
+    return found
 
 
 def read_journal(path: str | os.PathLike[str]) -> list[LedgerEvent]:

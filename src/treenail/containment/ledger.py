@@ -10,17 +10,28 @@ is a step, and one of unknown cost costs what was reserved.
 was spent; a reservation without its settlement belongs to a call that was cut off, and counts in full. The
 journal is called without the lock held, by whichever thread makes the call, so it must be thread-safe; order
 between calls does not matter to the fold.
+
+Time is not spent by calls alone, so it is also noted in between: `UsedTime` replaces the one before, at least
+every `HEARTBEAT_S` while a run is under way. A note that says "running" and that no newer one replaced is
+what a kill leaves behind. Its chains are charged what was last seen and one whole `HEARTBEAT_S`, which is
+more than the time that nobody saw: so a kill never gives time back.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
 from treenail.containment.limits import ExecutionConfig, StopReason, to_pico
+from treenail.errors import UsageError
+
+HEARTBEAT_S = 1.0
+"""While a run is under way, the time that it has used is noted at least this often; a kill costs as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +104,18 @@ Journal: TypeAlias = Callable[[LedgerEvent], object]
 """Takes each event to where it lasts, and returns when it is there."""
 
 
+@dataclass(frozen=True, slots=True)
+class UsedTime:
+    """How long the chains of a run have been running, in milliseconds by chain id. The newest one counts."""
+
+    root: str
+    """The chain at the root of the run."""
+    running: Mapping[str, float]
+    """The chains that were under way; none, if the run had ended."""
+    ended: Mapping[str, float]
+    """The chains that had ended, and those of an earlier process that were not begun again."""
+
+
 @dataclass(slots=True)
 class Spent:
     """What one chain and everything below it has used up."""
@@ -101,21 +124,30 @@ class Spent:
     retries: int = 0
     cost_pico: int = 0
     elapsed_ms: float = 0.0
+    """What the chain is charged: what was seen, and `HEARTBEAT_S` more if its process was killed."""
+    seen_ms: float = 0.0
+    """How long the chain was seen to run. It ran no shorter."""
     unsettled: int = 0
     """Calls that were dispatched and never heard of again; their reservations are in `cost_pico`."""
+    is_noted: bool = False
+    """Whether a heartbeat knew of the chain, so that the next one has to repeat what it knew."""
 
 
-def fold(events: Iterable[LedgerEvent]) -> dict[str, Spent]:
+def fold(events: Iterable[LedgerEvent | UsedTime]) -> dict[str, Spent]:
     """Return what each chain has spent, by chain id; a child's spending counts for its parents too.
 
-    The events may come in any order, and more than once.
+    The events may come in any order, and more than once. Notes of used time may be among them.
     """
+    events = list(events)
+    notes = [each for each in events if isinstance(each, UsedTime)]
     elapsed: dict[str, float] = {}
     calls: dict[str, tuple[str, ...]] = {}
     reserved: dict[str, int] = {}
     settled: dict[str, int] = {}
     retried: dict[str, tuple[str, ...]] = {}
     for event in events:
+        if isinstance(event, UsedTime):
+            continue
         # Each chain has its own beginning; an event of a child says how long its parents had been running.
         above = event.elapsed_above_ms or (event.elapsed_ms,) * (len(event.lineage) - 1)
         for chain_id, ran_ms in zip(event.lineage, (*above, event.elapsed_ms), strict=True):
@@ -130,7 +162,7 @@ def fold(events: Iterable[LedgerEvent]) -> dict[str, Spent]:
             settled[event.reservation_id] = max(cost, to_pico(event.cost_usd))
         elif isinstance(event, RetryTaken):
             retried[event.reservation_id] = event.lineage
-    spent = {chain_id: Spent(elapsed_ms=elapsed_ms) for chain_id, elapsed_ms in elapsed.items()}
+    spent = {chain_id: Spent(seen_ms=elapsed_ms) for chain_id, elapsed_ms in elapsed.items()}
     for reservation_id, lineage in calls.items():
         is_open = reservation_id not in settled
         cost = reserved[reservation_id] if is_open else settled[reservation_id]
@@ -141,7 +173,23 @@ def fold(events: Iterable[LedgerEvent]) -> dict[str, Spent]:
     for lineage in retried.values():
         for chain_id in lineage:
             spent[chain_id].retries += 1
+    _charge_time(spent, notes)
     return spent
+
+
+def _charge_time(spent: dict[str, Spent], notes: Iterable[UsedTime]) -> None:
+    """Set the time that each chain is charged: what was seen, and more if it was killed while it ran."""
+    killed: set[str] = set()
+    for note in notes:
+        for chain_id, ran_ms in (*note.running.items(), *note.ended.items()):
+            chain = spent.setdefault(chain_id, Spent())
+            chain.seen_ms, chain.is_noted = max(chain.seen_ms, ran_ms), True
+        killed.update(note.running)
+        if note.running:
+            # A chain that began after the last note was running as well if a call of it was under way.
+            killed.update(chain_id for chain_id, chain in spent.items() if chain.unsettled)
+    for chain_id, chain in spent.items():
+        chain.elapsed_ms = chain.seen_ms + (HEARTBEAT_S * 1000 if chain_id in killed else 0)
 
 
 class Account:
@@ -211,17 +259,93 @@ class Books:
         return refused
 
 
+@dataclass(slots=True)
+class _Stretch:
+    """The time of one chain id in this process: since when, until when, and how many contexts have it."""
+
+    began: float
+    ended: float = 0.0
+    open_count: int = 1
+
+
 class Ledger:
     """The accounts of a chain and all its children, under one lock."""
 
-    __slots__ = ("_accounts", "carried", "journal", "lock")
+    __slots__ = ("__weakref__", "_accounts", "_stretches", "carried", "is_copy", "journal", "lock")
 
     def __init__(self, journal: Journal | None = None, carried: dict[str, Spent] | None = None) -> None:
         # Reentrant, because a signal handler may call abort() while its own thread holds it.
         self.lock = threading.RLock()
         self.journal = journal
         self.carried = carried or {}
+        self.is_copy = False
+        """Whether this process got it by a fork: the original is in the process that it was forked from."""
         self._accounts: dict[str, Account] = {}
+        self._stretches: dict[str, _Stretch] = {}
+        _LEDGERS.add(self)
+
+    def refuse_copy(self) -> None:
+        """Refuse to spend in a forked process what only the original can count."""
+        if self.is_copy:
+            raise UsageError(
+                "this context was made in another process, and this one is a fork of it: what it spends "
+                "here would not be counted there, so nothing was run. Make a context in each process after "
+                "the fork, and let them share one ceiling with "
+                "ExecutionConfig(..., budget_backend=SharedPot(SqliteLog(path), name))"
+            )
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def begin(self, chain_id: str, now: float) -> float:
+        """Return since when a chain has been running, on the clock that says `now`.
+
+        Chains with one id are one chain: a second context continues what the first has used.
+        """
+        with self.lock:
+            stretch = self._stretches.get(chain_id)
+            if stretch is None:
+                stretch = self._stretches[chain_id] = _Stretch(now - self.carried_s(chain_id))
+            else:
+                if not stretch.open_count:
+                    stretch.began += now - stretch.ended
+                stretch.open_count += 1
+            return stretch.began
+
+    def reopen(self, chain_id: str) -> None:
+        """Let a chain that was closed run on: a call is made in it."""
+        with self.lock:
+            self._stretches[chain_id].open_count += 1
+
+    def end(self, chain_id: str, now: float) -> None:
+        """Note that a context of a chain was closed."""
+        with self.lock:
+            stretch = self._stretches[chain_id]
+            stretch.open_count -= 1
+            if not stretch.open_count:
+                stretch.ended = now
+
+    def carried_s(self, chain_id: str) -> float:
+        """Return what a chain is charged for its time in processes before this one."""
+        spent = self.carried.get(chain_id)
+        return spent.elapsed_ms / 1000 if spent else 0.0
+
+    def used_time(self, root: str, now: float) -> UsedTime:
+        """Return what to note about the time of all chains with a name; see `UsedTime`."""
+        with self.lock:
+            stretches = list(self._stretches.items())
+        is_over = not self._stretches[root].open_count
+        ended = {
+            chain_id: spent.elapsed_ms
+            for chain_id, spent in self.carried.items()
+            if spent.is_noted and chain_id not in self._stretches
+        }
+        running: dict[str, float] = {}
+        for chain_id, each in stretches:
+            ran_ms = max(0.0, ((now if each.open_count else each.ended) - each.began) * 1000)
+            (running if each.open_count and not is_over else ended)[chain_id] = ran_ms
+        return UsedTime(root, running, ended)
+
+    # --- money, steps and retries -----------------------------------------------------------------
 
     def open_account(self, account: Account, chain_id: str) -> None:
         """Let an account continue from what its chain has spent, in this process or in one before it."""
@@ -250,3 +374,17 @@ class Ledger:
             for account in books.retry_accounts:
                 account.retries += 1
             return True
+
+
+_LEDGERS: weakref.WeakSet[Ledger] = weakref.WeakSet()
+
+
+def _mark_copies() -> None:
+    """Tell the ledgers of a forked process that they are copies; another thread may have held a lock."""
+    for ledger in list(_LEDGERS):
+        ledger.lock = threading.RLock()
+        ledger.is_copy = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_mark_copies)

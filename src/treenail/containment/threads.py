@@ -26,6 +26,7 @@ from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
+from weakref import WeakMethod
 
 import anyio
 import anyio.lowlevel
@@ -128,6 +129,18 @@ async def wait_finished(future: Future[Any]) -> None:
     wake = threadsafe(done.set)
     future.add_done_callback(lambda _: wake())
     await done.wait()
+
+
+def weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Bind a method without keeping its object alive: timers and a parent's token outlive it."""
+    bound = WeakMethod(method)
+
+    def call() -> None:
+        alive = bound()
+        if alive is not None:
+            alive()
+
+    return call
 
 
 class Timer(Protocol):

@@ -390,6 +390,11 @@ class Core:
             self.pruned_upto = upto
             return count, self._replace_slices(slices)
 
+    def note(self, payload: bytes) -> None:
+        """Keep a note beside the log. Not under the lock: a heartbeat must not wait for a long reduction."""
+        if self.lease is not None and not self.closed:
+            self.log.put_note(self.lease, payload)
+
     def close(self) -> None:
         """Store a snapshot if much came after the last, and give up the lease."""
         with self.lock:

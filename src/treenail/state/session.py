@@ -699,6 +699,13 @@ class Session:
         core.notify(changes, [])
         return count
 
+    def note(self, payload: bytes) -> None:
+        """Keep a note beside the log, in place of the one before; see `Log.put_note`.
+
+        A session that is closed, or that is only read, keeps none.
+        """
+        self._core.note(payload)
+
     def close(self) -> None:
         """Give up the writer's lease. Closing again does nothing."""
         if self._transaction is not None:

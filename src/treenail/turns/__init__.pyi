@@ -12,6 +12,7 @@ from .ledger import CeilingsSet as CeilingsSet
 from .ledger import ceilings_of as ceilings_of
 from .ledger import contain as contain
 from .ledger import newly_set as newly_set
+from .ledger import used_time_of as used_time_of
 from .live import FeedbackGiven as FeedbackGiven
 from .live import Lagged as Lagged
 from .live import LiveEvent as LiveEvent

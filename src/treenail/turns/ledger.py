@@ -10,6 +10,9 @@ opening their logs. Only a child in another process keeps its ledger in its own 
 chains above it, and its parent reads them when it is opened again (`contain(..., above=...)` there,
 `contain(..., also=...)` here).
 
+The time that a run has used is also in the session's note (`Log.put_note`), which a heartbeat replaces while
+the run is under way: so a kill gives no time back, and no event tells of each tick.
+
 The ceilings are in the log as well: a turn that begins or resumes under new ones records them
 (`CeilingsSet`). A turn that names none keeps the newest ones, so that ceilings outlive their process.
 """
@@ -17,6 +20,7 @@ The ceilings are in the log as well: a turn that begins or resumes under new one
 from __future__ import annotations
 
 import getpass
+import json
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,7 +41,9 @@ from treenail.containment import (
     SafetyEvent,
     Settled,
     ShieldPipeline,
+    UsedTime,
 )
+from treenail.errors import LogError
 from treenail.log import SlicePolicy
 from treenail.state import Session, event
 
@@ -99,6 +105,21 @@ def ledger_of(session: Session) -> list[LedgerEvent]:
     return [each for kind in LEDGER_EVENTS for each in session.select_all(kind)]
 
 
+def used_time_of(session: Session) -> UsedTime | None:
+    """Return the time that the run of a session had used when it was last noted; None if it never was."""
+    note = session.log.note(session.session_id)
+    if note is None:
+        return None
+    try:
+        data = json.loads(note.payload)
+        return UsedTime(str(session.session_id), dict(data["running"]), dict(data["ended"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise LogError(
+            f"the note of session {session.session_id} does not say how much time was used ({error}); "
+            f"open it with the Treenail that wrote it"
+        ) from error
+
+
 def contain(
     session: Session,
     limits: ExecutionConfig | Limits,
@@ -117,9 +138,15 @@ def contain(
     given twice counts once.
     """
     metadata = ChainMetadata(request_id=str(session.session_id), chain_id=str(session.session_id))
+    used = used_time_of(session)
+
+    def note_time(used: UsedTime) -> None:
+        data = {"running": dict(used.running), "ended": dict(used.ended)}
+        session.note(json.dumps(data, separators=(",", ":")).encode())
+
     return ExecutionContext.resume(
         limits,
-        [*ledger_of(session), *also],
+        [*ledger_of(session), *also, *(() if used is None else (used,))],
         pipeline=pipeline,
         metadata=metadata,
         circuit_breaker=circuit_breaker,
@@ -128,4 +155,5 @@ def contain(
         journal=session.dispatch,
         loops=loops,
         above=above,
+        note_time=note_time,
     )

@@ -51,6 +51,8 @@ class WorkflowEvent:
     """For `workflow_started`: the directory that it works in; empty if it is not on disk."""
     used_s: float = 0.0
     """For `workflow_resumed`: how much of the workflow's time was used before."""
+    chain_s: float = 0.0
+    """For `workflow_resumed`: how long its chain had been running, in all processes, when it was resumed."""
 
     @property
     def checkpoint_status(self) -> str:
@@ -78,6 +80,8 @@ class WorkflowRecord:
     resumed_at: datetime | None = None
     used_s: float = 0.0
     """How much of its time was used before it was last resumed."""
+    chain_s: float = 0.0
+    """How long its chain had been running when it was last resumed."""
     interrupted: str = ""
     """Why it was interrupted, if it was."""
 
@@ -86,6 +90,7 @@ class WorkflowRecord:
         if happened.kind == "workflow_resumed":
             self.state, self.finished_at, self.interrupted = WorkflowState.RUNNING, None, ""
             self.resumed_at, self.used_s = happened.created_at, happened.used_s
+            self.chain_s = happened.chain_s
             for each, held in self.steps.items():
                 if held.state is StepState.HELD and held.reason:
                     self.steps[each] = replace(held, state=StepState.PENDING, reason="")

@@ -30,7 +30,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 import anyio
 
@@ -40,7 +39,7 @@ from treenail.errors import TreenailError, UsageError
 from treenail.state import ExecutionState, Session
 from treenail.subagents import Allowance, ChildRunner, Subagent, SubagentLimits, Subagents, SubagentStatus
 from treenail.tools import Permissions, filesystem_of
-from treenail.turns import ceilings_of, contain, newly_set, pasteable
+from treenail.turns import ceilings_of, contain, newly_set, pasteable, used_time_of
 from treenail.workflows.checkpoints import Checkpoints, checkpoint_maker
 from treenail.workflows.copies import is_applied
 from treenail.workflows.events import (
@@ -116,8 +115,7 @@ class Workflow:
         if self._record.state is WorkflowState.COMPLETED:
             return self._result()
         self._check(self._record.spec)
-        self._log("workflow_resumed", used_s=self._used_s())
-        return await self._drive()
+        return await self._drive(is_resumed=True)
 
     @property
     def _session(self) -> Session:
@@ -141,28 +139,25 @@ class Workflow:
                 f"{limits.max_children} subagents; make it smaller"
             )
 
-    def _used_s(self) -> float:
-        """Return how much of its time an unfinished workflow has used, according to the logs."""
-        record = self._record
-        if record.finished_at is not None and not record.interrupted:
-            return 0.0
-        began = record.resumed_at or record.started_at
-        log = self._session.log
-        ids = [self._session.session_id]
-        ids += [each.session_id for each in log.sessions(parent_id=self._session.session_id)]
-        seen = [_last_event(self._session, each) for each in ids]
-        newest = max([each for each in seen if each is not None], default=began)
-        return record.used_s + max(0.0, (newest - began).total_seconds())
-
     # .. the loop ..
 
-    async def _drive(self) -> WorkflowResult:
+    async def _drive(self, *, is_resumed: bool = False) -> WorkflowResult:
         with self._trace.whole(self._record.spec, self._session.session_id) as ended:
-            result = await self._run_steps()
+            result = await self._run_steps(is_resumed)
             ended(result.state.value)
             return result
 
-    async def _run_steps(self) -> WorkflowResult:
+    def _used_s(self, chain: ExecutionContext) -> float:
+        """Return how much of its time the workflow has used: what its chain is charged since it was resumed.
+
+        One that was finished has all of its time again.
+        """
+        record = self._record
+        if record.finished_at is not None and not record.interrupted:
+            return 0.0
+        return record.used_s + max(0.0, _ran_s(chain) - record.chain_s)
+
+    async def _run_steps(self, is_resumed: bool) -> WorkflowResult:
         spec = self._record.spec
         self._began = self.state.clock.monotonic()
         agents = [
@@ -170,6 +165,8 @@ class Workflow:
             for each in by_name(self.agents).values()
         ]
         chain = self._contain(spec)
+        if is_resumed:
+            self._log("workflow_resumed", used_s=self._used_s(chain), chain_s=_ran_s(chain))
         try:
             async with Subagents(
                 self.state,
@@ -477,9 +474,19 @@ def workflow_result(session: Session) -> WorkflowResult:
     return _result_of(record_of(session), session)
 
 
+def _ran_s(chain: ExecutionContext) -> float:
+    return chain.get_snapshot().elapsed_ms / 1000
+
+
 def _result_of(record: WorkflowRecord, session: Session) -> WorkflowResult:
-    ended = record.finished_at or session.clock.now()
     began = record.resumed_at or record.started_at
+    # One that has not ended, or was killed, was last seen by its newest event or by its heartbeat.
+    ended = record.finished_at or _last_event(session) or began
+    ran_s = (ended - began).total_seconds()
+    used = None if record.finished_at else used_time_of(session)
+    if used is not None:
+        seen_ms = {**used.ended, **used.running}.get(str(session.session_id), 0.0)
+        ran_s = max(ran_s, seen_ms / 1000 - record.chain_s)
     return WorkflowResult(
         workflow_id=record.spec.id,
         name=record.spec.title,
@@ -488,7 +495,7 @@ def _result_of(record: WorkflowRecord, session: Session) -> WorkflowResult:
         steps=tuple(record.steps[each.id] for each in record.spec.steps),
         waves=waves(record.spec),
         next_actions=pasteable(record.next_actions, session.log),
-        elapsed_s=record.used_s + max(0.0, (ended - began).total_seconds()),
+        elapsed_s=record.used_s + max(0.0, ran_s),
         reason=record.interrupted,
     )
 
@@ -510,8 +517,7 @@ def check_agents(spec: WorkflowSpec, agents: Sequence[Agent] | Mapping[str, Agen
             )
 
 
-def _last_event(session: Session, session_id: UUID) -> datetime | None:
+def _last_event(session: Session) -> datetime | None:
     """Return the time of a session's last event; None if it has none."""
-    head = session.log.info(session_id).head
-    found = [each.at for each in session.log.read(session_id, after=max(0, head - 1))]
+    found = [each.at for each in session.log.read(session.session_id, after=max(0, session.head - 1))]
     return found[-1] if found else None
