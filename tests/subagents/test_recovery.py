@@ -5,13 +5,15 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
-from subagents_kit import evidence, parent, saying, subagents, told
+from subagents_kit import Doors, WaitingProvider, evidence, parent, saying, subagents, told, until
 
 from treenail.clock import new_id
 from treenail.conversation import SubagentEvent
 from treenail.state import ExecutionState, Session
-from treenail.subagents import SubagentStatus
+from treenail.subagents import Allowance, SubagentStatus
 from treenail.subagents.events import SubagentCharter
+from treenail.testing import FakeClock
+from treenail.turns.ledger import ledger_of
 
 pytestmark = pytest.mark.anyio
 S = SubagentStatus
@@ -102,6 +104,34 @@ async def test_one_that_had_ended_is_believed_its_own_log_and_not_run_again() ->
         assert s.get(child.id).summary == "the answer"
     assert state.session.log.info(child.session_id).head == head
     assert told(state) == ["queued", "started", "finished"]
+
+
+async def timed_out_before_a_crash(state: ExecutionState, *, knows_its_calls: bool) -> SubagentEvent:
+    """Let a child run out of time elsewhere; return what a log says of it that does not know its end yet."""
+    clock = FakeClock()
+    first, doors = parent(state.session.log, clock=clock), Doors()
+    async with subagents(first, WaitingProvider(doors, ["never"])) as s:
+        s.spawn("worker", "slow", allowance=Allowance(timeout_s=30))
+        await until(lambda: doors.waiting == ["slow"])
+        clock.advance(30)
+        await s.wait()
+    for each in (*evidence(first)[:2], *(ledger_of(first.session) if knows_its_calls else ())):
+        state.session.dispatch(each)
+    async with subagents(state, saying("another answer")):
+        return evidence(state)[-1]
+
+
+async def test_how_long_one_ran_that_timed_out_before_a_crash_is_a_lower_bound() -> None:
+    """The ledger saw it run for that long; the process that knew it better is gone."""
+    end = await timed_out_before_a_crash(parent(), knows_its_calls=True)
+    assert (end.status, end.elapsed_ms) == ("timed_out", 30_000)
+    assert "at least 30000 ms" in end.reason
+
+
+async def test_how_long_one_ran_that_nobody_saw_run_is_not_invented() -> None:
+    end = await timed_out_before_a_crash(parent(), knows_its_calls=False)
+    assert (end.status, end.elapsed_ms) == ("timed_out", None)
+    assert "not known" in end.reason
 
 
 async def test_one_that_waited_in_the_queue_keeps_what_it_was_allowed() -> None:

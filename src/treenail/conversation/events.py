@@ -85,6 +85,7 @@ class SubagentEvent:
     reason: str = ""
     """Why it ended, if it did not end by itself."""
     elapsed_ms: int | None = None
+    """How long it ran; at least so long, if its process died before it could say; None if that is unknown."""
     deadline_at: datetime | None = None
     next_actions: tuple[str, ...] = ()
     retry_of: str | None = None

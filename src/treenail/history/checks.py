@@ -362,7 +362,7 @@ def _subagent_timeouts(log: LogFacts) -> CheckResult | None:
     late = [(e.seq, each) for e, each in log.of(SubagentEvent) if each.event == "timed_out"]
     if not late:
         return None
-    wanted = ("timeout_ms", "elapsed_ms", "reason", "child_session_id", "next_actions")
+    wanted = ("timeout_ms", "reason", "child_session_id", "next_actions")
     lacking = [
         Finding(f"{each.subagent_id} timed out without {', '.join(missing)}", seq)
         for seq, each in late
@@ -373,7 +373,14 @@ def _subagent_timeouts(log: LogFacts) -> CheckResult | None:
     return _warning(
         "timed_out",
         f"{len(late)} children ran out of time",
-        [Finding(f"{e.subagent_id}: {e.elapsed_ms} of {e.timeout_ms} ms, {e.reason}", s) for s, e in late],
+        [
+            Finding(
+                f"{e.subagent_id}: {'?' if e.elapsed_ms is None else e.elapsed_ms} of {e.timeout_ms} ms, "
+                f"{e.reason}",
+                s,
+            )
+            for s, e in late
+        ],
         *(action for _, each in late for action in each.next_actions),
         *(f"treenail show {each.child_session_id}" for _, each in late),
     )

@@ -7,7 +7,7 @@ time that it has used counts. What cannot resume here is `detached`, with what t
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 from treenail.children import open_child_session
 from treenail.conversation import InnerMessage
@@ -21,8 +21,13 @@ from treenail.subagents.subagent import Subagent
 from treenail.tools import recover
 from treenail.turns import TurnStarted, TurnState, turn_state
 
+SeenMs = Callable[[str], float | None]
+"""Says for how long a chain was seen to run by the processes before this one; None if it was never seen."""
 
-def recover_subagents(roster: Roster, state: ExecutionState, agents: Container[str]) -> list[Subagent]:
+
+def recover_subagents(
+    roster: Roster, state: ExecutionState, agents: Container[str], seen_ms: SeenMs
+) -> list[Subagent]:
     """Load the roster from the log, settle what cannot run, and return the subagents that can."""
     roster.load()
     waiting = []
@@ -33,7 +38,7 @@ def recover_subagents(roster: Roster, state: ExecutionState, agents: Container[s
             if not child.status.is_terminal:
                 roster.detach(child, "it belongs to the session that this one was forked from")
         elif child.status is SubagentStatus.RUNNING:
-            if _can_resume(roster, state, child, is_known=is_known):
+            if _can_resume(roster, state, child, seen_ms, is_known=is_known):
                 waiting.append(child)
         elif child.is_pending and is_known:
             waiting.append(child)
@@ -46,7 +51,9 @@ def _unknown(child: Subagent) -> str:
     return f"the agent {child.agent!r} is not known here"
 
 
-def _can_resume(roster: Roster, state: ExecutionState, child: Subagent, *, is_known: bool) -> bool:
+def _can_resume(
+    roster: Roster, state: ExecutionState, child: Subagent, seen_ms: SeenMs, *, is_known: bool
+) -> bool:
     """Settle a subagent that was running when the process died, or return True if it can resume."""
     try:
         roster.session.log.info(child.session_id)
@@ -58,11 +65,19 @@ def _can_resume(roster: Roster, state: ExecutionState, child: Subagent, *, is_kn
         roster.detach(child, f"its log cannot be opened: {type(error).__name__}: {error}")
         return False
     with session:
-        return _settle_or_resume(roster, state, child, session, is_known=is_known)
+        known_ms = seen_ms(str(child.session_id))
+        elapsed_ms = None if known_ms is None else round(known_ms)
+        return _settle_or_resume(roster, state, child, session, elapsed_ms, is_known=is_known)
 
 
 def _settle_or_resume(
-    roster: Roster, state: ExecutionState, child: Subagent, session: Session, *, is_known: bool
+    roster: Roster,
+    state: ExecutionState,
+    child: Subagent,
+    session: Session,
+    elapsed_ms: int | None,
+    *,
+    is_known: bool,
 ) -> bool:
     if child.workspace_mode == "shared":
         # Roll an interrupted call back in any case: it must not hold the workspace that others share.
@@ -70,12 +85,12 @@ def _settle_or_resume(
     seen = turn_state(session)
     begun = len(session[TurnStarted].all())
     if begun and seen is not TurnState.UNFINISHED and begun >= len(child.inputs):
-        _settle_from_log(roster, child, session, seen)
+        _settle_from_log(roster, child, session, seen, elapsed_ms)
         return False
     if child.cancel_reason:
         reason, child.cancel_reason = child.cancel_reason, ""
         child.is_pending = False
-        roster.move(child, SubagentStatus.CANCELLED, reason=reason, elapsed_ms=0)
+        roster.move(child, SubagentStatus.CANCELLED, reason=reason, elapsed_ms=elapsed_ms)
         return False
     if not is_known:
         roster.detach(child, _unknown(child))
@@ -88,20 +103,31 @@ def _settle_or_resume(
     return True
 
 
-def _settle_from_log(roster: Roster, child: Subagent, session: Session, seen: TurnState) -> None:
-    """Record the ending that the child's own log has and the parent's log lacks."""
+def _settle_from_log(
+    roster: Roster, child: Subagent, session: Session, seen: TurnState, elapsed_ms: int | None
+) -> None:
+    """Record the ending that the child's own log has and the parent's log lacks.
+
+    It ran for at least `elapsed_ms`; the process that knew it better is gone.
+    """
     child.turn_state = seen
     child.is_pending = False
     status = STATUS_OF_TURN[seen]
     if status is SubagentStatus.COMPLETED:
-        roster.move(child, status, summary=last_answer(session) or NO_ANSWER, elapsed_ms=0)
+        roster.move(child, status, summary=last_answer(session) or NO_ANSWER, elapsed_ms=elapsed_ms)
         return
     roster.move(
         child,
         status,
-        reason=f"its log says that its turn was {seen.value}",
+        reason=f"its log says that its turn was {seen.value}" + _ran(elapsed_ms),
         next_actions=next_actions(child, status, seen),
-        elapsed_ms=0,
+        elapsed_ms=elapsed_ms,
+    )
+
+
+def _ran(elapsed_ms: int | None) -> str:
+    return (
+        "; how long it ran is not known" if elapsed_ms is None else f"; it ran for at least {elapsed_ms} ms"
     )
 
 

@@ -81,15 +81,18 @@ REMARKS = frozenset({"input", "cancel_requested", "reattached"})
 
 EVIDENCE: Mapping[SubagentStatus, tuple[str, ...]] = MappingProxyType(
     {
-        _C: ("subagent_id", "child_session_id", "elapsed_ms"),
+        _C: ("subagent_id", "child_session_id"),
         _F: ("subagent_id", "child_session_id", "reason", "next_actions"),
-        _T: ("subagent_id", "child_session_id", "timeout_ms", "elapsed_ms", "reason", "next_actions"),
+        _T: ("subagent_id", "child_session_id", "timeout_ms", "reason", "next_actions"),
         _X: ("subagent_id", "child_session_id", "reason"),
         _D: ("subagent_id", "child_session_id", "reason", "next_actions"),
         _Z: ("subagent_id", "child_session_id", "reason"),
     }
 )
-"""The fields that an ending's event must fill. `completed` also needs a summary or artifacts."""
+"""The fields that an ending's event must fill. `completed` also needs a summary or artifacts.
+
+How long it ran is there unless its process died before anybody saw it run.
+"""
 
 
 def check_move(subagent_id: str, now: SubagentStatus | None, to: SubagentStatus) -> None:

@@ -110,7 +110,7 @@ class Subagents:
             self._tasks = await stack.enter_async_context(BackgroundTasks())
             stack.callback(self._forget_tasks)
             self._queue.clear()
-            for child in recover_subagents(self._roster, self.state, self.agents):
+            for child in recover_subagents(self._roster, self.state, self.agents, self._chain.seen_ms):
                 self._enqueue(child)
             self._resources = stack.pop_all()
         return self
