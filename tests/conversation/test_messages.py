@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,6 +22,7 @@ from treenail.conversation import (
     inner_message_append,
 )
 from treenail.log import SlicePolicy
+from treenail.log.sqlite import SqliteLog
 from treenail.state import InProcessEventBus, Session, Snapshot
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -66,7 +68,8 @@ def test_the_seeds_checkpoint_and_resume_example_carries_the_conversation(tmp_pa
     )
     taken_over.mutate().rollback(snapshot)
 
-    assert taken_over.select_all(InnerMessage) == (first, second, third)
+    answered = replace(second, tool_calls=(replace(calls[0], status="completed"), calls[1]))
+    assert taken_over.select_all(InnerMessage) == (first, answered, third)
     assert get_latest_evaluation_id(taken_over) == "e"
     assert [each.call_id for each in get_pending_tool_calls(taken_over, "e")] == ["c2"]
 
@@ -112,6 +115,59 @@ def test_a_version_of_a_message_with_another_place_is_still_that_message() -> No
     session.dispatch(moved)
     assert session[InnerMessage].all() == (*messages[1:], moved)
     assert inner_message_append(tuple(messages), moved, context=None) == (*messages[1:], moved)
+
+
+def statuses(messages: Iterable[InnerMessage]) -> list[str]:
+    return [call.status for each in messages for call in each.tool_calls]
+
+
+def test_the_status_of_a_call_is_true_whenever_messages_are_read(tmp_path: Path) -> None:
+    """Pending until its result comes, then completed or failed: by every way to read, after a restart too."""
+    log = SqliteLog(tmp_path / "runs.db")
+    session = Session(log=log)
+    enable_inner_message_recording(session)
+    calls = tuple(ToolCallRecord(each, "search", "{}") for each in ("c1", "c2", "c3"))
+    session.dispatch(message("e", 0, "assistant", tool_calls=calls))
+    assert statuses(session[InnerMessage].all()) == ["pending"] * 3
+    session.dispatch(message("e", 1, "tool", tool_call_id="c2", is_error=True))
+    session.dispatch(message("e", 2, "tool", tool_call_id="c1"))
+    session.dispatch(message("other", 0, "tool", tool_call_id="c3", at=START + timedelta(hours=1)))
+    expected = ["completed", "failed", "pending"]
+    session.close()
+    with Session.open(log, session.session_id) as again:
+        enable_inner_message_recording(again)
+        for found in (
+            again[InnerMessage].all(),
+            again[InnerMessage].where(lambda each: True),
+            list(again[InnerMessage]),
+            again.select_all(InnerMessage),
+            again.query(InnerMessage).all(),
+            again.read_only_view()[InnerMessage].all(),
+            again.read_only_view().select_all(InnerMessage),
+            get_inner_messages(again),
+            get_inner_messages(again, "e"),
+        ):
+            assert statuses(found) == expected
+        assert [each.call_id for each in get_pending_tool_calls(again, "e")] == ["c3"]
+        # Derived, and not stored: the log has what the model said.
+        stored = [value for _, value in again.events() if isinstance(value, InnerMessage)]
+        assert statuses(stored) == ["pending"] * 3
+    log.close()
+
+
+def test_a_call_id_that_is_used_again_is_settled_once_for_each_result() -> None:
+    session = recording()
+    call = (ToolCallRecord("c1", "search", "{}"),)
+    for sequence, fields in enumerate(
+        [
+            {"tool_calls": call},
+            {"tool_call_id": "c1"},
+            {"tool_calls": call},
+            {"tool_call_id": "c1", "is_error": True},
+        ]
+    ):
+        session.dispatch(message("e", sequence, "assistant" if "tool_calls" in fields else "tool", **fields))
+    assert statuses(session[InnerMessage].all()) == ["completed", "failed"]
 
 
 def test_pending_calls_derive_from_results_and_not_from_their_status() -> None:

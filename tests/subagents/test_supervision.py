@@ -30,7 +30,7 @@ from treenail.subagents.limits import narrow
 from treenail.subagents.runner import ChildRun
 from treenail.testing.clock import FakeClock
 from treenail.tools import PermissionMode, Permissions, ToolCall, ToolContext, ToolRunner, answer_hold
-from treenail.turns import TurnResult, TurnState, contain
+from treenail.turns import ModelAdapter, TurnResult, TurnState, contain, turn_state
 
 pytestmark = pytest.mark.anyio
 S = SubagentStatus
@@ -161,6 +161,78 @@ async def test_a_child_that_fails_leaves_its_reason() -> None:
     assert "the key is wrong" in end.reason
     assert end.next_actions
     assert child.error_kind == "authentication"
+
+
+@pytest.mark.parametrize("said", ["", "  \n"])
+async def test_a_child_without_an_answer_has_not_completed(said: str) -> None:
+    """Its turn may have ended well; there is nothing that its parent could use. It can be asked again."""
+    state = parent()
+    async with subagents(state, saying(said, "now I say it")) as children:
+        child = children.spawn("worker", "be silent")
+        outcome = await children.wait()
+        assert (child.status, child.turn_state) == (S.FAILED, TurnState.COMPLETED)
+        assert outcome.status == "partial"
+        assert "without an answer" in child.reason
+        assert "asks for its answer" in child.next_actions[0]
+        children.send(child.id, "What came of it?")
+        outcome = await children.wait()
+        assert outcome.results == {child.id: "now I say it"}
+    assert told(state, child.id) == ["queued", "started", "failed", "input", "started", "finished"]
+
+
+# --- detached -----------------------------------------------------------------------------------------
+
+
+async def test_a_detached_child_continues_by_itself_and_is_no_longer_waited_for() -> None:
+    """Its parent's log says so; how it ends is in its own."""
+    state, doors = parent(), Doors()
+    async with subagents(state, WaitingProvider(doors, ["done alone"])) as children:
+        child, other = children.spawn("worker", "slow work"), children.spawn("worker", "fast work")
+        await until(lambda: sorted(doors.waiting) == ["fast", "slow"])
+        assert children.detach(child.id, "no longer needed here").status is S.DETACHED
+        doors.open("fast")
+        outcome = await children.wait()
+        assert outcome.buckets["detached"] == (child.id,)
+        assert outcome.results == {other.id: "done alone"}
+        for refused in (lambda: children.send(child.id, "more"), lambda: children.close(child.id)):
+            with pytest.raises(IllegalMoveError):
+                refused()
+        with pytest.raises(IllegalMoveError):
+            children.detach(child.id)
+        assert (await children.cancel(child.id)).status is S.DETACHED
+        doors.open("slow")
+        await until(lambda: child.turn_state is TurnState.COMPLETED)
+    assert told(state, child.id) == ["queued", "started", "detached"]
+    ended = evidence(state, child.id)[-1]
+    assert (ended.reason, bool(ended.next_actions)) == ("no longer needed here", True)
+    with Session.open(state.session.log, child.session_id, read_only=True) as own:
+        assert get_inner_messages(own)[-1].content == "done alone"
+
+
+async def test_leaving_interrupts_a_detached_child_in_its_own_log_so_that_it_can_be_resumed() -> None:
+    state, doors = parent(), Doors()
+    async with subagents(state, WaitingProvider(doors, ["never"])) as children:
+        child = children.spawn("worker", "slow work")
+        await until(lambda: doors.waiting == ["slow"])
+        children.detach(child.id)
+    assert told(state, child.id) == ["queued", "started", "detached"]
+    with Session.open(state.session.log, child.session_id) as own:
+        assert turn_state(own) is TurnState.INTERRUPTED
+        again = ModelAdapter(saying("finished later")).evaluate
+        prompt = WORKER.prompt
+        answer = await anyio.to_thread.run_sync(lambda: again(prompt, session=own, resume=True))
+        assert answer.text == "finished later"
+
+
+async def test_what_has_not_begun_cannot_be_detached() -> None:
+    doors = Doors()
+    limits = SubagentLimits(max_threads=1)
+    async with subagents(parent(), WaitingProvider(doors, ["a"]), limits=limits) as children:
+        children.spawn("worker", "first work")
+        second = children.spawn("worker", "second work")
+        with pytest.raises(UsageError, match="not begun"):
+            children.detach(second.id)
+        assert second.status is S.QUEUED
 
 
 async def test_a_child_that_is_too_slow_times_out_with_the_seed_s_evidence() -> None:

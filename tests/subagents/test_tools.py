@@ -125,6 +125,7 @@ def test_the_tools_say_what_they_do_and_describe_every_parameter() -> None:
         "wait_agent",
         "send_agent",
         "cancel_agent",
+        "detach_agent",
         "list_agents",
         "diff_agent",
         "apply_agent",

@@ -8,8 +8,9 @@ next step is taken. Adding the hundred-thousandth costs what adding the first di
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal
 from uuid import UUID
@@ -32,6 +33,7 @@ class ToolCallRecord:
     arguments: str
     """JSON text, as the model wrote it."""
     status: Literal["pending", "completed", "failed"] = "pending"
+    """Whether the call has its result yet. It is derived from the results when messages are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,35 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
+def with_statuses(messages: tuple[InnerMessage, ...]) -> tuple[InnerMessage, ...]:
+    """Return messages whose calls say whether they have their results, and which of them failed."""
+    waiting: dict[tuple[str, str], deque[tuple[int, int]]] = {}
+    ended: dict[int, dict[int, Literal["completed", "failed"]]] = {}
+    for index, each in enumerate(messages):
+        for place, call in enumerate(each.tool_calls):
+            waiting.setdefault((each.evaluation_id, call.call_id), deque()).append((index, place))
+        if each.role == "tool" and each.tool_call_id is not None:
+            # A provider may use a call id again in a later answer: a result settles one call.
+            asked = waiting.get((each.evaluation_id, each.tool_call_id))
+            if asked:
+                index_of_call, place = asked.popleft()
+                ended.setdefault(index_of_call, {})[place] = "failed" if each.is_error else "completed"
+    if not ended:
+        return messages
+    read = list(messages)
+    for index, ends in ended.items():
+        calls = enumerate(read[index].tool_calls)
+        told = tuple(replace(call, status=ends.get(place, call.status)) for place, call in calls)
+        read[index] = replace(read[index], tool_calls=told)
+    return tuple(read)
+
+
 @event(
     name="treenail.InnerMessage",
     channel=Channel.REPLAY,
     policy=SlicePolicy.LOG,
     captured=True,
+    read=with_statuses,
 )
 @sparse
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from treenail.codec import register_type, sparse
 from treenail.log import Channel, SlicePolicy
@@ -26,6 +26,8 @@ class EventSpec:
     """The stable name that it was declared with."""
     outlives_prune: bool = False
     """Whether a prune keeps what the slice holds: history that must never be forgotten, such as spend."""
+    read: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
+    """Completes the items for whoever reads the slice, by what follows from the others; nothing is stored."""
 
 
 _DEFAULT = EventSpec()
@@ -40,6 +42,7 @@ def event(
     captured: bool = False,
     outlives_prune: bool = False,
     aliases: Iterable[str] = (),
+    read: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
 ) -> Callable[[type[T]], type[T]]:
     """Declare an event type: its stable name, its channel, and its slice's policy.
 
@@ -49,7 +52,7 @@ def event(
 
     def declare(cls: type[T]) -> type[T]:
         register_type(cls, name=name, aliases=aliases)
-        _SPECS[cls] = EventSpec(channel, policy, captured, name, outlives_prune)
+        _SPECS[cls] = EventSpec(channel, policy, captured, name, outlives_prune, read)
         return cls
 
     return declare
@@ -58,6 +61,12 @@ def event(
 def spec_of(cls: type) -> EventSpec:
     """Return what a type said about itself, or the defaults."""
     return _SPECS.get(cls, _DEFAULT)
+
+
+def as_read(cls: type, items: tuple[T, ...]) -> tuple[T, ...]:
+    """Return the items of a slice as whoever reads them sees them."""
+    read = _SPECS.get(cls, _DEFAULT).read
+    return items if read is None else read(items)
 
 
 # --- system events: they bypass reducers -----------------------------------------------------------

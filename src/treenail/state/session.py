@@ -39,7 +39,7 @@ from treenail.log import (
 )
 from treenail.state.core import Core, OpenReport
 from treenail.state.dispatch import Dispatcher, DispatchResult
-from treenail.state.events import ClearSlice, InitializeSlice, spec_of
+from treenail.state.events import ClearSlice, InitializeSlice, as_read, spec_of
 from treenail.state.fold import Staged
 from treenail.state.reducers import DeclaredReducer
 from treenail.state.rollback import restoring_event
@@ -57,12 +57,11 @@ _COPIED_AT_ONCE = 1000
 class SliceAccessor(SliceReader[T]):
     """Access to one slice of a session: what `session[T]` returns."""
 
-    __slots__ = ("_session", "_slice_type")
+    __slots__ = ("_session",)
 
     def __init__(self, session: Session, slice_type: type[T]) -> None:
-        super().__init__(lambda: session._slice(slice_type))
+        super().__init__(lambda: session._slice(slice_type), slice_type)
         self._session = session
-        self._slice_type = slice_type
 
     def seed(self, values: T | Iterable[T]) -> DispatchResult:
         """Put one item, or these, in place of everything in the slice."""
@@ -309,7 +308,7 @@ class Session:
 
     def select_all(self, slice_type: type[T]) -> tuple[T, ...]:
         """Return every item of a slice; the older spelling of `session[T].all()`."""
-        return self._slice(slice_type).all()
+        return as_read(slice_type, self._slice(slice_type).all())
 
     def query(self, slice_type: type[T]) -> SliceReader[T]:
         """Return read access to a slice; an older spelling of `session[T]`."""

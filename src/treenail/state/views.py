@@ -14,6 +14,7 @@ from uuid import UUID
 
 from treenail.clock import Clock
 from treenail.errors import ReadOnlyError, UsageError
+from treenail.state.events import as_read
 from treenail.state.slices import Slice
 from treenail.state.snapshot import Snapshot
 
@@ -48,14 +49,15 @@ _NO_TAGS: Mapping[str, str] = MappingProxyType({})
 class SliceReader(Generic[T]):
     """Read access to one slice: what `view[T]` returns."""
 
-    __slots__ = ("_read",)
+    __slots__ = ("_read", "_slice_type")
 
-    def __init__(self, read: Callable[[], Slice[T]]) -> None:
+    def __init__(self, read: Callable[[], Slice[T]], slice_type: type[T]) -> None:
         self._read = read
+        self._slice_type = slice_type
 
     def all(self) -> tuple[T, ...]:
         """Return every item, in order."""
-        return self._read().all()
+        return as_read(self._slice_type, self._read().all())
 
     def latest(self) -> T | None:
         """Return the last item, or None."""
@@ -63,17 +65,17 @@ class SliceReader(Generic[T]):
 
     def where(self, predicate: Callable[[T], bool]) -> tuple[T, ...]:
         """Return the items for which the predicate holds."""
-        return self._read().where(predicate)
+        return tuple(item for item in self.all() if predicate(item))
 
     def view(self) -> Slice[T]:
-        """Return the slice as it is now; it will not change."""
+        """Return the slice as it is stored now; it will not change."""
         return self._read()
 
     def __len__(self) -> int:
         return len(self._read())
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self._read())
+        return iter(self.all())
 
     def __bool__(self) -> bool:
         return True
@@ -115,7 +117,7 @@ class SessionView:
 
     def __getitem__(self, slice_type: type[T]) -> SliceReader[T]:
         read = self._read
-        return SliceReader(lambda: read(slice_type))
+        return SliceReader(lambda: read(slice_type), slice_type)
 
     def select_all(self, slice_type: type[T]) -> tuple[T, ...]:
         """Return every item of a slice."""

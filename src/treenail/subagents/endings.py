@@ -19,22 +19,23 @@ STATUS_OF_TURN: Mapping[TurnState, SubagentStatus] = {
 }
 """The subagent's status for each state of its turn."""
 
-NO_ANSWER = "(it completed its turn without a text answer)"
-"""The summary of a subagent that completed and wrote nothing."""
+NO_ANSWER = "its turn ended without an answer"
+"""Why a subagent has failed whose turn is completed: it has nothing to tell its parent."""
 
 
 def ending_of(
     turn: TurnState,
     ended: TurnResult | None,
     *,
+    answer: str,
     crashed_with: str = "",
     is_overdue: bool = False,
     cancel_reason: str = "",
 ) -> tuple[SubagentStatus, str]:
     """Return a subagent's status and the reason for it; the reason may be empty.
 
-    `turn` is the state of its newest turn in its own log. `ended` is what that turn returned; None if it was
-    cancelled from outside.
+    `turn` is the state of its newest turn in its own log, `answer` the text that the turn ended with.
+    `ended` is what that turn returned; None if it was cancelled from outside.
     """
     details = "" if ended is None else ended.details
     status = STATUS_OF_TURN[turn]
@@ -43,7 +44,7 @@ def ending_of(
     if is_overdue:
         return SubagentStatus.TIMED_OUT, "it did not stop when its time was over"
     if status is SubagentStatus.COMPLETED:
-        return status, ""
+        return (status, "") if answer.strip() else (SubagentStatus.FAILED, NO_ANSWER)
     if ended is None:
         return SubagentStatus.CANCELLED, cancel_reason or "its parent's run was cancelled"
     if status is SubagentStatus.CANCELLED:
@@ -67,6 +68,8 @@ def next_actions(child: Subagent, status: SubagentStatus, turn: TurnState | None
         return (inspect, restart)
     if turn is TurnState.HELD:
         return (f"answer the waiting call in session {child.session_id}", f"resume {child.id}")
+    if turn is TurnState.COMPLETED:
+        return (f"send {child.id} a message that asks for its answer", f"inspect session {child.session_id}")
     if status is SubagentStatus.TIMED_OUT:
         return (
             f"send {child.id} a smaller task, or start another subagent with more time",

@@ -112,14 +112,16 @@ def _settle_from_log(
     """
     child.turn_state = seen
     child.is_pending = False
-    status = STATUS_OF_TURN[seen]
-    if status is SubagentStatus.COMPLETED:
-        roster.move(child, status, summary=last_answer(session) or NO_ANSWER, elapsed_ms=elapsed_ms)
+    status, answer = STATUS_OF_TURN[seen], last_answer(session)
+    if status is SubagentStatus.COMPLETED and answer.strip():
+        roster.move(child, status, summary=answer, elapsed_ms=elapsed_ms)
         return
+    is_empty = status is SubagentStatus.COMPLETED
+    status = SubagentStatus.FAILED if is_empty else status
     roster.move(
         child,
         status,
-        reason=f"its log says that its turn was {seen.value}" + _ran(elapsed_ms),
+        reason=(NO_ANSWER if is_empty else f"its log says that its turn was {seen.value}") + _ran(elapsed_ms),
         next_actions=next_actions(child, status, seen),
         elapsed_ms=elapsed_ms,
     )

@@ -15,9 +15,11 @@ is asked. Every event in the log is a move of this table:
     detached        -
     closed          -
 
-`queued` and `running` are not endings; every other state is. The event of an ending must carry the fields
-listed in `EVIDENCE`, or it is refused before it reaches the log. `completed` needs one thing more: the
-child's own log must show a completed turn. A child that exists, or a task that returned, proves nothing.
+`queued` and `running` are not endings; every other state is. `detached` ends the parent's part only: the
+subagent continues by itself (`Subagents.detach`), or is out of reach after a crash. The event of an ending
+must carry the fields listed in `EVIDENCE`, or it is refused before it reaches the log. `completed` needs one
+thing more: the child's own log must show a completed turn with an answer. A child that exists, or a task that
+returned, proves nothing.
 
 Remarks (`REMARKS`) are events that are recorded without changing the state.
 """

@@ -60,7 +60,7 @@ class Subagents:
 
     `agents` are the ones that can be spawned by name, `runner` runs their turns (`LoopRunner(provider)` for
     our own loop), and `limits` are the operator's ceilings. Leaving cancels the running subagents and closes
-    the queued ones, with evidence.
+    the queued ones, with evidence; one that was detached is interrupted in its own log.
 
     Subagents spend from `containment`, the parent's. `depth` is the parent's own depth. Isolated copies of a
     workspace on disk are in its private store.
@@ -226,9 +226,27 @@ class Subagents:
         """Stop a subagent and wait until it has stopped. One that has ended stays as it is."""
         self._require_open()
         child = self.get(subagent_id)
+        if child.status is SubagentStatus.DETACHED:
+            return child
         self._stop(child, reason)
         while child.status is SubagentStatus.RUNNING or child.id in self._at_work:
             await self._changed.wait()
+        return child
+
+    def detach(self, subagent_id: str, reason: str = "detached by its parent") -> Subagent:
+        """Let a running subagent continue by itself: it is no longer waited for, and cannot be steered.
+
+        It works in its own session, inside the same limits, for as long as this supervision is open; how it
+        ends is in its own log only. When the supervision is left before that, its turn is interrupted there,
+        and can be resumed as a run of its own. Raises `UsageError` for one that has not begun its work, and
+        `IllegalMoveError` for one that has ended.
+        """
+        self._require_open()
+        child = self.get(subagent_id)
+        if child.status is SubagentStatus.QUEUED:
+            raise UsageError(f"{child.id} has not begun its work; wait until it is running, or close it")
+        self._roster.detach(child, reason)
+        self._notify()
         return child
 
     def close(self, subagent_id: str, reason: str = "closed by its parent") -> Subagent:
@@ -254,6 +272,9 @@ class Subagents:
         self._queue.clear()
         for child in self.children:
             self._stop(child, reason)
+        for work in self._at_work.values():
+            if work.child.status is SubagentStatus.DETACHED:
+                work.abort(reason)
         while self._at_work:
             await self._changed.wait()
 
@@ -400,8 +421,9 @@ class Subagents:
         Raises `UsageError` for a subagent without a copy, one that is still running, or a deleted copy.
         """
         child = self.get(subagent_id)
-        if not child.is_settled:
-            raise UsageError(f"{child.id} is still running; wait for it first")
+        if not child.is_settled or child.id in self._at_work:
+            what = "continues by itself" if child.is_settled else "is still running; wait for it first"
+            raise UsageError(f"{child.id} {what}")
         if child.copy_in_memory is not None and child.copy_in_memory.copy is not None:
             yield child.copy_in_memory.copy
             return

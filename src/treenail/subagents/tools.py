@@ -107,6 +107,18 @@ class _Handlers:
         """
         return _as_json((await self.subagents.cancel(id, reason)).describe())
 
+    async def detach_agent(self, id: str, reason: str = "detached by its parent") -> ToolResult[str]:
+        """Let a running subagent continue by itself. You need not wait for it, and will not hear of it again.
+
+        Args:
+            id: The subagent's id, as spawn_agent returned it.
+            reason: Why, for the log.
+        """
+        child = self.subagents.get(id)
+        if not child.status.is_terminal:
+            child = self.subagents.detach(id, reason)
+        return _as_json(child.describe())
+
     async def list_agents(self) -> ToolResult[str]:
         """List every subagent of this session: id, agent, status, task and outcome."""
         return _as_json([each.describe() for each in self.subagents.children])
@@ -148,10 +160,10 @@ class _Handlers:
 def subagent_tools(subagents: Subagents) -> tuple[Tool[Any, Any], ...]:
     """Return the tools with which a model starts, awaits, steers and stops subagents."""
     each = _Handlers(subagents)
-    watching = (each.wait_agent, each.send_agent, each.cancel_agent, each.list_agents, each.diff_agent)
+    steering = (each.wait_agent, each.send_agent, each.cancel_agent, each.detach_agent)
     return (
         Tool.wrap(each.spawn_agent, description=_spawn_description(subagents), effects="none"),
-        *(Tool.wrap(handler, effects="none") for handler in watching),
+        *(Tool.wrap(handler, effects="none") for handler in (*steering, each.list_agents, each.diff_agent)),
         Tool.wrap(each.apply_agent, effects="workspace"),
     )
 

@@ -24,7 +24,7 @@ from treenail.containment import (
 )
 from treenail.errors import TreenailError, UsageError
 from treenail.state import ExecutionState, ResourceRegistry, Session
-from treenail.subagents.endings import NO_ANSWER, ending_of, next_actions
+from treenail.subagents.endings import ending_of, next_actions
 from treenail.subagents.events import SubagentCharter
 from treenail.subagents.limits import SubagentLimits, config_of
 from treenail.subagents.recovery import last_answer
@@ -215,9 +215,11 @@ class SubagentWork:
         """Record how the subagent ended, as its own log has it."""
         child = self.child
         turn = turn_state(session)
+        answer = (ended.text if ended is not None else "") or last_answer(session)
         status, reason = ending_of(
             turn,
             ended,
+            answer=answer,
             crashed_with=crashed_with,
             is_overdue=self._is_overdue,
             cancel_reason=child.cancel_reason,
@@ -226,11 +228,13 @@ class SubagentWork:
         child.turn_state = turn
         child.error_kind = None if ended is None else ended.error_kind
         child.output = None if ended is None else ended.output
+        if child.status is SubagentStatus.DETACHED:
+            return  # Its parent is done with it; how it ended is in its own log.
         facts: dict[str, Any] = {"elapsed_ms": max(0, round(chain.get_snapshot().elapsed_ms))}
         if ended is not None:
             facts["artifacts"] = self._artifacts(workspace)
         if status is SubagentStatus.COMPLETED:
-            facts["summary"] = (ended.text if ended is not None else "") or last_answer(session) or NO_ANSWER
+            facts["summary"] = answer
         else:
             facts["reason"] = reason or child.error_kind or "it failed without giving a reason"
             facts["next_actions"] = next_actions(child, status, turn)
@@ -267,7 +271,7 @@ class SubagentWork:
             finally:
                 status = child.status.value
                 span.set("treenail.subagent.status", status)
-                if child.status is not SubagentStatus.COMPLETED:
+                if child.status not in (SubagentStatus.COMPLETED, SubagentStatus.DETACHED):
                     span.fail(child.error_kind or status)
                 about["treenail__subagent__status"] = status
                 telemetry.record("treenail.subagents", 1, **about)
