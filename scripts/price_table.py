@@ -1,113 +1,108 @@
-"""Write the price table that ships with the package, from the data of the installed `genai-prices`.
+"""Write the price table that ships with the package.
 
     python scripts/price_table.py
 
-Run it after installing a newer `genai-prices`, and commit the changed file. A vendor is in the table if the
-names of its models identify it. Of prices that begin on a date, the newest one that has begun counts; of
-prices that depend on the time of day, the dearest one.
+Prices are those of the installed `genai-prices`; how much a model can write is what the installed LiteLLM
+says. Run it after installing newer ones, and commit the changed file.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from genai_prices import data_snapshot, types
 
+from treenail.containment.price_data import KEYS, table_text
+
 TABLE = Path(__file__).parent.parent / "src" / "treenail" / "containment" / "prices.json"
-KEYS = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok")
+LITELLM = "model_prices_and_context_window_backup.json"
+LITELLM_NAMES = {"x-ai": "xai", "google": "gemini", "fireworks": "fireworks_ai", "moonshotai": "moonshot"}
 
 
-def patterns(clause: Any) -> list[str]:
-    """Return the clause as patterns of which one must match; `*` is any text, and `~` begins a regex."""
-    if isinstance(clause, types.ClauseOr):
-        return [pattern for each in clause.or_ for pattern in patterns(each)]
-    if isinstance(clause, types.ClauseEquals):
-        return [clause.equals.lower()]
-    if isinstance(clause, types.ClauseStartsWith):
-        return [f"{clause.starts_with.lower()}*"]
-    if isinstance(clause, types.ClauseEndsWith):
-        return [f"*{clause.ends_with.lower()}"]
-    if isinstance(clause, types.ClauseContains):
-        return [f"*{clause.contains.lower()}*"]
-    return [f"~{regex(clause)}"]
+def clause(given: Any) -> dict[str, Any]:
+    """Return a clause as the published data has it."""
+    ((name, value),) = vars(given).items()
+    kind = name.rstrip("_")
+    return {kind: [clause(each) for each in value] if isinstance(value, list) else value}
 
 
-def regex(clause: Any) -> str:
-    """Return the clause as a regular expression to search for."""
-    if isinstance(clause, types.ClauseRegex):
-        return clause.regex
-    if isinstance(clause, types.ClauseAnd):
-        return "^" + "".join(f"(?={regex(each)})" for each in clause.and_)
-    if isinstance(clause, types.ClauseOr):
-        return "(?:" + "|".join(regex(each) for each in clause.or_) + ")"
-    if isinstance(clause, types.ClauseEquals):
-        return f"^{re.escape(clause.equals)}$"
-    if isinstance(clause, types.ClauseStartsWith):
-        return f"^{re.escape(clause.starts_with)}"
-    if isinstance(clause, types.ClauseEndsWith):
-        return f".*{re.escape(clause.ends_with)}$"
-    return f".*{re.escape(clause.contains)}"
+def price(given: types.ModelPrice) -> dict[str, Any]:
+    """Return a price as the published data has it."""
+    found = {key: getattr(given, key, None) for key in KEYS}
+    return {
+        key: {"base": each.base, "tiers": [vars(tier) for tier in each.tiers]}
+        if isinstance(each, types.TieredPrices)
+        else each
+        for key, each in found.items()
+    }
 
 
-def current(model: types.ModelInfo, now: datetime) -> types.ModelPrice:
-    """Return the price that applies to a model now, whatever the time of day."""
+def prices(model: types.ModelInfo) -> Any:
+    """Return a model's prices as the published data has them."""
     if isinstance(model.prices, types.ModelPrice):
-        return model.prices
-    begun = [model.prices[0].prices]
-    at_some_hour = []
-    for each in model.prices:
-        if isinstance(each.constraint, types.TimeOfDateConstraint):
-            at_some_hour.append(each.prices)
-        elif each.constraint is None or each.constraint.active(now):
-            begun.append(each.prices)
-    return max([begun[-1], *at_some_hour], key=lambda price: number(price.output_mtok) or 0)
+        return price(model.prices)
+    return [
+        {
+            "constraint": {name: str(at) for name, at in vars(each.constraint).items()}
+            if each.constraint
+            else None,
+            "prices": price(each.prices),
+        }
+        for each in model.prices
+    ]
 
 
-def number(price: Any) -> float | None:
-    """Return a price as one number; for a tiered one, its lowest tier."""
-    if isinstance(price, types.TieredPrices):
-        return float(price.base)
-    return None if price is None else float(price)
+def published() -> list[dict[str, Any]]:
+    """Return the installed data as it is published."""
+    return [
+        {
+            "id": vendor.id,
+            "model_match": None if vendor.model_match is None else clause(vendor.model_match),
+            "models": [
+                {
+                    "id": model.id,
+                    "match": clause(model.match),
+                    "context_window": model.context_window,
+                    "prices": prices(model),
+                }
+                for model in vendor.models
+            ],
+        }
+        for vendor in data_snapshot.get_snapshot().providers
+    ]
 
 
-def figure(price: Any) -> Any:
-    """Return a price as a number, or as [number, [tokens of input above which, number], ...]."""
-    if isinstance(price, types.TieredPrices):
-        return [float(price.base), *([tier.start, float(tier.price)] for tier in price.tiers)]
-    return number(price)
+def outputs() -> dict[str, int]:
+    """Return how many tokens each model can write, by the names that LiteLLM has for them."""
+    # Importing LiteLLM would fetch something from the network.
+    (place,) = importlib.util.find_spec("litellm").submodule_search_locations  # type: ignore[union-attr, misc]
+    known: dict[str, Any] = json.loads((Path(place) / LITELLM).read_text("utf-8"))
+    return {
+        name.lower(): model["max_output_tokens"]
+        for name, model in known.items()
+        if model.get("mode") in ("chat", "responses") and isinstance(model.get("max_output_tokens"), int)
+    }
 
 
 def main() -> None:
-    """Write the table, one line per model."""
-    now = datetime.now(UTC)
-    vendors = []
-    for provider in data_snapshot.get_snapshot().providers:
-        if provider.model_match is None:
-            continue
-        models = []
-        for model in provider.models:
-            price = current(model, now)
-            if price.input_mtok is None or price.output_mtok is None:
-                continue  # It does not answer in text.
-            usd = [figure(getattr(price, key)) for key in KEYS]
-            models.append({"match": patterns(model.match), "usd": usd, "context": model.context_window})
-        vendors.append({"vendor": provider.id, "match": patterns(provider.model_match), "models": models})
-    lines = [
-        f'{{"date": "{now.date()}", "source": "genai-prices {importlib.metadata.version("genai-prices")}",',
-        '"vendors": [',
-    ]
-    for vendor in vendors:
-        models = vendor.pop("models")
-        lines.append(json.dumps(vendor)[:-1] + ', "models": [')
-        lines.extend(f" {json.dumps(model)}," for model in models)
-        lines[-1] = lines[-1].rstrip(",") + "]},"
-    lines[-1] = lines[-1].rstrip(",") + "]}"
-    TABLE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    """Write the table."""
+    known = outputs()
+
+    def max_output(vendor: str, model: str) -> int | None:
+        # Of resellers, the strictest one: their limits differ.
+        bare = model.rpartition("/")[2].lower()
+        sold = [most for name, most in known.items() if name.rpartition("/")[2] == bare]
+        names = (model.lower(), f"{LITELLM_NAMES.get(vendor, vendor)}/{bare}", bare)
+        return next((known[name] for name in names if name in known), min(sold, default=None))
+
+    source = f"genai-prices {importlib.metadata.version('genai-prices')}"
+    text = table_text(published(), day=datetime.now(UTC).date(), source=source, max_output=max_output)
+    TABLE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -344,10 +344,10 @@ class ModelCallError(PromptEvaluationError):
     """One call of a model failed.
 
     `kind` says how, the same for every provider: `transient`, `connection`, `context_too_long`,
-    `content_filtered`, `truncated`, `refused`, `authentication` or `bad_request` (a `ThrottleError` has
-    kinds of its own). `retryable` says whether the same call may go well later. `partial` is what the
-    model had said by then: evidence, not an answer. `stop_reason` says why the run's limits let no other
-    attempt be made, if one was wanted.
+    `content_filtered`, `truncated`, `refused`, `broken_off`, `authentication` or `bad_request` (a
+    `ThrottleError` has kinds of its own). `retryable` says whether the same call may go well later.
+    `partial` is what the model had said by then: evidence, not an answer. `stop_reason` says why the run's
+    limits let no other attempt be made, if one was wanted.
     """
 
     stop_reason: str | None = None

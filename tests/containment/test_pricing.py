@@ -342,6 +342,6 @@ def test_a_price_that_makes_no_sense_is_not_known(said: Any) -> None:
 @pytest.mark.parametrize("said", [*NONSENSE, None], ids=repr)
 def test_a_table_that_forgets_a_price_makes_no_call_free(said: Any) -> None:
     """It knew the price before the call and does not after it: what was reserved is charged."""
-    ctx = ExecutionContext(Limits(max_cost_usd=1.0), prices=Table(0.25, said))
+    ctx = ExecutionContext(Limits(max_cost_usd=1.0), prices=Table(0.25, 0.25, said))
     outcome = ctx.call_llm(lambda: CallUsage(10, 10), WrapOptions("ask", model="m", input_tokens=1))
     assert (outcome.decision, outcome.node.cost_usd) == (Decision.ALLOW, 0.25)

@@ -39,6 +39,7 @@ from .limits import integer as integer
 from .limits import number as number
 from .loops import LoopPolicy as LoopPolicy
 from .pricing import DEFAULT_MAX_OUTPUT_TOKENS as DEFAULT_MAX_OUTPUT_TOKENS
+from .pricing import MIN_OUTPUT_TOKENS as MIN_OUTPUT_TOKENS
 from .pricing import CallUsage as CallUsage
 from .pricing import FirstKnown as FirstKnown
 from .pricing import Price as Price
@@ -47,7 +48,9 @@ from .pricing import StaticPrices as StaticPrices
 from .pricing import default_prices as default_prices
 from .pricing import estimate_tokens as estimate_tokens
 from .pricing import estimate_usage as estimate_usage
+from .pricing import most_usd as most_usd
 from .pricing import usage_of as usage_of
+from .pricing import usual_output_tokens as usual_output_tokens
 from .records import CallOutcome as CallOutcome
 from .records import ChainMetadata as ChainMetadata
 from .records import ContextSnapshot as ContextSnapshot

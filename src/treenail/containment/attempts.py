@@ -131,6 +131,7 @@ class Attempt:
     """One dispatch of a call's function."""
 
     __slots__ = (
+        "affordable_tokens",
         "call",
         "delay_s",
         "estimate",
@@ -191,6 +192,8 @@ class Attempt:
         self.work: Future[object] | None = None
         """Its function on a worker thread, if it runs on one."""
         self.plan: DegradePlan | None = None
+        self.affordable_tokens: int | None = None
+        """The output that the rest of the money pays for, if that is less than the call asks for."""
         if failed is not None and failed.next_plan is not None:
             # A caller that retries by itself has waited by itself.
             is_waited = failed is not call
@@ -212,6 +215,13 @@ class Attempt:
             return self.plan.model
         call = self.call
         return self.options.model or (call.context.metadata.model if call.kind == "llm" else None)
+
+    @property
+    def max_output_tokens(self) -> int | None:
+        """The most output that money is reserved for: what the call asks for, made less by plan and money."""
+        planned = None if self.plan is None else self.plan.max_output_tokens
+        bounds = (self.options.max_output_tokens, planned, self.affordable_tokens)
+        return min((each for each in bounds if each is not None), default=None)
 
     def degrade(self, plan: DegradePlan | None) -> None:
         """Make the attempt with less, on top of what other guards have asked for."""
@@ -275,6 +285,16 @@ class ActiveCall:
     def plan(self) -> DegradePlan | None:
         """How this attempt is to be degraded, if it is."""
         return self._attempt.plan
+
+    @property
+    def max_output_tokens(self) -> int | None:
+        """The most output that money is reserved for; the request must not allow more. None if not said."""
+        return self._attempt.max_output_tokens
+
+    @property
+    def is_shortened(self) -> bool:
+        """Whether the answer has to be shorter than was asked for, because of the money that is left."""
+        return self._attempt.affordable_tokens is not None
 
     @property
     def token(self) -> CancellationToken:

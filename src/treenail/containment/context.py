@@ -427,12 +427,8 @@ class ExecutionContext:
     def remaining_usd(self) -> float | None:
         """What may still be spent here, by this chain's ceiling and those above; None without a ceiling."""
         with self._ledger.lock:
-            left = [
-                account.max_cost - account.spent - account.reserved
-                for account in self._books.accounts
-                if account.max_cost is not None
-            ]
-        return to_usd(max(0, min(left))) if left else None
+            left = self._books.left
+        return None if left is None else to_usd(max(0, left))
 
     @property
     def remaining_s(self) -> float | None:
@@ -564,15 +560,19 @@ class ExecutionContext:
                 return self._block(attempt, refusal)
         if self.chain.is_stopped():
             return self._block(attempt, self._stop_refusal())
-        call, ledger, estimate = attempt.call, self._ledger, attempt.estimate
-        with ledger.lock:
-            # Check and booking are one step: no other call can take the last place in between.
-            refused = self._books.book(estimate, attempt.is_retry)
-            if refused is None and call.index < 0:
-                self.chain.enter(call)
-        if refused is not None:
-            return self._block(attempt, self._limit_refusal(*refused, estimate))
-        attempt.reserved = estimate
+        call, ledger = attempt.call, self._ledger
+        while True:
+            with ledger.lock:
+                # Check and booking are one step: no other call can take the last place in between.
+                refused = self._books.book(attempt.estimate, attempt.is_retry)
+                if refused is None and call.index < 0:
+                    self.chain.enter(call)
+                left = self._books.left if refused is not None else None
+            if refused is None:
+                break
+            if not self._is_shortened(attempt, refused[1], left):
+                return self._block(attempt, self._limit_refusal(*refused, attempt.estimate))
+        attempt.reserved = attempt.estimate
         attempt.is_open = True
         call.attempts = attempt.number = call.attempts + 1
         if self.chain.has_refusals:
@@ -594,7 +594,15 @@ class ExecutionContext:
             return self._stop_refusal()
         with self._ledger.lock:
             refused = self._books.refusal(cost, attempt.is_retry)
-        return None if refused is None else self._limit_refusal(*refused, attempt.estimate)
+            left = self._books.left if refused is not None else None
+        if refused is None or (cost and self._is_shortened(attempt, refused[1], left)):
+            return None
+        return self._limit_refusal(*refused, attempt.estimate)
+
+    def _is_shortened(self, attempt: Attempt, reason: StopReason, left: int | None) -> bool:
+        """Make an attempt that is too dear with a shorter answer, if that is still of use."""
+        is_dear = reason is StopReason.BUDGET_EXCEEDED and left is not None
+        return is_dear and self._costs.fit(attempt, left or 0)
 
     def _stop_refusal(self) -> Refusal:
         token = self.cancellation_token

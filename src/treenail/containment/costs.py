@@ -9,6 +9,7 @@ and never silently.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from treenail.containment.attempts import Attempt
 from treenail.containment.limits import OnUnknownPrice, number, to_pico
@@ -18,9 +19,10 @@ from treenail.containment.pricing import (
     PriceTable,
     default_prices,
     estimate_usage,
+    most_usd,
     usage_of,
 )
-from treenail.containment.shield import Decision
+from treenail.containment.shield import Decision, DegradePlan
 from treenail.containment.threads import describe
 
 Tell = Callable[[str, Decision, str], None]
@@ -48,10 +50,15 @@ class Costs:
         another model, the price table may.
         """
         options, plan = attempt.options, attempt.plan
+        if attempt.affordable_tokens is not None:
+            less = DegradePlan(max_output_tokens=attempt.affordable_tokens)
+            plan = less if plan is None else plan.merged(less)
+        if options.is_unbounded and self._is_told_unbounded(attempt):
+            return None
         if plan is not None and options.estimate_degraded is not None:
-            less = options.estimate_degraded(plan)
-            if less is not None:
-                return to_pico(number("WrapOptions", "estimate_degraded", less, zero_ok=True))
+            cost = options.estimate_degraded(plan)
+            if cost is not None:
+                return to_pico(number("WrapOptions", "estimate_degraded", cost, zero_ok=True))
             if plan.model not in (None, options.model):
                 return self._estimate_by_table(attempt)
         if options.cost_estimate_hint:
@@ -59,21 +66,53 @@ class Costs:
         return 0 if attempt.is_free else self._estimate_by_table(attempt)
 
     def _estimate_by_table(self, attempt: Attempt) -> int | None:
-        options, plan, model = attempt.options, attempt.plan, attempt.model()
+        options, model = attempt.options, attempt.model()
         if model is None:
             return 0
-        most = options.max_output_tokens
-        if plan is not None and plan.max_output_tokens is not None:
-            most = plan.max_output_tokens if most is None else min(most, plan.max_output_tokens)
         usage = estimate_usage(
-            input_tokens=options.input_tokens, request=options.request, max_output_tokens=most
+            input_tokens=options.input_tokens,
+            request=options.request,
+            max_output_tokens=attempt.max_output_tokens,
         )
-        cost = self._price(model, usage)
+        cost = self._price(model, usage, is_estimate=True)
         if cost is None:
             if self._on_unknown == "halt":
                 return None
             cost = self._fallback(model, usage)
         return to_pico(cost)
+
+    def fit(self, attempt: Attempt, left: int) -> bool:
+        """Shorten the answer to what `left` pays for, and estimate it anew; False if it would be of no use.
+
+        The cost of a call is a straight line over the tokens of its answer.
+        """
+        least, most = attempt.options.min_output_tokens, attempt.max_output_tokens
+        if least is None or most is None or most <= least or left <= 0:
+            return False
+        before, high = attempt.affordable_tokens, attempt.estimate
+        attempt.affordable_tokens = least
+        low = self.estimate(attempt)
+        if low is None or not low <= left < high:
+            attempt.affordable_tokens = before
+            return False
+        exact = least + (most - least) * (left - low) // (high - low)
+        for tokens in (exact, exact - 1, least):  # One less, for a rounded fraction.
+            attempt.affordable_tokens = tokens
+            cost = self.estimate(attempt)
+            if cost is not None and cost <= left:
+                attempt.estimate = cost
+                return True
+        return False
+
+    def _is_told_unbounded(self, attempt: Attempt) -> bool:
+        """Say whether a call whose answer nothing bounds must not be made; else tell of it, once."""
+        if self._on_unknown is None or self._on_unknown == "halt":
+            return self._on_unknown is not None
+        name = f"the answer of {attempt.call.name}"
+        if name not in self._told:
+            self._told.add(name)
+            self._tell("answer_unbounded", Decision.ALLOW, f"nothing bounds {name}; its cost is a guess")
+        return False
 
     def real(self, attempt: Attempt, value: object) -> int:
         """Return what an attempt cost, given what it returned; the reservation if that is not known."""
@@ -105,14 +144,15 @@ class Costs:
             cost = self._fallback(model, usage)
         return to_pico(cost)
 
-    def _price(self, model: str, usage: CallUsage) -> float | None:
+    def _price(self, model: str, usage: CallUsage, *, is_estimate: bool = False) -> float | None:
         table = self.prices
         if table is None:
             if self._on_unknown is None:
                 return 0.0
             table = default_prices()
         try:
-            cost = table.cost_usd(model, usage)
+            price = partial(table.cost_usd, model)
+            cost = most_usd(price, usage) if is_estimate else price(usage)
             return None if cost is None else number("PriceTable", "cost_usd", cost, zero_ok=True)
         except Exception as error:  # noqa: BLE001 - a table that fails, or says nonsense, does not know the price
             self._tell("price_unknown", Decision.ALLOW, f"the price table failed: {describe(error)}")

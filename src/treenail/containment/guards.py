@@ -23,7 +23,7 @@ from treenail.containment.breaker import (
 )
 from treenail.containment.chain import Chain
 from treenail.containment.costs import Costs
-from treenail.containment.limits import ExecutionConfig, StopReason, to_usd
+from treenail.containment.limits import ExecutionConfig, StopReason, to_pico, to_usd
 from treenail.containment.loops import LoopDetector, LoopPolicy
 from treenail.containment.pots import BudgetBackend
 from treenail.containment.pricing import CallUsage, estimate_usage
@@ -119,7 +119,7 @@ class Guards:
         if self._policies:
             self.before_dispatch.append(PolicyGuard(chain, self._policies))
         if pots:
-            self.before_dispatch.append(PotGuard(chain, pots))
+            self.before_dispatch.append(PotGuard(chain, costs, pots))
         if self._breakers or self._heeded:
             self.before_dispatch.append(self.circuits)
         self.all: list[Guard] = [*self.before_wait, *self.before_dispatch]
@@ -274,7 +274,7 @@ class ShieldGuard(Guard):
             tool_name=options.operation_name,
             model=attempt.model(),
             tokens_in=(usage or estimated).input_tokens,
-            tokens_out=usage.output_tokens if usage else options.max_output_tokens,
+            tokens_out=usage.output_tokens if usage else attempt.max_output_tokens,
             cost_usd=to_usd(attempt.estimate if cost is None else cost),
             metadata=MappingProxyType(
                 {
@@ -326,14 +326,18 @@ class PolicyGuard(Guard):
 class PotGuard(Guard):
     """Draws from the money that several chains share."""
 
+    _costs: Costs
     _pots: Sequence[tuple[BudgetBackend, float]]
 
     def admit(self, attempt: Attempt) -> Refusal | None:
         """Reserve the estimate in every pot on the way up; if one refuses, the others get theirs back."""
         held: list[tuple[BudgetBackend, str]] = attempt.held.setdefault(self, [])
         for pot, ceiling in self._pots:
-            reservation_id = pot.reserve(to_usd(attempt.estimate), ceiling)
-            if reservation_id is None:
+            while (reservation_id := pot.reserve(to_usd(attempt.estimate), ceiling)) is None:
+                left = to_pico(ceiling) - to_pico(pot.get())
+                # What others have reserved is not told: ask for half until it is given.
+                if self._costs.fit(attempt, min(left, attempt.estimate // 2)):
+                    continue
                 detail = f"the money shared with other chains ({ceiling:g} USD) is spent or reserved"
                 return refuse(self._chain, StopReason.BUDGET_EXCEEDED, detail)
             held.append((pot, reservation_id))
@@ -421,11 +425,14 @@ def reprice(chain: Chain, costs: Costs, attempt: Attempt) -> Refusal | None:
     if estimate is not None:
         attempt.estimate = estimate
         return None
+    kind, why = "price_unknown", f"no price is known for {attempt.model()!r}"
+    if attempt.options.is_unbounded:
+        kind, why = "answer_unbounded", f"nothing bounds what a call of {attempt.model()!r} may cost"
     detail = (
-        f"no price is known for {attempt.model()!r}, so a ceiling in USD cannot be kept; give "
-        f"cost_estimate_hint or prices=, or set on_unknown_price"
+        f"{why}, so a ceiling in USD cannot be kept; give cost_estimate_hint or prices=, or set "
+        f"on_unknown_price"
     )
-    chain.tell("price_unknown", Decision.HALT, detail)
+    chain.tell(kind, Decision.HALT, detail)
     return Refusal(Decision.HALT, None, detail)
 
 

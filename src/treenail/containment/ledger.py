@@ -227,6 +227,14 @@ class Books:
     """Those whose retry budget its failures use; a chain that only looks on uses its own alone."""
 
     @property
+    def left(self) -> int | None:
+        """What may still be spent: the least that an account has left; None without a ceiling."""
+        left = [
+            each.max_cost - each.spent - each.reserved for each in self.accounts if each.max_cost is not None
+        ]
+        return min(left, default=None)
+
+    @property
     def is_out_of_retries(self) -> bool:
         """Whether a retry ceiling is reached."""
         return any(account.is_out_of_retries for account in self.retry_accounts)

@@ -14,7 +14,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -190,6 +190,15 @@ class PackagedPrices:
             return None
         return Price(*(_tier(price, usage.input_tokens) for price in found["usd"])).cost_usd(usage)
 
+    def vendor(self, model: str) -> str | None:
+        """Return whose model a name is, or None if the table does not know."""
+        return next((each["vendor"] for each in self._vendors if _matches(each, model.lower())), None)
+
+    def max_output_tokens(self, model: str) -> int | None:
+        """Return how many tokens a model can write at most, or None if the table does not know."""
+        found = self._find(model)
+        return None if found is None else found.get("output")
+
     def context_window(self, model: str) -> int | None:
         """Return how many tokens fit into a model's context, or None if the table does not know."""
         found = self._find(model)
@@ -239,6 +248,12 @@ def default_prices() -> PackagedPrices:
     return PackagedPrices()
 
 
+def usual_output_tokens(model: str) -> int:
+    """Return how much output is asked of a model by default."""
+    most = default_prices().max_output_tokens(model)
+    return DEFAULT_MAX_OUTPUT_TOKENS if most is None else min(most, USUAL_MAX_OUTPUT_TOKENS)
+
+
 class FirstKnown:
     """Several tables as one: the first that knows the model answers."""
 
@@ -273,8 +288,22 @@ def estimate_tokens(request: object) -> int:
     return estimate_tokens(str(request))
 
 
-DEFAULT_MAX_OUTPUT_TOKENS = 4096
-"""The most output that is reserved for a call that asks for no other bound."""
+DEFAULT_MAX_OUTPUT_TOKENS = 8_192
+"""The most output of a call that asks for no other bound, to a model of which the table knows none."""
+
+USUAL_MAX_OUTPUT_TOKENS = 32_000
+"""The most output that is asked of a model by default, reasoning included, however much it could write."""
+
+MIN_OUTPUT_TOKENS = 1_024
+"""The shortest answer that is worth its call when little money is left."""
+
+
+def most_usd(price: Callable[[CallUsage], float | None], usage: CallUsage) -> float | None:
+    """Return the most that so many tokens can cost: written to a cache, or thought, if that is dearer."""
+    into, out = usage.input_tokens, usage.output_tokens
+    kinds = (CallUsage(into, out), CallUsage(into, out, cache_write_tokens=into, reasoning_tokens=out))
+    return max((cost for each in kinds if (cost := price(each)) is not None), default=None)
+
 
 # Dearer than any common model: what an unknown one is taken for when the caller asked for an estimate.
 FALLBACK_PRICE = Price(input_per_mtok=15.0, output_per_mtok=75.0)

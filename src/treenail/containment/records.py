@@ -67,6 +67,12 @@ class WrapOptions:
     """The size of the input, if known better than from `request`."""
     max_output_tokens: int | None = None
     """The most output that the call asks for."""
+    min_output_tokens: int | None = None
+    """The shortest answer that is of use. With it, a call that is too dear for the rest of the money is made
+    with a shorter answer: the called function bounds its request by `current_call().max_output_tokens`.
+    """
+    is_unbounded: bool = False
+    """Whether nothing bounds the answer, so that its cost is treated as unknown under a ceiling in USD."""
     cost_of: Callable[[object], float] | None = None
     """Says what the returned value cost in USD; it goes before usage and prices."""
     retry_of: CallOutcome[Any] | None = None
@@ -96,7 +102,7 @@ class WrapOptions:
 
     def __post_init__(self) -> None:
         number("WrapOptions", "cost_estimate_hint", self.cost_estimate_hint, zero_ok=True)
-        check_fields(self, integer, "timeout_ms", "max_output_tokens", none_ok=True)
+        check_fields(self, integer, "timeout_ms", "max_output_tokens", "min_output_tokens", none_ok=True)
         check_fields(self, integer, "retry_policy_override", "input_tokens", zero_ok=True, none_ok=True)
 
 

@@ -12,6 +12,8 @@ from .base import Stopped as Stopped
 from .base import TextDelta as TextDelta
 from .base import ToolCallRequested as ToolCallRequested
 from .base import UsageReported as UsageReported
+from .base import bounds_output as bounds_output
+from .base import output_bound as output_bound
 from .base import takes_output_schema as takes_output_schema
 from .degradation import degraded as degraded
 from .degradation import tool_tokens as tool_tokens

@@ -57,9 +57,11 @@ class CollectedAnswer:
     """The model that was called, if the provider said so."""
     stop: FinishReason = "end"
     is_complete: bool = False
-    """Whether the provider said that the answer is whole."""
+    """Whether the provider said that the answer is over."""
     notes: tuple[str, ...] = ()
     """What was cut or repaired."""
+    stop_said: str = ""
+    """The vendor's own word for why it stopped."""
 
     @property
     def is_empty(self) -> bool:
@@ -82,7 +84,7 @@ class Collector:
         self._chars = self._argument_chars = 0
         self._dropped_chars = self._dropped_calls = self._dropped_parts = 0
         self._usage = _NOTHING_USED
-        self._stop: FinishReason = "end"
+        self._stop = Stopped("end")
         self._is_complete = False
 
     def add(self, seen: ModelEvent) -> None:
@@ -94,7 +96,7 @@ class Collector:
         elif isinstance(seen, UsageReported):
             self._usage = seen
         elif isinstance(seen, Stopped):
-            self._stop, self._is_complete = seen.reason, True
+            self._stop, self._is_complete = seen, True
         elif isinstance(seen, ReasoningBlock):
             if len(self._parts) < MAX_REASONING_BLOCKS:
                 self._parts.append(seen.part)
@@ -128,7 +130,8 @@ class Collector:
         if self._is_complete and not text and not self._calls:
             notes.append("the answer is empty")
         # An answer that we cut is not the whole one, whatever the provider says.
-        was_cut = self._dropped_chars and self._stop in ("end", "tools")
+        stop = self._stop.reason
+        was_cut = self._dropped_chars and stop in ("end", "tools", "paused")
         used = self._usage
         return CollectedAnswer(
             text,
@@ -138,9 +141,10 @@ class Collector:
             used.cost_usd,
             used.cache_write_tokens,
             used.model,
-            "length" if was_cut else self._stop,
+            "length" if was_cut else stop,
             self._is_complete,
             tuple(notes),
+            self._stop.said,
         )
 
     def _add_text(self, text: str) -> None:

@@ -13,7 +13,8 @@ from typing import Any, Self
 import anthropic
 import httpx2
 
-from treenail.containment import DEFAULT_MAX_OUTPUT_TOKENS, PriceTable
+from treenail.containment import PriceTable
+from treenail.conversation import EMPTY_TEXT
 from treenail.errors import UsageError
 from treenail.providers.anthropic_answer import AnthropicAnswer
 from treenail.providers.base import ModelEvent, ModelRequest
@@ -43,7 +44,7 @@ class Anthropic(VendorProvider[anthropic.AsyncAnthropic]):
         base_url: str | None = None,
         api_key: str | None = None,
         client: anthropic.AsyncAnthropic | None = None,
-        max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
+        max_output_tokens: int | None = None,
         temperature: float | None = None,
         thinking: int | str | Mapping[str, Any] | None = None,
         effort: str | None = None,
@@ -70,14 +71,14 @@ class Anthropic(VendorProvider[anthropic.AsyncAnthropic]):
             close_client=anthropic.AsyncAnthropic.close,
             client=None if client is None else client.with_options(max_retries=0),
             max_output_tokens=max_output_tokens,
+            extra=extra,
             prices=prices,
             secrets=(key,) if key else (),
         )
         self._temperature = temperature
-        self._thinking = _thinking(thinking, max_output_tokens)
+        self._thinking = _thinking(thinking, self._max_output_tokens or 0)
         self._effort = effort
         self._cache = cache
-        self._extra = dict(extra or {})
 
     def __repr__(self) -> str:
         return f"Anthropic({self._model!r})"
@@ -98,6 +99,12 @@ class Anthropic(VendorProvider[anthropic.AsyncAnthropic]):
     def messages_body(self, request: ModelRequest) -> Wire:
         """Return what is sent to the Messages interface for a request."""
         system, messages = to_anthropic(request.items)
+        if messages and messages[-1]["role"] == "assistant":
+            # A paused answer goes on from its own end, where the interface accepts no blank.
+            *before, last = messages[-1]["content"]
+            if last["type"] == "text":
+                last = {**last, "text": last["text"].rstrip() or EMPTY_TEXT}
+            messages[-1] = {"role": "assistant", "content": [*before, last]}
         told: str | list[Wire] | None = system
         if self._cache:
             told, messages = mark_cached(system, messages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,17 +21,16 @@ from treenail.providers.base import (
 from treenail.providers.vendor import Mender
 from treenail.tools import ToolCall
 
-_STOPS: Mapping[str, FinishReason] = {
+STOPS: Mapping[str, FinishReason] = {
     "end_turn": "end",
     "stop_sequence": "end",
-    "pause_turn": "end",
     "tool_use": "tools",
+    "pause_turn": "paused",
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
     "refusal": "refused",
 }
-
-_ENDS = tuple(name for name, reason in _STOPS.items() if reason == "end")
+"""Why a model stopped, in the words of the Messages interface. Any other word is not an end."""
 
 
 class AnthropicAnswer:
@@ -40,7 +40,7 @@ class AnthropicAnswer:
     dialect that wrote them.
     """
 
-    def __init__(self, model: str, dialect: str, used: Callable[[CallUsage], UsageReported]) -> None:
+    def __init__(self, model: str, dialect: str, used: Callable[..., UsageReported]) -> None:
         self._model = model
         self._dialect = dialect
         self._report = used
@@ -51,20 +51,21 @@ class AnthropicAnswer:
         self._mender = Mender()
         self._thought_mender = Mender()
         self._stop: str | None = None
-        self._has_begun = False
+        self.has_begun = False
+        """Whether the vendor has accepted the request."""
         self._is_seen = False
         self._calls = 0
         self.chars = 0
         self.is_cut = False
         """Whether the answer ended without saying that it is whole."""
         self.is_nudged = False
-        """Whether the CLI would now call its model again by itself: the answer was too long, or empty."""
+        """Whether the CLI would now call its model again by itself: the answer is cut, paused or empty."""
 
     def take(self, event: Mapping[str, Any]) -> list[ModelEvent]:
         """Return what an event says."""
         kind = event.get("type")
         if kind == "message_start":
-            self.is_cut, self._has_begun = self._has_begun, True
+            self.is_cut, self.has_begun = self.has_begun, True
             return [self._used(event["message"].get("usage"))]
         if kind == "content_block_start":
             self._block = dict(event["content_block"])
@@ -76,17 +77,25 @@ class AnthropicAnswer:
             return self._end_of_block()
         if kind == "message_delta":
             self._stop = event["delta"].get("stop_reason") or self._stop
-            is_empty = self._stop in _ENDS and not self._calls and not self._is_seen
-            self.is_nudged = is_empty or _STOPS.get(self._stop or "") == "length"
-            return [self._used(event.get("usage"))]
+            reason = self._reason()
+            is_empty = reason == "end" and not self._is_seen
+            self.is_nudged = is_empty or reason in ("length", "paused")
+            usage = event.get("usage") or {}
+            is_counted = self._stop is not None and usage.get("output_tokens") is not None
+            return [self._used(usage, is_final=is_counted)]
         if kind == "message_stop":
             if self._stop is None:
                 self.is_cut = True
                 return []
             rest: list[ModelEvent] = [TextDelta(text) for text in (self._mender.flush(),) if text]
-            reason = _STOPS.get(self._stop, "end")
-            return [*rest, Stopped("tools" if reason == "end" and self._calls else reason)]
+            return [*rest, Stopped(self._reason(), self._stop)]
         return []
+
+    def _reason(self) -> FinishReason:
+        reason = STOPS.get(self._stop or "", "broken_off")
+        if reason in ("end", "tools") and self._calls:
+            return "tools"
+        return "broken_off" if reason == "tools" else reason
 
     def _text(self, piece: str) -> list[ModelEvent]:
         text = self._mender.feed(piece)
@@ -118,8 +127,11 @@ class AnthropicAnswer:
             call = ToolCall(str(block.get("id") or ""), str(block.get("name") or ""), arguments)
             return [ToolCallRequested(call)]
         payload: dict[str, Any] | None = None
-        if kind == "redacted_thinking":
-            payload = block
+        if kind == "server_tool_use":
+            text = "".join(self._pieces)
+            payload = {**block, "input": json.loads(text)} if text.strip() else block
+        elif kind not in ("text", "thinking", None):
+            payload = block  # Such as a result of the vendor's own tools: it belongs to the conversation.
         elif kind == "thinking":
             signature = block.get("signature", "") + "".join(self._signature)
             thinking = block.get("thinking", "") + "".join(self._pieces)
@@ -129,7 +141,7 @@ class AnthropicAnswer:
         part = ReasoningPart(self._model, self._dialect, payload, self.chars, self._calls)
         return [ReasoningBlock(part)]
 
-    def _used(self, usage: Mapping[str, Any] | None) -> UsageReported:
+    def _used(self, usage: Mapping[str, Any] | None, *, is_final: bool = False) -> UsageReported:
         """Take over the vendor's numbers: they are running totals, and some may be left out."""
         given = usage or {}
         details = given.get("output_tokens_details") or {}
@@ -152,5 +164,6 @@ class AnthropicAnswer:
                 cached_input_tokens=read,
                 cache_write_tokens=written,
                 reasoning_tokens=min(counts.get("thinking", 0), output),
-            )
+            ),
+            is_final=is_final,
         )

@@ -14,8 +14,9 @@ from treenail.conversation import ReasoningPart, ReplayItem
 from treenail.state import TokenUsage
 from treenail.tools import Tool, ToolCall
 
-FinishReason = Literal["end", "tools", "length", "filtered", "refused"]
-"""Why a model stopped: it finished, wants tools, reached the length limit, was filtered, or refused."""
+FinishReason = Literal["end", "tools", "paused", "length", "filtered", "refused", "broken_off"]
+"""Why a model stopped: it finished, wants tools, wants to be asked to continue, reached the length limit, was
+filtered, refused, or stopped for a reason that its adapter does not list: then the answer is not finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +74,17 @@ class UsageReported:
     """How many input tokens were written to the provider's cache; they may cost more than plain input."""
     model: str | None = field(default=None, compare=False)
     """The model that was called, if the provider says so: a request may name another model."""
+    is_final: bool = True
+    """Whether the answer's tokens are counted to its end. Else the call costs what was reserved for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The answer is complete."""
+    """The answer is over."""
 
     reason: FinishReason
+    said: str = field(default="", compare=False)
+    """The vendor's own word for the reason."""
 
 
 ModelEvent = TextDelta | ReasoningDelta | ReasoningBlock | ToolCallRequested | UsageReported | Stopped
@@ -111,6 +116,25 @@ class Provider(Protocol):
         with `Stopped`.
         """
         ...
+
+
+def bounds_output(provider: Provider) -> bool:
+    """Say whether a provider's interface can bound an answer.
+
+    One that cannot has a false attribute `bounds_output`. Nobody knows what its call can cost, so a ceiling
+    in USD refuses it unless the caller chose otherwise.
+    """
+    return bool(getattr(provider, "bounds_output", True))
+
+
+def output_bound(provider: Provider, request: ModelRequest) -> int | None:
+    """Return how many tokens an answer may have, reasoning included; None if the provider does not say.
+
+    A provider that says it has a method `output_bound`, and sends the smaller one of that number and
+    `ModelRequest.max_output_tokens` with the request.
+    """
+    says = getattr(provider, "output_bound", None)
+    return None if says is None else says(request)
 
 
 def takes_output_schema(provider: Provider) -> bool:

@@ -37,6 +37,7 @@ FailureKind = Literal[
     "content_filtered",
     "truncated",
     "refused",
+    "broken_off",
     "authentication",
     "bad_request",
 ]
@@ -198,6 +199,7 @@ _ADVICE: Mapping[FailureKind, str] = {
     "content_filtered": "change what is asked; trying the same again gives the same answer",
     "truncated": "raise max_output_tokens, or ask for less at once",
     "refused": "change what is asked; trying the same again gives the same answer",
+    "broken_off": "resume the run to ask again",
     "authentication": "check the API key, and what its account is allowed to use",
     "bad_request": "look at what the provider says about the request; trying the same again does not help",
 }
@@ -209,6 +211,7 @@ _SAID: Mapping[FailureKind, str] = {
     "content_filtered": "withheld the answer (content filter)",
     "truncated": "stopped in the middle because the answer reached its length limit",
     "refused": "refused to answer",
+    "broken_off": "stopped before the answer was finished",
     "authentication": "did not accept our credentials",
     "bad_request": "did not accept the request",
 }
@@ -298,14 +301,29 @@ _STOPS: Mapping[str, FailureKind] = {
     "length": "truncated",
     "filtered": "content_filtered",
     "refused": "refused",
+    "broken_off": "broken_off",
 }
 
 
-def error_of_stop(reason: str, *, provider: str, model: str, partial: str = "") -> ModelCallError | None:
-    """Return the error that an answer's end amounts to; None if the model was done or wants tools."""
+_MAX_WORD_CHARS = 64
+"""How much of a vendor's word for an end is told."""
+
+
+def error_of_stop(
+    reason: str, *, provider: str, model: str, partial: str = "", said: str = "", short_of: str = ""
+) -> ModelCallError | None:
+    """Return the error that an answer's end amounts to; None if the model is done or goes on.
+
+    `said` is the vendor's own word for the end. `short_of` says why the answer had to be so short, if it was
+    not the caller's wish.
+    """
     kind = _STOPS.get(reason)
     if kind is None:
         return None
-    error = model_call_error(Failure(kind, False), provider=provider, model=model, partial=partial)
+    word = re.sub(r"[^\w.:/-]+", "_", said)[:_MAX_WORD_CHARS] if kind == "broken_off" else ""
+    facts = Facts(code=word, message=short_of)
+    error = model_call_error(
+        Failure(kind, False), provider=provider, model=model, partial=partial, facts=facts
+    )
     error.phase = "response"
     return error

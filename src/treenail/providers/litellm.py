@@ -5,16 +5,17 @@ The model's name says who is asked, as LiteLLM has it (`openai/…`, `anthropic/
 OpenAI's Chat Completions, and this module reads those.
 
 Three things of LiteLLM are not taken at its word. It ends every stream with a reason to stop,
-also one that was cut off: what counts is whether the vendor gave one. It retries: that is
-switched off. And it keeps its clients for the whole process: those that it marks as an event
-loop's are closed with the loop. Those that it has for Anthropic's and for Gemini's streams are
-shared by all loops, of which one would close what another reads; there each loop has a client of
-ours.
+also one that was cut off, and calls a reason that it does not know "stop": what counts is the
+vendor's own word, which is read off the lines of the response. It retries: that is switched off.
+And it keeps its clients for the whole process: those that it marks as an event loop's are closed
+with the loop. Those that it has for Anthropic's and for Gemini's streams are shared by all loops,
+of which one would close what another reads; there each loop has a client of ours.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import re
@@ -31,8 +32,9 @@ import litellm
 import openai
 from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
 
-from treenail.containment import CallUsage, PriceTable, default_prices
+from treenail.containment import CallUsage, PriceTable, default_prices, usual_output_tokens
 from treenail.errors import UsageError
+from treenail.providers.anthropic_answer import STOPS
 from treenail.providers.base import (
     FinishReason,
     ModelEvent,
@@ -43,7 +45,7 @@ from treenail.providers.base import (
     ToolCallRequested,
 )
 from treenail.providers.errors import Facts
-from treenail.providers.openai import CHAT_STOPS, ChatCalls, call_usage, output_format
+from treenail.providers.openai import CHAT_BOUNDS, CHAT_STOPS, ChatCalls, call_usage, output_format
 from treenail.providers.vendor import ClosableStream, VendorProvider, drain, tls
 from treenail.providers.wire_formats import Wire, chat_tools, present, to_openai_chat
 
@@ -52,8 +54,29 @@ litellm.suppress_debug_info = True
 
 _PREFIXES = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception|Timeout)(?:: | - ))+", re.ASCII)
 _MAX_CHAIN = 16
+_DROPPED = ("chatgpt/",)
+"""Prefixes of the models for which LiteLLM takes a bound and drops it without a word."""
 _SHARED = ("anthropic/", "claude-", "gemini/")
 """Prefixes of the models for which LiteLLM shares one client between event loops."""
+
+
+_WORD = re.compile(
+    r'"(?:stop_reason|stopReason|finish_reason|finishReason|done_reason)"\s*:\s*(?:null|"([^"\\]+)")'
+)
+"""A vendor's word for why it stopped, in a line of its response; inside of a text the quotes are escaped."""
+
+_COUNT = re.compile(r'"output_tokens"\s*:\s*\d')
+"""Anthropic's count of an answer's tokens, in a line of its response."""
+
+_STOPS: Mapping[str, FinishReason] = {
+    **STOPS,
+    **CHAT_STOPS,
+    "COMPLETE": "end",
+    "STOP": "end",
+    "TOOL_CALL": "tools",
+    "MAX_TOKENS": "length",
+}
+"""Why a model stopped, in the words of the vendors that LiteLLM reaches. Any other word is not an end."""
 
 
 class LiteLLM(VendorProvider["_LoopClients"]):
@@ -63,6 +86,8 @@ class LiteLLM(VendorProvider["_LoopClients"]):
     environment variable that LiteLLM knows for the vendor. `extra` holds further arguments of
     `litellm.acompletion`, such as `reasoning_effort` or `tool_choice`.
     """
+
+    _bound_names = CHAT_BOUNDS
 
     def __init__(
         self,
@@ -83,6 +108,7 @@ class LiteLLM(VendorProvider["_LoopClients"]):
             close_client=_LoopClients.close,
             client=None,
             max_output_tokens=max_output_tokens,
+            extra=extra,
             prices=prices,
             secrets=(api_key,) if api_key else (),
         )
@@ -90,10 +116,21 @@ class LiteLLM(VendorProvider["_LoopClients"]):
         self._api_key = api_key
         self._temperature = temperature
         self._timeout_s = timeout_s
-        self._extra = dict(extra or {})
 
     def __repr__(self) -> str:
         return f"LiteLLM({self._model!r})"
+
+    @property
+    def bounds_output(self) -> bool:
+        """Whether LiteLLM passes a bound on to the model's vendor, and nothing else is billed."""
+        return super().bounds_output and _takes_bound(self._model)
+
+    def _bound(self, model: str) -> int | None:
+        if not _takes_bound(model):
+            return None  # LiteLLM would refuse the whole call.
+        _, slash, bare = model.partition("/")
+        known = default_prices().max_output_tokens(model) is not None
+        return self._own_bound or usual_output_tokens(model if known or not slash else bare)
 
     def arguments(self, request: ModelRequest) -> Wire:
         """Return the arguments for LiteLLM, without the key."""
@@ -131,7 +168,7 @@ class LiteLLM(VendorProvider["_LoopClients"]):
         async for chunk in opened:
             usage = call_usage(getattr(chunk, "usage", None))
             if usage is not None and opened.has_usage:
-                yield self._used(usage)
+                yield self._used(usage, is_final=opened.is_counted)
             for choice in (chunk.choices or ())[:1]:
                 delta = choice.delta
                 if thought := thoughts.add(delta):
@@ -149,12 +186,16 @@ class LiteLLM(VendorProvider["_LoopClients"]):
             yield self._thought(payload, 0, 0)
         for call in calls.whole():
             yield ToolCallRequested(call)
-        stop: FinishReason = CHAT_STOPS.get(finish, "end")
-        if opened.refused and stop in ("end", "filtered"):
+        # An unknown word may still be one that LiteLLM knows as a filter's, or as a limit of length.
+        stop = _STOPS.get(finish, CHAT_STOPS.get(opened.mapped_reason or "", "broken_off"))
+        if finish not in _STOPS and stop in ("end", "tools"):
+            stop = "broken_off"
+        elif opened.refused and stop in ("end", "filtered"):
             stop = "refused"
         elif stop in ("end", "tools"):
+            # A structured answer is a tool's call to some vendors, of which LiteLLM makes text.
             stop = "tools" if calls else "end"
-        yield Stopped(stop)
+        yield Stopped(stop, finish)
 
     def _facts(self, error: Exception) -> Facts | None:
         return facts_of(error)
@@ -213,7 +254,19 @@ class _Stream:
     def __init__(self, opened: Any) -> None:
         self._opened = opened
         self.refused = False
+        self.word: str | None = None
+        """The vendor's word for why it stopped, if it was seen."""
+        self._has_count = False
+        self._is_messages = False
+        """Whether these are Anthropic's lines: LiteLLM takes the first count in them for the last."""
+        self._has_words = False
+        """Whether the lines have a place for the word: then LiteLLM's own is not needed."""
+        self._has_lines = False
         if opened.completion_stream is not None:
+            lines = getattr(opened.completion_stream, "streaming_response", None)
+            if lines is not None and hasattr(lines, "__aiter__"):
+                opened.completion_stream.streaming_response = self._watched(lines)
+                self._has_lines = True
             opened.completion_stream = _Tapped(opened.completion_stream, self)
 
     def __aiter__(self) -> AsyncIterator[Any]:
@@ -223,9 +276,35 @@ class _Stream:
     async def close(self) -> None:
         await self._opened.aclose()
 
+    async def _watched(self, lines: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """Yield the lines of the response, and note the vendor's word for why it stopped."""
+        async for line in lines:
+            text = line.decode(errors="replace") if isinstance(line, bytes) else str(line)
+            self._is_messages = self._is_messages or '"message_start"' in text
+            for found in _WORD.finditer(text):
+                self.word, self._has_words = found[1] or self.word, True
+            self._has_count = self._has_count or (self.word is not None and bool(_COUNT.search(text)))
+            yield line
+
+    def note(self, chunk: Any) -> None:
+        """Note the word in a chunk, where there are no lines to read it off."""
+        choice = next(iter(getattr(chunk, "choices", None) or ()), None)
+        if not self._has_lines and (word := getattr(choice, "finish_reason", None)):
+            self.word = str(word)
+
     @property
     def finish_reason(self) -> str | None:
-        """The vendor's finish reason; None if it gave none."""
+        """The vendor's finish reason, in its own word if that was seen; None if it gave none."""
+        return self.word if self.word is not None or self._has_words else self.mapped_reason
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the vendor counted the answer to its end."""
+        return self._has_count if self._is_messages else self.finish_reason is not None
+
+    @property
+    def mapped_reason(self) -> str | None:
+        """The finish reason as LiteLLM tells it."""
         opened = self._opened
         said = opened.received_finish_reason or getattr(opened, "intermittent_finish_reason", None)
         return None if said is None else str(said)
@@ -249,6 +328,7 @@ class _Tapped:
 
     async def __anext__(self) -> Any:
         chunk = await anext(self._each)
+        self._into.note(chunk)
         for choice in (getattr(chunk, "choices", None) or ())[:1]:
             delta: Any = getattr(choice, "delta", None)
             if said := getattr(delta, "refusal", None):
@@ -299,6 +379,18 @@ class _Thoughts:
         kept = [each for each in self._blocks if each.get("type") != "thinking" or each.get("signature")]
         told: dict[str, Any] = {"reasoning_content": "".join(self._text)} if self._text else {}
         return {**told, "thinking_blocks": kept} if kept else told
+
+
+@functools.cache
+def _takes_bound(model: str) -> bool:
+    """Say whether LiteLLM tells the vendor of a model how long its answer may be."""
+    if model.startswith(_DROPPED):
+        return False
+    try:
+        taken = litellm.get_supported_openai_params(model)
+    except Exception:  # noqa: BLE001 - a name that LiteLLM does not know; the call will say so
+        return True
+    return not taken or any(name in taken for name in CHAT_BOUNDS)
 
 
 def _said_of(delta: Any, name: str) -> object:

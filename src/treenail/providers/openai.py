@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import openai
 
-from treenail.containment import CallUsage, PriceTable, usage_of
+from treenail.containment import CallUsage, PriceTable, default_prices, usage_of
 from treenail.errors import UsageError
 from treenail.providers.base import (
     FinishReason,
@@ -40,17 +40,27 @@ from treenail.providers.wire_formats import (
 from treenail.tools import ToolCall
 
 CHAT_STOPS: Mapping[str, FinishReason] = {
-    "length": "length",
-    "content_filter": "filtered",
+    "stop": "end",
+    "end_turn": "end",
+    "eos": "end",
+    "eos_token": "end",
+    "stop_sequence": "end",
     "tool_calls": "tools",
     "function_call": "tools",
+    "length": "length",
+    "max_tokens": "length",
+    "content_filter": "filtered",
 }
-"""Why a model stopped, in the words of Chat Completions; what is not here is an end."""
+"""Why a model stopped, in the words of Chat Completions and its like. Any other word is not an end."""
+
+CHAT_BOUNDS = ("max_completion_tokens", "max_tokens")
+"""How Chat Completions calls the bound of an answer, and how it used to."""
 
 _INCOMPLETE: Mapping[str, FinishReason] = {
     "max_output_tokens": "length",
     "max_messages": "length",
     "content_filter": "filtered",
+    "incomplete": "length",  # Without a reason.
 }
 _OUTPUT_NAME = "output"
 _NO_KEY = "none"
@@ -64,6 +74,8 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
     request body, such as `tool_choice`. A `client` of your own is used as it is, except that it does not
     retry, and it is yours to close.
     """
+
+    _bound_names = (*CHAT_BOUNDS, "max_output_tokens")
 
     def __init__(
         self,
@@ -105,13 +117,18 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
             close_client=openai.AsyncOpenAI.close,
             client=None if client is None else client.with_options(max_retries=0),
             max_output_tokens=max_output_tokens,
+            extra=extra,
             prices=prices,
             secrets=(key,) if key else (),
         )
         self._api = api
         self._temperature = temperature
         self._reasoning_effort = reasoning_effort
-        self._extra = dict(extra or {})
+        url = base_url or str(client.base_url if client is not None else "")
+        is_foreign = bool(url) and "openai" not in url and default_prices().vendor(model) != "openai"
+        # Servers of others may know the older name alone; OpenAI refuses a request that has both.
+        known = CHAT_BOUNDS if is_foreign else CHAT_BOUNDS[:1]
+        self._bound_by = tuple(name for name in CHAT_BOUNDS if name in (extra or {})) or known
 
     def __repr__(self) -> str:
         return f"OpenAI({self._model!r}, api={self._api!r})"
@@ -186,7 +203,7 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
                 # Some servers end every answer as completed, and report the failure inside it.
                 if kind == "response.failed" or response.status in ("failed", "cancelled"):
                     raise self._failed(_error_facts(response.error))
-                yield Stopped(_responses_stop(response, calls, refused))
+                yield _responses_stop(kind, response, calls, refused)
             elif kind == "error":
                 raise self._failed(_error_facts(event))
 
@@ -201,10 +218,10 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
             **present(
                 tools=chat_tools(request.tools),
                 response_format=output_format(request.output_schema),
-                max_completion_tokens=self._max_output_tokens,
                 temperature=self._temperature,
                 reasoning_effort=self._reasoning_effort,
             ),
+            **dict.fromkeys(self._bound_by, self._max_output_tokens),
             **self._extra,
         }
 
@@ -214,11 +231,12 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
         thoughts: list[str] = []
         calls = ChatCalls()
         async for chunk in chunks:
-            usage = call_usage(chunk.usage)
-            if usage is not None:
-                yield self._used(usage)
             for choice in (chunk.choices or ())[:1]:
                 finish = choice.finish_reason or finish
+            usage = call_usage(chunk.usage)
+            if usage is not None:
+                yield self._used(usage, is_final=finish is not None)
+            for choice in (chunk.choices or ())[:1]:
                 delta = choice.delta
                 if delta is None:
                     continue
@@ -240,11 +258,19 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
             yield self._thought({"reasoning_content": "".join(thoughts)}, 0, 0)
         for call in calls.whole():
             yield ToolCallRequested(call)
-        stop = CHAT_STOPS.get(finish, "end")
-        # Some servers say "stop" and still ask for tools, or the other way round.
-        if stop in ("end", "tools"):
-            stop = "tools" if calls else "refused" if refused else "end"
-        yield Stopped(stop)
+        yield Stopped(chat_stop(finish, has_calls=bool(calls), refused=refused), finish)
+
+
+def chat_stop(finish: str, *, has_calls: bool, refused: bool) -> FinishReason:
+    """Say why an answer over Chat Completions stopped, from the vendor's word and what came before it."""
+    stop = CHAT_STOPS.get(finish, "broken_off")
+    if stop not in ("end", "tools"):
+        return stop
+    if has_calls:
+        return "tools"  # Some servers say "stop" and still ask for tools.
+    if refused:
+        return "refused"
+    return "end" if stop == "end" else "broken_off"
 
 
 def output_format(schema: Mapping[str, Any] | None) -> Wire | None:
@@ -308,13 +334,14 @@ def _error_facts(error: Any) -> Facts:
     return Facts(code=str(code or "server_error"), message=str(message or ""))
 
 
-def _responses_stop(response: Any, calls: int, refused: bool) -> FinishReason:
-    if response.status == "incomplete":
-        reason = response.incomplete_details.reason if response.incomplete_details else None
-        return _INCOMPLETE.get(reason or "", "length")
-    if calls:
-        return "tools"
-    return "refused" if refused else "end"
+def _responses_stop(kind: str, response: Any, calls: int, refused: bool) -> Stopped:
+    # Not every compatible server has the status; the event says the same.
+    status = response.status or kind.removeprefix("response.")
+    if status == "completed":
+        return Stopped("tools" if calls else "refused" if refused else "end", status)
+    details = response.incomplete_details
+    said = str((details.reason if details else None) or status)
+    return Stopped(_INCOMPLETE.get(said, "broken_off"), said)
 
 
 def facts_of(error: Exception) -> Facts | None:

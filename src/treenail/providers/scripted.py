@@ -50,6 +50,8 @@ class Answer:
     stop: FinishReason | None = None
     """Why the model stops; None for what the calls say."""
     cache_write_tokens: int = 0
+    stop_said: str = ""
+    """The vendor's own word for why the model stops; empty for the usual one."""
 
     def tool_calls(self, turn: int) -> list[ToolCall]:
         """Return the calls with their ids, made of the answer's number and the call's place."""
@@ -109,7 +111,7 @@ class ScriptedProvider:
         yield UsageReported(
             answer.usage, answer.cost_usd, answer.cache_write_tokens, model=request.model or self._model
         )
-        yield Stopped(answer.stop_reason)
+        yield Stopped(answer.stop_reason, answer.stop_said)
 
     def _next(self, request: ModelRequest) -> Answer:
         position = request.answers_so_far

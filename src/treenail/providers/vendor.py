@@ -21,6 +21,9 @@ stream and yields model events. Around them this module keeps the promises of th
   lone ones replaced, so that every event is text.
 - **Truth about the end.** A stream that ends without saying that the answer is whole was
   cut, also if the connection was closed in good order.
+- **Money.** Every request says how long its answer may be, and the estimate is for that length. A
+  request that was refused, or never left, cost nothing; one whose answer was not counted to its
+  end costs what was reserved.
 """
 
 from __future__ import annotations
@@ -29,9 +32,8 @@ import copy
 import functools
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -39,9 +41,17 @@ import anyio
 import httpx2
 from anyio.lowlevel import RunVar
 
-from treenail.containment import CallUsage, PriceTable, current_call, default_prices, estimate_usage
+from treenail.containment import (
+    CallUsage,
+    PriceTable,
+    current_call,
+    default_prices,
+    estimate_usage,
+    most_usd,
+    usual_output_tokens,
+)
 from treenail.conversation import ReasoningPart
-from treenail.errors import CallRefused, ModelCallError
+from treenail.errors import CallRefused, ModelCallError, UsageError
 from treenail.providers.base import (
     ModelEvent,
     ModelRequest,
@@ -75,6 +85,14 @@ class ClosableStream(Protocol):
 
 _DRAIN_S = 0.5
 """How long a finished answer may keep its connection busy before that is closed instead of reused."""
+
+_METERED = ("tools", "web_search_options", "mcp_servers", "plugins")
+"""Fields of a request that let a vendor run tools of its own, which it bills by use."""
+
+_NO_CONNECTION = ("ConnectError", "ConnectTimeout", "ClientConnectorError", "ClientConnectorDNSError")
+"""What the HTTP libraries raise before anything is sent."""
+
+_MAX_CAUSES = 16
 
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """What reading a malformed event raises: SDKs do not validate what they receive."""
@@ -120,6 +138,9 @@ class VendorProvider(ABC, Generic[C]):
     takes_output_schema: ClassVar[bool] = True
     """The vendors enforce a schema on the answer."""
 
+    _bound_names: ClassVar[tuple[str, ...]] = ("max_tokens",)
+    """How the interface calls the bound of an answer; `extra` may name it too."""
+
     def __init__(
         self,
         model: str,
@@ -129,6 +150,7 @@ class VendorProvider(ABC, Generic[C]):
         close_client: Callable[[C], Awaitable[object]],
         client: C | None,
         max_output_tokens: int | None,
+        extra: Mapping[str, Any] | None,
         prices: PriceTable | None,
         secrets: tuple[str, ...],
     ) -> None:
@@ -136,7 +158,12 @@ class VendorProvider(ABC, Generic[C]):
         self._name = name
         self._own_client = client
         self._clients = LoopBound(make_client, close_client)
-        self._max_output_tokens = max_output_tokens
+        self._extra = dict(extra or {})
+        said = [self._extra.pop(name, None) for name in self._bound_names]
+        self._own_bound: int | None = min((each for each in (max_output_tokens, *said) if each), default=None)
+        if self._extra.get("n", 1) != 1:
+            raise UsageError("only one answer is read, and each is paid for; leave `n` out of `extra`")
+        self._max_output_tokens: int | None = self._bound(model)
         self._prices = prices
         self._secrets = secrets
 
@@ -150,19 +177,31 @@ class VendorProvider(ABC, Generic[C]):
         """The model's name."""
         return self._model
 
+    @property
+    def bounds_output(self) -> bool:
+        """Whether a request can bound what it costs; a vendor's own tools are billed besides the answer."""
+        return not any(self._extra.get(name) for name in _METERED)
+
+    def output_bound(self, request: ModelRequest) -> int | None:
+        """Return how many tokens the answer may have, as the request will say."""
+        return self._for(request)._max_output_tokens
+
     def estimate_usd(self, request: ModelRequest) -> float | None:
         """Return the most the call can cost; None if the model's price is not known."""
         tokens = request_tokens(request)
         asked = self._for(request)
-        return asked._price(estimate_usage(input_tokens=tokens, max_output_tokens=asked._max_output_tokens))
+        usage = estimate_usage(input_tokens=tokens, max_output_tokens=asked._max_output_tokens)
+        return most_usd(asked._price, usage)
+
+    def _bound(self, model: str) -> int | None:
+        """Return how many tokens an answer of a model may have, unless the request says less."""
+        return self._own_bound or usual_output_tokens(model)
 
     def _for(self, request: ModelRequest) -> Self:
         """Return this provider as the request wants it: for another model, or for a shorter answer."""
-        most = min(
-            (each for each in (self._max_output_tokens, request.max_output_tokens) if each is not None),
-            default=None,
-        )
         model = request.model or self._model
+        bounds = (self._bound(model), request.max_output_tokens)
+        most = min((each for each in bounds if each is not None), default=None)
         if (model, most) == (self._model, self._max_output_tokens):
             return self
         asked = copy.copy(self)  # It shares the client.
@@ -172,20 +211,14 @@ class VendorProvider(ABC, Generic[C]):
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Call the model once. Closing the generator closes the connection."""
         asked = self._for(request)
-        if asked is not self:
-            # `asked` has taken over what the request asked for.
-            async with aclosing(asked.stream(replace(request, model=None, max_output_tokens=None))) as told:
-                async for each in told:
-                    yield each
-            return
         said: list[str] = []
         failed: ModelCallError
         opened: ClosableStream | None = None
         try:
-            client = self._own_client or await self._clients.get()
-            ask_egress(self._endpoint(client))
-            opened = await self._open(client, request)
-            async with aclosing(_mended(self._read(opened))) as events:
+            client = asked._own_client or await asked._clients.get()
+            ask_egress(asked._endpoint(client))
+            opened = await asked._open(client, request)
+            async with aclosing(_mended(asked._read(opened))) as events:
                 async for each in events:
                     if isinstance(each, TextDelta):
                         said.append(each.text)
@@ -193,16 +226,18 @@ class VendorProvider(ABC, Generic[C]):
                     if isinstance(each, Stopped):
                         await drain(events)
                         return
-            failed = self._failed(Facts(message=CUT_SHORT))
+            failed = asked._failed(Facts(message=CUT_SHORT))
         except ModelCallError as error:
             failed = error
         except Exception as error:
-            facts = self._facts(error)
+            facts = asked._facts(error)
             if facts is None and opened is not None and isinstance(error, _UNREADABLE):
                 facts = Facts(message=f"the answer could not be read ({type(error).__name__}: {error})")
             if facts is None:
                 raise
-            failed = self._failed(facts)
+            if opened is None and (facts.status is not None or is_unsent(error)):
+                cost_nothing()
+            failed = asked._failed(facts)
         finally:
             if opened is not None:
                 with anyio.CancelScope(shield=True):
@@ -242,8 +277,8 @@ class VendorProvider(ABC, Generic[C]):
         part = ReasoningPart(self._model, self._name, payload, after_text, after_calls)
         return ReasoningBlock(part)
 
-    def _used(self, usage: CallUsage) -> UsageReported:
-        return usage_reported(usage, self._price(usage), self._model)
+    def _used(self, usage: CallUsage, *, is_final: bool = True) -> UsageReported:
+        return usage_reported(usage, self._price(usage), self._model, is_final=is_final)
 
     def _price(self, usage: CallUsage) -> float | None:
         table = self._prices if self._prices is not None else default_prices()
@@ -257,8 +292,26 @@ def ask_egress(url: str) -> None:
         try:
             call.check_egress(url, "POST")
         except CallRefused:
-            call.report(cost_usd=0.0)  # Nothing was sent.
+            cost_nothing()
             raise
+
+
+def cost_nothing() -> None:
+    """Report that the current contained call cost nothing: it was not sent, or not accepted."""
+    call = current_call()
+    if call is not None:
+        call.report(cost_usd=0.0)
+
+
+def is_unsent(error: BaseException | None) -> bool:
+    """Say whether a request failed because there was no connection that it could have been sent by."""
+    for _ in range(_MAX_CAUSES):
+        if error is None:
+            return False
+        if type(error).__name__ in _NO_CONNECTION:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 async def drain(events: AsyncIterator[object]) -> None:

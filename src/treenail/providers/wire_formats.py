@@ -26,7 +26,10 @@ Wire = dict[str, Any]
 """A JSON object, as it is sent."""
 
 MAX_WIRE_ID_CHARS = 64
-"""The longest call id or tool name that every interface accepts."""
+"""The longest call id or tool name that most interfaces accept."""
+
+MAX_CHAT_ID_CHARS = 40
+"""The longest call id that Chat Completions accepts."""
 
 RESULT_IMAGES_TEXT = "The pictures of the results above:"
 """Introduces pictures that an interface does not accept inside a tool's result."""
@@ -58,7 +61,8 @@ def to_openai_chat(items: Sequence[ReplayItem]) -> list[Wire]:
     for item in _in_call_order(items):
         text = clean(item.text)
         if item.role == "tool":
-            messages.append({"role": "tool", "tool_call_id": wire_id(item.call_id or ""), "content": text})
+            call_id = wire_id(item.call_id or "", MAX_CHAT_ID_CHARS)
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
             shown.extend(_images(item.parts))
             continue
         _show(messages, shown)
@@ -69,7 +73,7 @@ def to_openai_chat(items: Sequence[ReplayItem]) -> list[Wire]:
             if item.calls:
                 message["tool_calls"] = [
                     {
-                        "id": wire_id(call.call_id),
+                        "id": wire_id(call.call_id, MAX_CHAT_ID_CHARS),
                         "type": "function",
                         "function": {"name": wire_name(call.name), "arguments": json_arguments(call)},
                     }
@@ -288,9 +292,9 @@ def wire_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:MAX_WIRE_ID_CHARS] or "unnamed"
 
 
-def wire_id(call_id: str) -> str:
-    """Return a call id that every interface accepts; an odd one becomes its hash, so pairs stay pairs."""
-    if _WIRE_NAME.fullmatch(call_id):
+def wire_id(call_id: str, longest: int = MAX_WIRE_ID_CHARS) -> str:
+    """Return a call id that the interface accepts; an odd or long one becomes its hash: pairs stay pairs."""
+    if _WIRE_NAME.fullmatch(call_id) and len(call_id) <= longest:
         return call_id
     return "call_" + hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 

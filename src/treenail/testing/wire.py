@@ -85,11 +85,12 @@ class Broken:
 
     `cut` breaks the connection, `ended` ends the stream in good order but without the answer's end,
     `error` sends an error event, `garbage` sends an event that is no JSON, `hang` sends nothing more until
-    the client leaves or `WireServer.release` is called, and then goes on.
+    the client leaves or `WireServer.release` is called, and then goes on. `unsaid` sends everything but the
+    event that says why the answer stops.
     """
 
     answer: Answer
-    how: Literal["cut", "ended", "error", "garbage", "hang"] = "cut"
+    how: Literal["cut", "ended", "error", "garbage", "hang", "unsaid"] = "cut"
     after: int = 1
     """How many pieces arrive before it: lines of text, thoughts, calls."""
     waits: bool = False
@@ -115,6 +116,13 @@ class WireRequest:
     """What a provider would refuse it for."""
     _closed: threading.Event = field(default_factory=threading.Event, repr=False)
     _done: threading.Event = field(default_factory=threading.Event, repr=False)
+
+    @property
+    def allowed_output(self) -> int | None:
+        """How many tokens the answer may have by the request; None if it may have any number."""
+        names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+        said = [self.body[name] for name in names if isinstance(self.body.get(name), int)]
+        return min(said, default=None)
 
     @property
     def was_closed(self) -> bool:
@@ -313,7 +321,13 @@ class WireServer:
         await sender.begin_stream()
         seen = 0
         for kind, frame in _frames(request, answer):
-            if broken is not None and (kind == "tail" or (kind == "content" and seen >= broken.after)):
+            if broken is not None and broken.how == "unsaid":
+                if kind != "why":
+                    await sender.frame(frame)
+                continue
+            if broken is not None and (
+                kind in ("why", "tail") or (kind == "content" and seen >= broken.after)
+            ):
                 if broken.how == "hang" or broken.waits:
                     assert self._released is not None
                     await sender.hang(self._released)
@@ -553,7 +567,7 @@ def _error_frame(api: Api) -> bytes:
 
 # --- what is answered: streams -------------------------------------------------------------------------
 
-Frame = tuple[Literal["head", "content", "tail"], bytes]
+Frame = tuple[Literal["head", "content", "why", "tail"], bytes]
 
 
 def _frames(request: WireRequest, answer: Answer) -> Iterator[Frame]:
@@ -611,6 +625,8 @@ _CHAT_FINISH = {
     "length": "length",
     "filtered": "content_filter",
     "refused": "stop",
+    "paused": "stop",
+    "broken_off": "error",
 }
 
 
@@ -649,8 +665,8 @@ def _chat_frames(request: WireRequest, answer: Answer) -> Iterator[Frame]:
         )
         for half in _halves(call.arguments_json):
             yield "head", chunk({"tool_calls": [{"index": index, "function": {"arguments": half}}]})
-    yield "tail", chunk({}, _CHAT_FINISH[answer.stop_reason])
-    if counts:
+    yield "why", chunk({}, answer.stop_said or _CHAT_FINISH[answer.stop_reason])
+    if counts and answer.usage.total is not None:
         yield "tail", _sse(json.dumps({**base, "choices": [], "usage": _chat_usage(answer)}))
     yield "tail", _sse("[DONE]")
 
@@ -700,6 +716,9 @@ def _responses_output(request: WireRequest, answer: Answer) -> list[dict[str, An
     return output
 
 
+_INCOMPLETE = {"length": "max_output_tokens", "filtered": "content_filter", "broken_off": "steered"}
+
+
 def _response(request: WireRequest, answer: Answer | None) -> dict[str, Any]:
     response: dict[str, Any] = {
         "id": f"resp_{request.number}",
@@ -720,13 +739,15 @@ def _response(request: WireRequest, answer: Answer | None) -> dict[str, Any]:
     if answer is None:
         return response
     into, out, cached, reasoning = _total(answer)
-    reason = {"length": "max_output_tokens", "filtered": "content_filter"}.get(answer.stop_reason)
+    reason = answer.stop_said or _INCOMPLETE.get(answer.stop_reason)
     return {
         **response,
         "status": "completed" if reason is None else "incomplete",
         "incomplete_details": None if reason is None else {"reason": reason},
         "output": _responses_output(request, answer),
-        "usage": {
+        "usage": None
+        if answer.usage.total is None
+        else {
             "input_tokens": into,
             "input_tokens_details": {
                 "cached_tokens": cached,
@@ -795,7 +816,7 @@ def _responses_frames(request: WireRequest, answer: Answer) -> Iterator[Frame]:
             )
         yield "head", event("response.output_item.done", output_index=index, item=item)
     response = _response(request, answer)
-    yield "tail", event(f"response.{response['status']}", response=response)
+    yield "why", event(f"response.{response['status']}", response=response)
 
 
 # Messages
@@ -807,6 +828,8 @@ _ANTHROPIC_STOPS = {
     "length": "max_tokens",
     "filtered": "refusal",
     "refused": "refusal",
+    "paused": "pause_turn",
+    "broken_off": "unknown",
 }
 
 
@@ -840,7 +863,7 @@ def _anthropic_message(request: WireRequest, answer: Answer) -> dict[str, Any]:
         "role": "assistant",
         "model": _model(request),
         "content": content,
-        "stop_reason": _ANTHROPIC_STOPS[answer.stop_reason],
+        "stop_reason": answer.stop_said or _ANTHROPIC_STOPS[answer.stop_reason],
         "stop_sequence": None,
         "usage": _anthropic_usage(answer),
     }
@@ -880,7 +903,8 @@ def _anthropic_frames(request: WireRequest, answer: Answer) -> Iterator[Frame]:
                 yield "head", event("content_block_delta", index=index, delta=delta)
         yield "head", event("content_block_stop", index=index)
     ended = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
-    yield "tail", event("message_delta", delta=ended, usage=whole["usage"])
+    counted = {} if answer.usage.total is None else {"usage": whole["usage"]}
+    yield "why", event("message_delta", delta=ended, **counted)
     yield "tail", event("message_stop")
 
 
@@ -908,7 +932,8 @@ def _whole(request: WireRequest, answer: Answer) -> object:
             }
             for call in calls
         ]
-    choice = {"index": 0, "message": message, "finish_reason": _CHAT_FINISH[answer.stop_reason]}
+    finish = answer.stop_said or _CHAT_FINISH[answer.stop_reason]
+    choice = {"index": 0, "message": message, "finish_reason": finish}
     usage = _chat_usage(answer)
     return {
         **_chat_base(request, "chat.completion"),

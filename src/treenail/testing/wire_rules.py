@@ -12,6 +12,9 @@ from typing import Any
 
 Wire = Mapping[str, Any]
 
+MAX_CHAT_ID_CHARS = 40
+"""The longest call id that OpenAI's Chat Completions takes."""
+
 
 def openai_chat_violations(messages: Sequence[Wire]) -> list[str]:
     """Check OpenAI Chat Completions messages: roles, pairing, order, no empty content."""
@@ -35,6 +38,8 @@ def openai_chat_violations(messages: Sequence[Wire]) -> list[str]:
             waiting = [call["id"] for call in calls or ()]
             if len(set(waiting)) != len(waiting):
                 found.append(f"{place}: an id that is used twice")
+            if any(len(each) > MAX_CHAT_ID_CHARS for each in waiting):
+                found.append(f"{place}: an id of more than {MAX_CHAT_ID_CHARS} characters")
             found.extend(_argument_violations(place, [call["function"]["arguments"] for call in calls or ()]))
             if not content and not calls:
                 found.append(f"{place}: an answer with neither text nor calls")
@@ -111,6 +116,9 @@ def anthropic_violations(messages: Sequence[Wire]) -> list[str]:
             found.append(f"{place}: an empty text block")
         if any("is_error" in block and block["type"] != "tool_result" for block in blocks):
             found.append(f"{place}: only a tool's result can be an error")
+    ends = messages[-1]["content"][-1:] if messages and messages[-1]["role"] == "assistant" else []
+    if any(block["type"] == "text" and block["text"][-1:].isspace() for block in ends):
+        found.append("at the end: an answer that ends with a blank")
     if waiting:
         found.append(f"at the end: calls without a result: {sorted(waiting)}")
     return found

@@ -9,6 +9,9 @@ from functools import partial
 import anyio
 
 from treenail.containment import (
+    DEFAULT_MAX_OUTPUT_TOKENS,
+    MIN_OUTPUT_TOKENS,
+    ActiveCall,
     CallOutcome,
     Decision,
     DegradePlan,
@@ -27,8 +30,10 @@ from treenail.providers import (
     Provider,
     Stopped,
     UsageReported,
+    bounds_output,
     degraded,
     error_of_stop,
+    output_bound,
     report_usage,
 )
 from treenail.state import TokenUsage
@@ -58,6 +63,8 @@ class _Asked:
     collector: Collector = field(default_factory=Collector)
     notes: tuple[str, ...] = ()
     """What the request was shortened by."""
+    short_of: str = ""
+    """Why the answer has to be shorter than the provider would allow."""
     has_begun: bool = False
     """Whether text, thought or a call was seen: then the answer cannot be started over."""
     options: WrapOptions | None = None
@@ -122,7 +129,13 @@ class ModelCaller:
         compactor.settled()
         usage = record.usage_of(answer, asked.replayed, notes=asked.notes, pressure=compactor.pressure)
         # An answer that was cut off, filtered or refused is not an answer: its text is kept as evidence.
-        no_answer = error_of_stop(answer.stop, provider=record.provider, model=record.model)
+        no_answer = error_of_stop(
+            answer.stop,
+            provider=record.provider,
+            model=record.model,
+            said=answer.stop_said,
+            short_of=asked.short_of,
+        )
         if no_answer is not None:
             frame.state.session.dispatch(usage)
             return NoAnswer(no_answer, answer.text)
@@ -136,6 +149,7 @@ class ModelCaller:
         if contained is not None:
             # The money is reserved according to the shield's plan, so the request must follow the plan.
             self._degrade(asked, contained.plan)
+            self._bound(asked, contained)
         frame = self._frame
         model = asked.request.model or frame.record.model
         with model_span(frame.record.provider, model, frame.state.clock, asked.collector):
@@ -157,6 +171,16 @@ class ModelCaller:
         if less:
             asked.replayed = as_sent(asked.replayed, asked.request.items)
             asked.notes += less
+
+    def _bound(self, asked: _Asked, contained: ActiveCall) -> None:
+        """Let the request allow no longer answer than money is reserved for."""
+        most, said = contained.max_output_tokens, asked.request.max_output_tokens
+        if most is None or (said is not None and said <= most):
+            return
+        asked.request = replace(asked.request, max_output_tokens=most)
+        if contained.is_shortened:
+            asked.short_of = f"the rest of the money pays for an answer of {most} tokens"
+            asked.notes += (asked.short_of,)
 
     async def _is_shortened(self, error: Exception) -> bool:
         """Compact the conversation if the provider says that it is too long, and if it can be done."""
@@ -252,10 +276,16 @@ class ModelCaller:
         """Say what is known of a model call before it is made: above all, what to reserve for it."""
         if asked.options is None:
             provider, request = self._provider, asked.request
-            estimate = provider.estimate_usd(request)
+            estimate, bound = provider.estimate_usd(request), output_bound(provider, request)
+            if bound is None and estimate is None:
+                bound = request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS
+            is_unbounded = not bounds_output(provider)
             asked.options = WrapOptions(
                 operation_name=provider.name,
                 model=provider.model,
+                max_output_tokens=bound,
+                min_output_tokens=None if bound is None or is_unbounded else MIN_OUTPUT_TOKENS,
+                is_unbounded=is_unbounded,
                 # A provider that knows the price itself, also if it is nothing, needs no price table.
                 cost_estimate_hint=estimate or 0.0,
                 estimate_degraded=lambda plan: provider.estimate_usd(

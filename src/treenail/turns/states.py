@@ -169,6 +169,7 @@ _RULES = (
     _provider("content_filtered", "the provider withheld the answer", "change the request"),
     _provider("truncated", "the answer reached its length limit", "allow longer answers"),
     _provider("refused", "the model refused to answer", "change the request"),
+    _provider("broken_off", "the provider stopped before the answer was finished"),
     _provider("authentication", "the provider did not accept our credentials", "check the API key"),
     _provider("bad_request", "the provider did not accept the request", "read the provider's message"),
     # There is an answer, and it was not accepted.

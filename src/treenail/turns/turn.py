@@ -21,7 +21,13 @@ from typing import Any
 import anyio
 
 from treenail.containment import CancellationToken, ExecutionContext, SafetyEvent, threadsafe
-from treenail.conversation import CompactionSettings, InnerMessage, ToolCallRecord, get_pending_tool_calls
+from treenail.conversation import (
+    CompactionSettings,
+    InnerMessage,
+    ProviderUsage,
+    ToolCallRecord,
+    get_pending_tool_calls,
+)
 from treenail.errors import IllegalEndingError, LogError, OutputParseError, PromptEvaluationError
 from treenail.judges import CompletionChecked, Feedback, JudgedRun, Judges, placed
 from treenail.prompt import (
@@ -292,8 +298,8 @@ class InnerLoop:
         if pending:
             await self._run_tools([ToolCall(p.call_id, p.name, p.arguments) for p in pending], resumed=True)
         last = self._frame.record.last
-        if last is not None and last.role == "assistant" and not last.tool_calls:
-            ended = await self._finish(last.content)
+        if last is not None and last.role == "assistant" and not last.tool_calls and not self._is_paused():
+            ended = await self._finish(self._answer_text())
             if ended is not None:
                 return ended
         for _ in range(self.max_iterations):
@@ -304,11 +310,27 @@ class InnerLoop:
             if answer.calls:
                 await self._run_tools(answer.calls)
                 continue
-            ended = await self._finish(answer.text)
+            if answer.stop == "paused":
+                continue  # The provider wants to be asked to continue what it has begun.
+            ended = await self._finish(self._answer_text())
             if ended is not None:
                 return ended
         asked = f"the turn asked the model {self.max_iterations} times and was not done"
         return self._end(self._ending("iteration_cap", details=asked))
+
+    def _is_paused(self) -> bool:
+        """Say whether the newest answer is one that the provider has paused."""
+        usage = self.state.session[ProviderUsage].latest()
+        return usage is not None and usage.stop_reason == "paused"
+
+    def _answer_text(self) -> str:
+        """Return the newest answer: what the model said before it was paused belongs to it."""
+        said: list[str] = []
+        for each in reversed(self._frame.record.messages):
+            if each.role != "assistant" or each.tool_calls:
+                break
+            said.append(each.content)
+        return "".join(reversed(said))
 
     async def _finish(self, text: str) -> TurnResult | None:
         """End the turn with this answer; None if the answer has to go back to the model."""

@@ -98,6 +98,10 @@ class ClaudeAgent:
         """Where the CLI's model calls go; nothing if that is not known: then no shield lets them leave."""
         return self._settings.endpoint
 
+    def output_bound(self, request: ModelRequest) -> int:
+        """Say how many tokens the answer may have."""
+        return self._settings.most_tokens(request)
+
     def estimate_usd(self, request: ModelRequest) -> float | None:
         """Say what the call will cost at most; None if the model's price is not known."""
         return self._settings.estimate_usd(request)

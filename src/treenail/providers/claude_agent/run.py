@@ -28,7 +28,7 @@ from treenail.providers.claude_agent.offer import PREFIX, Offer
 from treenail.providers.claude_agent.settings import NAME, Settings
 from treenail.providers.claude_agent.transcripts import remembers
 from treenail.providers.errors import Facts
-from treenail.providers.vendor import CUT_SHORT, ask_egress
+from treenail.providers.vendor import CUT_SHORT, ask_egress, cost_nothing
 from treenail.providers.vendor_loop import VendorSeat
 from treenail.tools import Tool, ToolCall, ToolResult
 
@@ -76,6 +76,10 @@ class ClaudeAgentRun:
         """The tools that run in the CLI, by the names that the model uses."""
         return self._native
 
+    def output_bound(self, request: ModelRequest) -> int:
+        """Say how many tokens the answer may have."""
+        return self._settings.most_tokens(request)
+
     def estimate_usd(self, request: ModelRequest) -> float | None:
         """Say what the call will cost at most; None if the model's price is not known."""
         return self._settings.estimate_usd(request)
@@ -93,6 +97,8 @@ class ClaudeAgentRun:
         while True:
             seen = await connection.next()
             if isinstance(seen, ModelCallError):
+                if seen.status is not None and not reading.has_begun:
+                    cost_nothing()
                 if collector.text:
                     seen.partial, seen.phase = collector.text, "response"
                 raise seen
@@ -110,7 +116,8 @@ class ClaudeAgentRun:
                         reading.chars += len(shown.text)
                 if isinstance(shown, Stopped):
                     connection.is_broken = reading.is_nudged or shown.reason not in ("end", "tools")
-                    yield Stopped("end") if shown.reason == "tools" and not self._open else shown
+                    is_answer = shown.reason == "tools" and not self._open
+                    yield Stopped("end", shown.said) if is_answer else shown
                     return
                 if not isinstance(shown, ToolCallRequested):
                     collector.add(shown)

@@ -6,10 +6,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from treenail.containment import CallUsage, PriceTable, default_prices, estimate_usage
+from treenail.containment import (
+    CallUsage,
+    PriceTable,
+    default_prices,
+    estimate_usage,
+    most_usd,
+    usual_output_tokens,
+)
 from treenail.errors import ModelCallError
 from treenail.providers.base import ModelRequest, UsageReported
 from treenail.providers.claude_agent.environment import endpoint_in
@@ -45,20 +53,20 @@ class Settings:
         """Where the CLI's model calls go; nothing if that is not known: then no shield lets them leave."""
         return endpoint_in(self.env)
 
-    def most_tokens(self, request: ModelRequest) -> int | None:
+    def most_tokens(self, request: ModelRequest) -> int:
         """Say how many tokens an answer may have: the request can ask for fewer than the agent does."""
-        said = [each for each in (self.max_output_tokens, request.max_output_tokens) if each is not None]
-        return min(said, default=None)
+        most = self.max_output_tokens or usual_output_tokens(request.model or self.model)
+        return most if request.max_output_tokens is None else min(most, request.max_output_tokens)
 
     def estimate_usd(self, request: ModelRequest) -> float | None:
         """Say what a call will cost at most; None if the model's price is not known."""
         tokens = request_tokens(request) + _OWN_TOKENS * (1 + len(self.native))
         usage = estimate_usage(input_tokens=tokens, max_output_tokens=self.most_tokens(request))
-        return self._price(usage, request.model or self.model)
+        return most_usd(partial(self._price, model=request.model or self.model), usage)
 
-    def used(self, usage: CallUsage, model: str) -> UsageReported:
+    def used(self, usage: CallUsage, model: str, *, is_final: bool) -> UsageReported:
         """Report what a model call has used, with its price."""
-        return usage_reported(usage, self._price(usage, model), model)
+        return usage_reported(usage, self._price(usage, model), model, is_final=is_final)
 
     def _price(self, usage: CallUsage, model: str) -> float | None:
         table = self.prices if self.prices is not None else default_prices()
