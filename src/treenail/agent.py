@@ -27,6 +27,7 @@ from treenail.errors import LeaseHeldError, SessionNotFoundError, UsageError
 from treenail.log import Log, MemoryLog, end_owner, owner_process
 from treenail.prompt import MarkdownSection, Prompt
 from treenail.providers import Provider
+from treenail.sandbox import Sandbox
 from treenail.state import ExecutionState, ResourceRegistry, Session, entry_at
 from treenail.state import opened as opened_item
 from treenail.tools import (
@@ -86,6 +87,8 @@ class RunOptions(TypedDict, total=False):
     """Cancels the run from another thread or task."""
     take_over: bool
     """Kill the process that writes this run or its files now, and wait for its end, before anything else."""
+    sandbox: Sandbox | None
+    """How commands are confined, if `workspace` is a path; a filesystem has a sandbox of its own."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +218,7 @@ class Agent:
         watch: Watch | None = None,
         cancellation: CancellationToken | None = None,
         take_over: bool = False,
+        sandbox: Sandbox | None = None,
     ) -> InnerLoop:
         """Open or make the session and its workspace, and make a loop on them."""
         log = open_log(store, must_exist=run_id is not None)
@@ -228,7 +232,7 @@ class Agent:
             enable_inner_message_recording(session)
             workspace = workspace if workspace is not None else workspace_of(session)
             limits = limits if limits is not None else ceilings_of(session)
-        state, root = open_state(session, workspace, store, take_over=take_over)
+        state, root = open_state(session, workspace, store, take_over=take_over, sandbox=sandbox)
         return InnerLoop(
             state=state,
             provider=provider,
@@ -474,6 +478,7 @@ def open_state(
     store: str | Path | Log | None,
     *,
     take_over: bool = False,
+    sandbox: Sandbox | None = None,
 ) -> tuple[ExecutionState, str | None]:
     """Combine a session with its workspace; return the state, and the workspace's directory if it has one."""
     filesystem: Filesystem
@@ -492,11 +497,16 @@ def open_state(
             store=None if beside is None else workspace_store(beside),
             line=workspace_line(session.session_id),
             exclude=() if beside is None else _own_files(place, beside),
+            sandbox=(sandbox or Sandbox()).hiding(() if beside is None else _files_of(beside)),
         )
         if take_over:
             filesystem.end_other_writer()
             wait_for_orphans(place)
     else:
+        if sandbox is not None:
+            raise UsageError(
+                "the workspace has a sandbox of its own; pass it there: HostFilesystem(sandbox=...)"
+            )
         filesystem = workspace
     resources = ResourceRegistry.build({Filesystem: filesystem})
     return ExecutionState(session=session, resources=resources, clock=session.clock), root
@@ -507,4 +517,13 @@ def _own_files(root: Path, store: Path) -> tuple[str, ...]:
     if not store.is_relative_to(root):
         return ()
     inside = store.relative_to(root).as_posix()
-    return tuple(f"/{inside}{ending}" for ending in ("", "-wal", "-shm", "-journal", ".files/"))
+    return tuple(f"/{inside}{ending}" for ending in (*_ENDINGS, ".files/"))
+
+
+_ENDINGS = ("", "-wal", "-shm", "-journal")
+"""The endings of the names of a store's files."""
+
+
+def _files_of(store: Path) -> list[Path]:
+    """Return the files of a run's store: its commands do not see them."""
+    return [store.with_name(store.name + ending) for ending in (*_ENDINGS, ".files")]

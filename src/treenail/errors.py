@@ -41,6 +41,7 @@ TreenailError
 │   ├── ToolValidationError           arguments do not fit the tool's parameters
 │   ├── ToolDefinitionError           a tool cannot be built from that function
 │   ├── ToolCommitError               the call ran, but could not be committed; it was rolled back
+│   ├── SandboxError                  a command could not be confined, so it was not run
 │   └── HoldRequired                  the call waits for a person
 ├── PromptError                       a prompt is wrong in itself (also a ValueError)
 │   ├── PromptValidationError         found when it was built or bound; names section and placeholder
@@ -276,6 +277,10 @@ class ToolDefinitionError(ToolError, TypeError):
 
 class ToolCommitError(ToolError):
     """The handler succeeded, but the call could not be committed, so it was rolled back."""
+
+
+class SandboxError(ToolError):
+    """A command could not be confined, so it was not run."""
 
 
 class HoldRequired(ToolError):

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from treenail.clock import SystemClock
 from treenail.containment import CancellationToken, wait_finished
 from treenail.errors import ToolError, UsageError
+from treenail.sandbox import Sandbox
 from treenail.testing.clock import FakeClock
 from treenail.tools import command_environment, run_command_async
 from treenail.tools.process import _Output, default_shell, run_command
@@ -32,8 +33,9 @@ from treenail.tools.process import _Output, default_shell, run_command
 class Yard:
     """A directory with two FIFOs, and a mark by which the processes started in it are found."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, sandbox: Sandbox | None = None) -> None:
         self.directory = directory
+        self.sandbox = sandbox
         self.mark = f"YARD={uuid4()}"
         os.mkfifo(directory / "ready")
         os.mkfifo(directory / "never")
@@ -44,7 +46,7 @@ class Yard:
         return command_environment(extra={name: value})
 
     def run(self, command, **how):
-        return run_command(command, cwd=self.directory, env=self.env, **how)
+        return run_command(command, cwd=self.directory, env=self.env, sandbox=self.sandbox, **how)
 
     def wait_ready(self) -> None:
         """Return when a process has opened the FIFO `ready` for writing and closed it again."""
@@ -63,9 +65,9 @@ class Yard:
         return found
 
 
-@pytest.fixture
-def yard(tmp_path):
-    yard = Yard(tmp_path)
+@pytest.fixture(params=["a supervisor", "a sandbox"])
+def yard(request, tmp_path):
+    yard = Yard(tmp_path, Sandbox("require") if request.param == "a sandbox" else None)
     yield yard
     assert yard.survivors() == []
 
@@ -131,8 +133,9 @@ class TestResults:
         assert run_command("pwd -P", cwd=odd).stdout == f"{odd.resolve()}\n"
 
     def test_a_signal_is_a_negative_code(self, yard):
-        """As in the standard library."""
-        assert yard.run("kill -TERM $$").exit_code == -signal.SIGTERM
+        """As in the standard library; in a sandbox it is what a shell says."""
+        code = -signal.SIGTERM if yard.sandbox is None else 128 + signal.SIGTERM
+        assert yard.run("kill -TERM $$").exit_code == code
 
     def test_there_is_no_input(self, yard):
         """Whoever asks a question gets the end of the input, at once."""

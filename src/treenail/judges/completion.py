@@ -25,7 +25,7 @@ from treenail.errors import CancelledByToken, UsageError
 from treenail.judges.calls import ask
 from treenail.judges.context import MAX_NESTED_DURATION, JudgeContext
 from treenail.tools import CommandResult, command_environment, run_command_async, workspace_call_id
-from treenail.workspace import Filesystem
+from treenail.workspace import Filesystem, sandbox_of
 
 MAX_CHECK_OUTPUT_BYTES = 8_000
 """How much of each output stream of a failed check the model is shown."""
@@ -110,6 +110,8 @@ class TaskCompletionContext(JudgeContext):
                 max_output_bytes=max_output_bytes,
                 cancellation=self.cancellation,
                 clock=clock,
+                sandbox=sandbox_of(workspace),
+                workspace=root,
             )
         finally:
             await _finished(held.rollback)

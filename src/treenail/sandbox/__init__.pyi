@@ -1,4 +1,12 @@
+from .bubblewrap import OWN_PROCESSES as OWN_PROCESSES
 from .bubblewrap import CommandLine as CommandLine
 from .bubblewrap import confined as confined
+from .policy import MODES as MODES
 from .policy import Grants as Grants
 from .policy import Layer as Layer
+from .policy import Mode as Mode
+from .policy import Sandbox as Sandbox
+from .refusals import FOR_THE_PERSON as FOR_THE_PERSON
+from .refusals import Refusal as Refusal
+from .refusals import refusals as refusals
+from .refusals import told_to_the_model as told_to_the_model

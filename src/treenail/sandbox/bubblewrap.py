@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-The command gets namespaces of its own: processes, mounts, network, IPC. It sees the system read-only, and can
-write to its workspace, to an empty `/tmp`, and to what it was granted. When its first process ends, or ours
-does, the kernel ends all others with it.
+The command gets namespaces of its own: processes, mounts, network, IPC. It sees the system read-only, and
+can write to its workspace, to an empty `/tmp`, to the workspace's private caches, and to what it was
+granted. When its first process ends, or ours does, the kernel ends all others with it.
 
 A layer is mounted before bubblewrap starts, by `unshare` and `mount`, in a mount namespace that only the
 command has: bubblewrap mounts overlays itself only from 0.11 on. An ordinary user needs a user namespace for
@@ -13,44 +13,63 @@ and no capabilities. Root needs none, and keeps only the capabilities that writi
 
 The mounts are sorted by path, so that the more specific one wins: a workspace inside a hidden directory is
 visible, a hidden directory inside the workspace is not.
+
+Programs are found in the system's directories and start with an empty environment: what an agent wrote must
+not become the program, or a library of the program, that confines it. The command's own environment, which
+may hold a secret that it was granted, goes through a descriptor, where no list of processes shows it.
+
+Inside, a small shell script waits for a line on its input, runs the command, and writes how many processes
+are left. The line is sent when bubblewrap has said that it dies with us: a command whose starter died before
+that does not begin.
 """
 
 from __future__ import annotations
 
-import fcntl
+import functools
 import os
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+import stat
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from treenail.errors import SandboxError
+from treenail.sandbox.caches import cache_directory, redirected
 from treenail.sandbox.policy import NOTHING_MORE, Grants, Layer
 from treenail.sandbox.seccomp import program
+from treenail.sandbox.secrets import SOCKET_VARIABLES, listening_sockets, secret_paths
+
+_SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
 
 _CAPABILITIES = ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID")
 """What root needs to write other owners' files. CAP_DAC_READ_SEARCH would open files by their handles."""
 
-_PROC_READ_ONLY = (
-    "sys",
-    "sysrq-trigger",
-    "irq",
-    "bus",
-    "fs",
-    "acpi",
-    "scsi",
-    "driver",
-    "mtrr",
-    "tty",
-    "asound",
-)
-"""What root could write in a new `/proc` without any capability: `core_pattern` names a program to run."""
+_PROC_READ_ONLY = "sys sysrq-trigger irq bus fs acpi scsi driver mtrr tty asound"
+"""What root could write in a new `/proc` without capabilities: `sys/kernel/core_pattern` names a program."""
 
-_MOUNT_LAYER = (
-    'cd / && exec 7<"$1" 8<"$2" 9<"$3" && '
-    'mount -t overlay -o "lowerdir=/proc/self/fd/7,upperdir=/proc/self/fd/8,workdir=/proc/self/fd/9$4" '
-    'treenail "$1" && exec 7<&- 8<&- 9<&- && shift 4 && exec "$@"'
-)
-"""Mounts by descriptors, so that no path has to be quoted, and closes them: they lead out of the sandbox."""
+_MOUNT_LAYER = """
+cd / &&
+"$1" -t overlay -o "lowerdir=/proc/self/fd/7,upperdir=/proc/self/fd/8,workdir=/proc/self/fd/9$5" \\
+    treenail "$2" 7<"$2" 8<"$3" 9<"$4" &&
+shift 5 && exec "$@"
+"""
+"""Mounts by descriptors, so that no path has to be quoted. Only `mount` has them: they lead outside."""
+
+_INSIDE = """
+trap : TERM HUP INT QUIT
+read -r _ || exit 125
+"$@" </dev/null
+code=$? left=0
+for each in /proc/[0-9]*/stat; do
+    read -r line <"$each" && case $line in *") Z "*) ;; *) left=$((left + 1)) ;; esac
+done 2>/dev/null
+echo "$left" >&0
+exit "$code"
+"""
+"""Runs the command when a line comes, and then counts the living processes, its own and bubblewrap's too."""
+
+OWN_PROCESSES = 2
+"""How many processes of a sandbox are not the command's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +78,8 @@ class CommandLine:
 
     argv: tuple[str, ...]
     descriptors: tuple[int, ...]
+    env: Mapping[str, str]
+    """The environment to start it with; the command's own is passed otherwise."""
 
 
 @contextmanager
@@ -67,44 +88,67 @@ def confined(
     directory: Path,
     *,
     workspace: Path,
+    env: Mapping[str, str] | None = None,
     layer: Layer | None = None,
     grants: Grants = NOTHING_MORE,
     hidden: Collection[Path] = (),
     status: int | None = None,
+    waits: bool = False,
 ) -> Iterator[CommandLine]:
     """Make the command line that runs `argv` in a directory of the workspace, in a sandbox.
 
-    With a layer the command works on it in place of `layer.lower`. `hidden` are paths that it must not see.
-    On the descriptor `status` bubblewrap reports, in lines of JSON, the first process and its exit code. Use
-    the command line within the block: its descriptors are closed after it.
+    With a layer the command works on it in place of `layer.lower`. `hidden` are paths that it must not see,
+    besides the user's secrets. On the descriptor `status` bubblewrap reports, in lines of JSON, the first
+    process and its exit code. With `waits` it begins when it reads a line, and at its end it writes how many
+    processes are alive, on its input. Use the command line within the block: its descriptors are closed
+    after it.
+
+    Raises `SandboxError` if bubblewrap is not installed.
     """
-    words = ["bwrap", *_namespaces(grants), *_mounts(workspace, grants, hidden)]
-    descriptors = [] if status is None else [status]
-    if status is not None:
-        words += ["--json-status-fd", str(status)]
-    rules = program()
-    if rules is not None:
-        descriptors.append(_readable(rules))
-        words += ["--seccomp", str(descriptors[-1])]
-    try:
-        words += ["--chdir", str(directory), "--", *argv]
-        yield CommandLine((*_layered(layer), *words), tuple(descriptors))
-    finally:
+    with ExitStack() as opened:
+        passed = [] if status is None else [status]
+        words = [] if status is None else ["--json-status-fd", str(status)]
+        rules = program()
         if rules is not None:
-            os.close(descriptors[-1])
+            passed.append(_readable(rules, opened))
+            words += ["--seccomp", str(passed[-1])]
+        given = dict(os.environ if env is None else env)
+        words += [
+            *_namespaces(grants),
+            *_mounts(workspace, grants, hidden),
+            *_environment(workspace, grants, given),
+        ]
+        words += ["--chdir", str(directory)]
+        passed.append(_readable(b"".join(os.fsencode(each) + b"\0" for each in words), opened))
+        command = ["/bin/sh", "-c", _INSIDE, "sh", *argv] if waits else list(argv)
+        line = [*_layered(layer), system_program("bwrap"), "--args", str(passed[-1]), "--", *command]
+        yield CommandLine(tuple(line), tuple(passed), {"PATH": ":".join(_SYSTEM_PATH)})
 
 
-def _readable(content: bytes) -> int:
-    """Return a descriptor from which some bytes, fewer than a pipe holds, can be read."""
-    read, write = os.pipe()
-    try:
-        os.write(write, content)
-    finally:
-        os.close(write)
-    # The numbers up to 9 are those that a shell can use for the layer.
-    high = fcntl.fcntl(read, fcntl.F_DUPFD_CLOEXEC, 10)
-    os.close(read)
-    return high
+@functools.cache
+def system_program(name: str) -> str:
+    """Return the path of a program that only root could have installed. Raises `SandboxError`."""
+    others = [each for each in os.environ.get("PATH", "").split(":") if os.path.isabs(each)]
+    for place in (*_SYSTEM_PATH, *others):
+        path = os.path.join(place, name)
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode) and status.st_uid == 0 and not status.st_mode & 0o022:
+            return path
+    package = {"bwrap": "bubblewrap"}.get(name, "util-linux")
+    raise SandboxError(f"{name} is not installed (Debian, Fedora, Arch: the package {package})")
+
+
+def _readable(content: bytes, opened: ExitStack) -> int:
+    """Return a descriptor from which these bytes can be read, once."""
+    descriptor = os.memfd_create("treenail")
+    opened.callback(os.close, descriptor)
+    while content:
+        content = content[os.write(descriptor, content) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 def _layered(layer: Layer | None) -> list[str]:
@@ -115,20 +159,13 @@ def _layered(layer: Layer | None) -> list[str]:
     user = [] if is_root else ["--user", "--map-root-user"]
     options = "".join(f",{each}" for each in (*layer.options, *(() if is_root else ("userxattr",))))
     paths = [str(layer.lower), str(layer.upper), str(layer.work)]
-    return ["unshare", *user, "--mount", "--", "/bin/sh", "-c", _MOUNT_LAYER, "sh", *paths, options]
+    mounted = ["/bin/sh", "-c", _MOUNT_LAYER, "sh", system_program("mount"), *paths, options]
+    return [system_program("unshare"), *user, "--mount", "--", *mounted]
 
 
 def _namespaces(grants: Grants) -> list[str]:
-    words = [
-        "--unshare-pid",
-        "--unshare-ipc",
-        "--unshare-uts",
-        "--unshare-cgroup-try",
-        "--die-with-parent",
-        "--new-session",
-        "--cap-drop",
-        "ALL",
-    ]
+    words = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     if not grants.network:
         words.append("--unshare-net")
     if os.geteuid() == 0:
@@ -137,26 +174,62 @@ def _namespaces(grants: Grants) -> list[str]:
 
 
 def _mounts(workspace: Path, grants: Grants, hidden: Collection[Path]) -> list[str]:
-    # Of two mounts on one path the later one wins: a grant over what is hidden.
-    mounts: dict[str, tuple[str, ...]] = {}
-    for each in ("/run", "/tmp", "/var/tmp", "/var/run"):
-        if os.path.isdir(each):
-            real = os.path.realpath(each)
-            mounts[real] = ("--perms", "1777", "--tmpfs", real) if each.endswith("tmp") else ("--tmpfs", real)
-    for path in hidden:
-        real = os.path.realpath(path)
-        if os.path.isdir(real):
-            mounts[real] = ("--tmpfs", real, "--remount-ro", real)
-        elif os.path.exists(real):
-            mounts[real] = ("--dev-bind", "/dev/null", real)
-    for path in (workspace, *grants.write):
-        real = os.path.realpath(path)
-        mounts[real] = ("--bind", real, real)
+    """Return the words that make the command's view of the files."""
+    open_to = {
+        os.path.realpath(each) for each in (workspace, _cache(workspace), *grants.write) if each is not None
+    }
+    emptied = {
+        os.path.realpath(each) for each in ("/run", "/var/run", "/tmp", "/var/tmp") if os.path.isdir(each)
+    }
+    hides = {os.path.realpath(each) for each in (*secret_paths(), *hidden)}
+    hides = {each for each in (*hides, *listening_sockets()) if os.path.lexists(each)} - emptied - open_to
     words = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
     if os.geteuid() == 0:
-        for name in _PROC_READ_ONLY:
-            if os.path.exists(f"/proc/{name}"):
-                words += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
-    for place in sorted(mounts, key=lambda place: place.count("/")):
-        words += mounts[place]
-    return words
+        for name in _PROC_READ_ONLY.split():
+            words += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
+    empty: set[str] = set()
+    sealed: list[str] = []
+    for place in sorted(open_to | emptied | hides, key=lambda place: place.count("/")):
+        above = next(
+            (each for each in map(str, Path(place).parents) if each in open_to or each in empty), None
+        )
+        if place in open_to:
+            words += ["--bind", place, place]
+        elif above in empty:
+            continue  # It is gone together with the directory above.
+        elif place in emptied:
+            words += ["--perms", "1777" if place.endswith("tmp") else "0755", "--tmpfs", place]
+        elif os.path.isdir(place):
+            words += ["--tmpfs", place]
+            sealed += ["--remount-ro", place]
+        else:
+            words += ["--dev-bind", "/dev/null", place]
+        if place not in open_to:
+            empty.add(place)
+    # Without it a name of the network is not found.
+    if grants.network and (resolver := os.path.realpath("/etc/resolv.conf")).startswith("/run/"):
+        words += ["--ro-bind-try", resolver, resolver]
+    return words + sealed  # Sealed last: a workspace may lie in a hidden directory.
+
+
+def _cache(workspace: Path) -> Path | None:
+    """Make the directory of the workspace's private caches; None if there is no place for it."""
+    cache = cache_directory(workspace)
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return cache
+
+
+def _environment(workspace: Path, grants: Grants, given: Mapping[str, str]) -> list[str]:
+    """Return the words that set the command's environment."""
+    granted = [str(each) for each in grants.write]
+    env = {
+        name: value
+        for name, value in given.items()
+        if name not in ("TMPDIR", "TEMP", "TMP")
+        and (name not in SOCKET_VARIABLES or any(each in value for each in granted))
+    }
+    env |= redirected(_cache(workspace) or Path("/tmp/caches"), grants.write, given)
+    return ["--clearenv", *(word for name, value in env.items() for word in ("--setenv", name, value))]

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
+
+from treenail.errors import UsageError
+
+Mode = Literal["require", "auto", "off"]
+"""Whether commands are confined: always; always, but a person may be asked to do without; never."""
+
+MODES: tuple[Mode, ...] = ("require", "auto", "off")
+"""The modes, strictest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,54 @@ class Grants:
     write: tuple[Path, ...] = ()
     """Directories, files or sockets outside of the workspace that it may write to."""
 
+    def __post_init__(self) -> None:
+        real = tuple(Path(os.path.realpath(each)) for each in self.write)
+        for given, each in zip(self.write, real, strict=True):
+            if not each.exists():
+                raise UsageError(
+                    f"commands cannot be allowed to write to {given}: it does not exist; make it first"
+                )
+            if each == Path("/"):
+                raise UsageError(
+                    "commands cannot be allowed to write to /; use --sandbox off if you want that"
+                )
+        object.__setattr__(self, "write", real)
+
+    @property
+    def reach_outside(self) -> bool:
+        """Whether a grant is a socket: what is on its other side cannot be undone."""
+        return any(each.is_socket() for each in self.write)
+
 
 NOTHING_MORE = Grants()
 """No grants: the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """How the commands of a workspace are confined.
+
+    In a library `auto` and `require` are the same: where no sandbox can be had, a command is refused. The
+    command line asks a person at a terminal if the mode is `auto`.
+    """
+
+    mode: Mode = "auto"
+    grants: Grants = NOTHING_MORE
+    hidden: tuple[Path, ...] = field(default=(), repr=False)
+    """Paths that commands must not see, besides the user's secrets: the run's own store."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UsageError(f"the sandbox must be one of {', '.join(MODES)}, not {self.mode!r}")
+
+    def described(self) -> str:
+        """Return what confines a command, as the log keeps it."""
+        if self.mode == "off":
+            return "none"
+        also = [f"may write {each}" for each in self.grants.write]
+        return ", ".join(["bubblewrap", "network" if self.grants.network else "no network", *also])
+
+    def hiding(self, paths: Iterable[Path | None]) -> Sandbox:
+        """Return this sandbox with more hidden paths."""
+        more = tuple(each for each in paths if each is not None and each not in self.hidden)
+        return replace(self, hidden=(*self.hidden, *more)) if more else self

@@ -13,6 +13,7 @@ from .event_loop import cancellations as cancellations
 from .event_loop import heed_cancellations as heed_cancellations
 from .event_loop import is_in_event_loop as is_in_event_loop
 from .event_loop import run_blocking as run_blocking
+from .events import CommandRan as CommandRan
 from .events import HoldAnswered as HoldAnswered
 from .events import SessionForked as SessionForked
 from .events import ToolHeld as ToolHeld

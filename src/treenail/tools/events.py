@@ -10,6 +10,7 @@ from uuid import UUID
 from treenail.clock import new_id
 from treenail.codec import FrozenDict, sparse
 from treenail.log import SlicePolicy
+from treenail.sandbox import Refusal
 from treenail.state import RunContext, TokenUsage, event
 from treenail.tools.tool import Effects, ToolResult
 from treenail.workspace import FilesystemSnapshot
@@ -80,6 +81,18 @@ class ToolInvoked:
     def success(self) -> bool:
         """Whether the call was kept."""
         return self.result.success
+
+
+@event(name="treenail.CommandRan", policy=SlicePolicy.LOG)
+@dataclass(frozen=True, slots=True)
+class CommandRan:
+    """A command of a call has ended; its call may still fail."""
+
+    call_id: str
+    confinement: str
+    """What held it: `none`, or for example `bubblewrap, no network`."""
+    refused: tuple[Refusal, ...] = ()
+    """What the sandbox refused, as far as the command's output tells."""
 
 
 @event(name="treenail.ToolHeld", policy=SlicePolicy.LOG)

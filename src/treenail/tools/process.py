@@ -3,14 +3,18 @@
 Theory of operation
 -------------------
 `run_command` blocks; it is called from a worker thread or from plain synchronous code, and
-`run_command_async` wraps it for an event loop. The command runs below a small supervisor process
-(`supervisor.py`), which adopts every process that the command starts, daemons included, and ends only
-when all of them have ended. Whatever ends the wait (the command's own end, the timeout, the cancellation,
-an exception here, even the death of this process), the supervisor kills the processes that are left, and
-only then does `run_command` return. So nothing changes the files any more when they are scanned afterwards.
+`run_command_async` wraps it for an event loop. Whatever ends the wait (the command's own end, the timeout,
+the cancellation, an exception here, even the death of this process), the processes that are left are killed,
+and only then does `run_command` return. So nothing changes the files any more when they are scanned
+afterwards.
 
-Output is read as it comes, so that the command never blocks on a full pipe, and only its beginning and
-its end are kept. There is no input: a command that asks a question reads the end of the file.
+In a sandbox (`treenail.sandbox`) the kernel does that: the command has a process namespace of its own, whose
+first process takes all others with it. Without one the command runs below a small supervisor process
+(`supervisor.py`), which adopts every process that the command starts, daemons included, and ends only when
+all of them have ended.
+
+Output is read as it comes, so that the command never blocks on a full pipe, and only its beginning and its
+end are kept. There is no input: a command that asks a question reads the end of the file.
 """
 
 from __future__ import annotations
@@ -23,7 +27,9 @@ import re
 import select
 import selectors
 import shlex
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -40,7 +46,8 @@ import anyio
 
 from treenail.clock import Clock, SystemClock, new_id
 from treenail.containment import CancellationToken, call_later, wait_finished, workers
-from treenail.errors import ToolError, UsageError
+from treenail.errors import SandboxError, ToolError, UsageError
+from treenail.sandbox import OWN_PROCESSES, Layer, Sandbox, confined
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 """How much of each output stream is kept unless the caller says otherwise."""
@@ -50,6 +57,9 @@ DEFAULT_TIMEOUT_S = 120.0
 
 MARKER = "TREENAIL_COMMAND"
 """The environment variable that marks a command's processes, to find them if the supervisor dies."""
+
+_STARTER, _PLACE = "TREENAIL_STARTER", "TREENAIL_PLACE"
+"""What a sandbox's own processes carry in their environment, for `wait_for_orphans` in a later process."""
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 """The script of the supervisor."""
@@ -71,9 +81,9 @@ _HARMLESS = frozenset({"PWD", "OLDPWD"})
 class CommandResult:
     """How a command ended and what it wrote.
 
-    `exit_code` is negative for a signal, as in `subprocess`, and None if the command was stopped before it
-    ended by itself. `leftover_processes` counts the background processes that it left running; they were
-    killed.
+    `exit_code` is negative for a signal, as in `subprocess` (in a sandbox it is 128 plus the signal, as in a
+    shell), and None if the command was stopped before it ended by itself. `leftover_processes` counts the
+    background processes that it left running; they were killed.
     """
 
     exit_code: int | None
@@ -84,6 +94,8 @@ class CommandResult:
     cancelled: bool
     elapsed: timedelta
     leftover_processes: int = 0
+    confinement: str = "none"
+    """What confined it, as the log keeps it: `none`, or for example `bubblewrap, no network`."""
 
 
 def command_environment(
@@ -127,6 +139,12 @@ class CommandOptions(TypedDict, total=False):
     max_output_bytes: int
     """How much of each output stream is kept: half of it from the beginning, half from the end."""
     clock: Clock | None
+    sandbox: Sandbox | None
+    """How to confine it; None or the mode `off` for not at all."""
+    workspace: str | Path
+    """The directory that it may write to in a sandbox; `cwd` by default."""
+    layer: Layer | None
+    """An overlay of the workspace to run it on, in a sandbox."""
 
 
 def run_command(
@@ -140,21 +158,31 @@ def run_command(
     Text is run by the shell; a sequence is a program and its arguments. A timeout or a cancellation is a
     result, not an exception.
 
-    Raises `OSError` if the command cannot be started, and `ToolError` if processes could not be killed.
+    Raises `OSError` if the command cannot be started, `SandboxError` if it cannot be confined, and
+    `ToolError` if processes could not be killed.
     """
     argv = [default_shell(), "-c", command] if isinstance(command, str) else [str(part) for part in command]
     timeout_s = options.get("timeout_s", DEFAULT_TIMEOUT_S)
     max_output_bytes = options.get("max_output_bytes", MAX_OUTPUT_BYTES)
     _check(argv, timeout_s, max_output_bytes)
     env = options.get("env")
-    run = _Run(
+    sandbox, cwd = options.get("sandbox"), Path(options["cwd"])
+    make = partial(
+        _Run if sandbox is None or sandbox.mode == "off" else _ConfinedRun,
         argv=argv,
-        cwd=Path(options["cwd"]),
+        cwd=cwd,
         env=command_environment() if env is None else dict(env),
         max_output_bytes=max_output_bytes,
         clock=options.get("clock") or SystemClock(),
+        sandbox=sandbox or Sandbox("off"),
+        workspace=Path(options.get("workspace", cwd)),
+        layer=options.get("layer"),
     )
-    return run.to_the_end(timeout_s, cancellation)
+    try:
+        return make().to_the_end(timeout_s, cancellation)
+    except SandboxError:
+        # Nothing was run. A file that was to be hidden may have gone meanwhile, so it is tried once more.
+        return make().to_the_end(timeout_s, cancellation)
 
 
 async def run_command_async(
@@ -197,17 +225,23 @@ def wait_for_orphans(directory: Path) -> None:
 
 
 def _is_orphan(pid: int, directory: Path) -> bool:
-    """Say whether a process is the supervisor of a command in a directory whose starter has died."""
+    """Say whether a process holds a command in a directory whose starter has died."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]
     except (OSError, IndexError):
         return False  # it has ended meanwhile
-    if os.fsencode(SUPERVISOR) not in words or len(words) < 5:
+    if any(each.endswith(b"/bwrap") for each in words):
+        held = dict(each.split(b"=", 1) for each in _environment_of(pid) if b"=" in each)
+        starter, place = held.get(_STARTER.encode(), b""), held.get(_PLACE.encode(), b"")
+        is_held = bool(starter) and not Path(f"/proc/{int(starter)}").exists()
+    elif os.fsencode(SUPERVISOR) in words and len(words) >= 5:
+        # The last word also ends with a zero byte.
+        starter, place = words[-3], words[-2]
+        is_held = parent != starter
+    else:
         return False
-    # The last word also ends with a zero byte.
-    starter, place = words[-3], Path(os.fsdecode(words[-2]))
-    return parent != starter and place.is_relative_to(directory.resolve())
+    return is_held and Path(os.fsdecode(place)).is_relative_to(directory.resolve())
 
 
 def _check(argv: Sequence[str], timeout_s: float | None, max_output_bytes: int) -> None:
@@ -289,8 +323,22 @@ class _Run:
     """One command under its supervisor."""
 
     def __init__(
-        self, *, argv: list[str], cwd: Path, env: dict[str, str], max_output_bytes: int, clock: Clock
+        self,
+        *,
+        argv: list[str],
+        cwd: Path,
+        env: dict[str, str],
+        max_output_bytes: int,
+        clock: Clock,
+        sandbox: Sandbox,
+        workspace: Path,
+        layer: Layer | None,
     ) -> None:
+        if layer is not None and sandbox.mode == "off":
+            raise UsageError("a command runs on a layer only in a sandbox; pass a sandbox that is not off")
+        self._sandbox = sandbox
+        self._workspace = workspace
+        self._layer = layer
         self._argv = argv
         self._cwd = cwd
         self._clock = clock
@@ -308,7 +356,7 @@ class _Run:
                 errno.ENOTDIR, "the directory to run the command in is missing", str(self._cwd)
             )
         started = self._clock.monotonic()
-        process, control, status_read = self._start_supervisor()
+        process, control, status_read = self._start()
         with process, closing(control):
             timer = forget = None
             try:
@@ -316,7 +364,7 @@ class _Run:
                     timer = call_later(self._clock, timeout_s, partial(self._stop, control, "timeout"))
                 if cancellation is not None:
                     forget = cancellation.on_cancel(partial(self._stop, control, "cancellation"))
-                control.send(self._order())
+                self._begin(control)
                 self._attend(process, status_read)
             finally:
                 # After an exception too, the command ends before the caller continues.
@@ -327,10 +375,11 @@ class _Run:
                 control.close()
                 process.wait()
                 os.close(status_read)
+                self._outlast(control)
             self._read_the_rest(process)
         return self._result(process.returncode, timedelta(seconds=self._clock.monotonic() - started))
 
-    def _start_supervisor(self) -> tuple[subprocess.Popen[bytes], _Control, int]:
+    def _start(self) -> tuple[subprocess.Popen[bytes], _Control, int]:
         control_read, control_write = os.pipe()
         status_read, status_write = os.pipe()
         try:
@@ -368,9 +417,9 @@ class _Run:
             os.close(status_write)
         return process, _Control(control_write), status_read
 
-    def _order(self) -> bytes:
+    def _begin(self, control: _Control) -> None:
         order = {"argv": self._argv, "env": {**self._env, MARKER: self._marker}, "cwd": str(self._cwd)}
-        return json.dumps(order).encode() + b"\n"
+        control.send(json.dumps(order).encode() + b"\n")
 
     def _stop(self, control: _Control, by: Literal["timeout", "cancellation"]) -> None:
         if self._stopped_by is None:
@@ -392,10 +441,17 @@ class _Run:
                         self._status += data
                         if not data:
                             return
+                        self._heard()
                     else:
                         key.data.add(data)
                         if not data:
                             selector.unregister(key.fileobj)
+
+    def _heard(self) -> None:
+        """Act on what the status says so far."""
+
+    def _outlast(self, control: _Control) -> None:
+        """Wait for what the supervisor did not wait for."""
 
     def _read_the_rest(self, process: subprocess.Popen[bytes]) -> None:
         """Read what the pipes still contain. All their writers have ended, so this does not wait."""
@@ -454,6 +510,156 @@ class _Run:
         return ToolError(
             f"processes of {shown_command(self._argv)!r} could not be killed and are still running: "
             f"{', '.join(map(str, pids)) or 'unknown'}; end them by hand before the workspace is used again"
+        )
+
+
+class _Leash(_Control):
+    """Holds a sandbox by the first process of its namespace, whose end is the end of all the others."""
+
+    def __init__(self, process: subprocess.Popen[bytes], line: socket.socket) -> None:
+        self._lock = threading.Lock()
+        self._process = process
+        self._line = line
+        self._first: int | None = None
+        self._is_closed = False
+
+    def begin(self, first: int) -> None:
+        """Let the command begin, below the process `first`."""
+        with self._lock:
+            if not self._is_closed:
+                self._first = os.pidfd_open(first)
+                self._line.sendall(b"\n")
+
+    def close(self) -> None:
+        """End everything. A command that has not begun does not begin."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._line.shutdown(socket.SHUT_WR)
+            try:
+                if self._first is None:
+                    self._process.kill()
+                else:
+                    signal.pidfd_send_signal(self._first, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it has ended
+
+    def outlast(self) -> int | None:
+        """Wait until everything has ended. Return how many processes were alive when the command ended."""
+        if self._first is not None:
+            ended = select.select([self._first], [], [], _GIVE_UP_AFTER_S)[0]
+            os.close(self._first)
+            if not ended:
+                raise ToolError(
+                    "processes of the command could not be killed and are still running; end them by hand "
+                    "before the workspace is used again"
+                )
+        with self._line:
+            self._line.setblocking(False)
+            try:
+                said = self._line.recv(64)
+            except OSError:
+                said = b""
+        return int(said) if said.strip().isdigit() else None
+
+
+class _ConfinedRun(_Run):
+    """One command in a sandbox."""
+
+    _leash: _Leash
+    _alive: int | None = None
+    """How many processes were alive when the command ended by itself."""
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], _Control, int]:
+        self._check_program()
+        status_read, status_write = os.pipe()
+        ours, theirs = socket.socketpair()
+        env = {**self._env, MARKER: self._marker}
+        try:
+            with (
+                theirs,
+                confined(
+                    self._argv,
+                    self._cwd,
+                    workspace=self._workspace,
+                    env=env,
+                    layer=self._layer,
+                    grants=self._sandbox.grants,
+                    hidden=self._sandbox.hidden,
+                    status=status_write,
+                    waits=True,
+                ) as line,
+            ):
+                process = subprocess.Popen(
+                    line.argv,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    pass_fds=line.descriptors,
+                    env={**line.env, _STARTER: str(os.getpid()), _PLACE: str(self._cwd.resolve())},
+                    start_new_session=True,
+                    bufsize=0,
+                )
+        except BaseException:
+            ours.close()
+            os.close(status_read)
+            raise
+        finally:
+            os.close(status_write)
+        self._leash = _Leash(process, ours)
+        return process, self._leash, status_read
+
+    def _check_program(self) -> None:
+        """Raise what starting the program would raise; inside the sandbox it would be an exit code."""
+        name = self._argv[0]
+        path = str(self._cwd / name) if "/" in name else shutil.which(name, path=self._env.get("PATH"))
+        number = errno.ENOENT if path is None or not os.path.exists(path) else errno.EACCES
+        if path is None or not os.access(path, os.X_OK) or os.path.isdir(path):
+            raise OSError(number, f"the command cannot be started: {os.strerror(number)}", name)
+
+    def _begin(self, control: _Control) -> None:
+        pass  # when bubblewrap has said which process is the first
+
+    def _heard(self) -> None:
+        first = self._reported().get("child-pid")
+        if first is not None and not self._has_begun:
+            self._has_begun = True
+            self._leash.begin(first)
+
+    _has_begun = False
+
+    def _outlast(self, control: _Control) -> None:
+        self._alive = self._leash.outlast()
+
+    def _reported(self) -> dict[str, int]:
+        lines = self._status.split(b"\n")[:-1]
+        return {name: value for line in lines for name, value in json.loads(line).items()}
+
+    def _result(self, supervisor_exit: int, elapsed: timedelta) -> CommandResult:
+        out, err = self._outputs
+        was_stopped = self._stopped_by is not None and self._alive is None
+        code = self._reported().get("exit-code")
+        if code is None and not was_stopped:
+            raise SandboxError(
+                f"the command was not run: its sandbox could not start: {err.text().strip()[-500:]}; see "
+                "`treenail doctor`"
+            )
+        if self._alive is None and not was_stopped:
+            raise ToolError(
+                f"{shown_command(self._argv)!r} killed its parent, so it was stopped; change the command "
+                "so that it does not"
+            )
+        return CommandResult(
+            exit_code=None if was_stopped else code,
+            stdout=out.text(),
+            stderr=err.text(),
+            truncated=out.is_truncated or err.is_truncated,
+            timed_out=was_stopped and self._stopped_by == "timeout",
+            cancelled=was_stopped and self._stopped_by == "cancellation",
+            elapsed=elapsed,
+            leftover_processes=0 if self._alive is None else max(0, self._alive - OWN_PROCESSES),
+            confinement=self._sandbox.described(),
         )
 
 

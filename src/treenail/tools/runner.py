@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ from treenail.tools.outbox import Outbox
 from treenail.tools.policies import Permissions, ToolPolicy, register_policy_state
 from treenail.tools.tool import Tool, ToolCall, ToolResult
 from treenail.tools.transaction import OpenCall, PlannedCall, Record, enclosing_calls, open_call
+from treenail.workspace import sandbox_of
 
 _logger = logging.getLogger("treenail.tools")
 
@@ -69,6 +70,13 @@ class ToolRunner:
 
     def __post_init__(self) -> None:
         self.environment = CallEnvironment.of(self.execution_state, self.prompt_name, self.adapter)
+        workspace = self.environment.filesystem
+        if workspace is not None and sandbox_of(workspace).grants.reach_outside:
+            # A command that may use a socket can act outside, where nothing is rolled back.
+            self.tool_registry = {
+                name: replace(each, effects="external") if each.foreign else each
+                for name, each in self.tool_registry.items()
+            }
         self._admission = Admission(self.environment, self.permissions, self.policies)
         register_policy_state(self.execution_state.session)
         for prepare in dict.fromkeys(each.prepare for each in self.tool_registry.values()):

@@ -6,22 +6,25 @@ are rolled back. A command that ends with an exit code other than zero has still
 test, a search without matches): the model gets its result and its changes stay, unless the tool is made
 with `undo_on_failure=True`.
 
-Commands run with the rights of this process. Variables with secret-looking names are removed from their
-environment, and no process they start survives them, but they are not in a sandbox: changes outside the
-workspace are not undone.
+Commands run in a sandbox (`treenail.sandbox`) as the workspace says: they write to the workspace and to a
+private `/tmp`, see the rest of the system read-only and without the user's secrets, and have no network.
+Where no sandbox can be had, they are refused unless it is turned off. No process they start survives them.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from treenail.errors import UsageError
+from treenail.sandbox import refusals, told_to_the_model
 from treenail.tools.context import ToolContext
+from treenail.tools.events import CommandRan
 from treenail.tools.process import CommandResult, command_environment, run_command_async
 from treenail.tools.tool import ReadyTool, Tool, ToolExample, ToolResult, described
-from treenail.workspace import Filesystem, normalize
+from treenail.workspace import Filesystem, normalize, sandbox_of
 
 MAX_OUTPUT_BYTES = 20_000
 """How much of each output stream is shown to the model."""
@@ -72,6 +75,7 @@ def shell_tool(
             return ToolResult.error(directory)
         if context.deadline is not None:
             wanted_s = min(wanted_s, max(context.deadline.remaining().total_seconds(), 0.001))
+        sandbox = sandbox_of(context.filesystem)
         result = await run_command_async(
             params.command,
             cwd=directory,
@@ -80,10 +84,14 @@ def shell_tool(
             max_output_bytes=max_output_bytes,
             cancellation=context.cancellation,
             clock=context.state.clock,
+            sandbox=sandbox,
+            workspace=context.filesystem.root,
         )
+        refused = refusals(sandbox, result.stdout, result.stderr, result.exit_code)
+        context.session.dispatch(CommandRan(context.call_id, result.confinement, refused))
         if result.cancelled:
             context.cancellation.raise_if_cancelled()
-        text = _shown(result, wanted_s)
+        text = _shown(result, wanted_s) + told_to_the_model(refused)
         if result.timed_out:
             if context.deadline is not None:
                 context.deadline.raise_if_passed(f"the command {params.command[:80]!r}")
@@ -100,8 +108,8 @@ def shell_tool(
         description=(
             "Run a shell command in the workspace and see its output and exit code. There is no input and no "
             f"terminal, so it cannot ask questions. It is stopped after {timeout_s:g} seconds unless "
-            "timeout_seconds says otherwise. Background processes are stopped when it ends. Long output is "
-            "cut in the middle."
+            "timeout_seconds says otherwise. Background processes are stopped when it ends, and "
+            "/tmp may be empty in the next one. Long output is cut in the middle."
         ),
         handler=handle,
         effects="workspace",
@@ -147,6 +155,8 @@ def _shown(result: CommandResult, timeout_s: float) -> str:
         text = f"The command was ended by signal {-result.exit_code} after {seconds:.1f} s."
     else:
         text = f"Exit code {result.exit_code} after {seconds:.1f} s."
+        if 0 < (result.exit_code or 0) - 128 < signal.NSIG:
+            text += f" Such a code usually means: ended by signal {(result.exit_code or 0) - 128}."
     if result.leftover_processes:
         text += (
             f" It left {result.leftover_processes} processes running in the background; they were stopped."

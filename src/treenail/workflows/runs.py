@@ -13,6 +13,7 @@ from treenail.containment import Limits
 from treenail.errors import UsageError
 from treenail.log import Log
 from treenail.providers import Provider
+from treenail.sandbox import Sandbox
 from treenail.state import Session
 from treenail.subagents import LoopRunner, SubagentLimits
 from treenail.tools import Permissions, is_in_event_loop, recover
@@ -35,6 +36,7 @@ def run_workflow(
     permissions: Permissions | None = None,
     watch: Callable[[WorkflowEvent], object] | None = None,
     tags: Mapping[str, str] | None = None,
+    sandbox: Sandbox | None = None,
 ) -> WorkflowResult:
     """Run a workflow to its end, blocking. With a `store` it is durable; see `resume_workflow`.
 
@@ -43,7 +45,7 @@ def run_workflow(
     _refuse_in_event_loop("run_workflow")
     check_agents(spec, agents)
     session = Session(log=open_log(store), tags={**(tags or {}), "agent": "workflow", "workflow": spec.id})
-    state, root = open_state(session, workspace, store)
+    state, root = open_state(session, workspace, store, sandbox=sandbox)
     workflow = Workflow(
         state,
         agents,
@@ -72,6 +74,7 @@ def resume_workflow(
     permissions: Permissions | None = None,
     watch: Callable[[WorkflowEvent], object] | None = None,
     before: Callable[[Session], object] | None = None,
+    sandbox: Sandbox | None = None,
 ) -> WorkflowResult:
     """Resume a stored workflow, blocking. `before` is called first; it may answer or reset steps."""
     _refuse_in_event_loop("resume_workflow")
@@ -80,7 +83,7 @@ def resume_workflow(
     )
     try:
         place = workspace if workspace is not None else workspace_of_workflow(session)
-        state, root = open_state(session, place, store)
+        state, root = open_state(session, place, store, sandbox=sandbox)
     except BaseException:
         session.close()
         if isinstance(store, str | Path):

@@ -12,6 +12,7 @@ from .base import WorkspaceCall as WorkspaceCall
 from .base import WorkspaceDiff as WorkspaceDiff
 from .base import WriteMode as WriteMode
 from .base import WriteResult as WriteResult
+from .base import sandbox_of as sandbox_of
 from .diffs import is_binary as is_binary
 from .diffs import shown_path as shown_path
 from .diffs import unified_text as unified_text

@@ -42,6 +42,7 @@ from typing import BinaryIO, Literal, Protocol, TextIO, runtime_checkable
 from uuid import UUID
 
 from treenail.codec import sparse
+from treenail.sandbox import Sandbox
 
 WriteMode = Literal["create", "overwrite", "append"]
 """`create` fails if the file exists, `overwrite` replaces it, `append` adds to its end."""
@@ -349,3 +350,9 @@ class Filesystem(Protocol):
     def recover(self, call_id: str, *, committed: bool) -> RestoreReport:
         """End a call that a crash left open, the way the log says it ended."""
         ...
+
+
+def sandbox_of(filesystem: Filesystem) -> Sandbox:
+    """Return how commands that work in a filesystem are confined; by the default if it does not say."""
+    found = getattr(filesystem, "sandbox", None)
+    return found if isinstance(found, Sandbox) else Sandbox()

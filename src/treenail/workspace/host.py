@@ -37,6 +37,7 @@ from types import TracebackType
 
 from treenail.clock import Clock, SystemClock, new_id
 from treenail.errors import UsageError, WorkspaceError
+from treenail.sandbox import Sandbox
 from treenail.workspace.base import (
     Filesystem,
     FilesystemSnapshot,
@@ -66,7 +67,8 @@ class HostFilesystem(Files):
     this workspace's history in the store, so that several can share one. `exclude` are patterns of paths
     that scans neither capture nor delete (see `Exclusions`); what is written through this object is
     undone wherever it is. `limits` bound a scan. `durable` makes calls survive a power cut, not only the
-    end of the process. `_root` is another spelling of `root`.
+    end of the process. `sandbox` says how commands that work here are confined. `_root` is another spelling
+    of `root`.
 
     All operations may be used from several threads. Among the processes that share a store, one at a time is
     the workspace's writer (`writer.py`): from a turn's first change to its end (`turn`), or for one call or
@@ -85,6 +87,7 @@ class HostFilesystem(Files):
         limits: SnapshotLimits | None = None,
         durable: bool = False,
         clock: Clock | None = None,
+        sandbox: Sandbox | None = None,
     ) -> None:
         given = root if root is not None else _root
         if given is None:
@@ -107,6 +110,7 @@ class HostFilesystem(Files):
             read_only=read_only,
             clock=self._clock,
         )
+        self._sandbox = sandbox or Sandbox()
         super().__init__(tree, undo, durable=durable)
 
     def __repr__(self) -> str:
@@ -147,6 +151,11 @@ class HostFilesystem(Files):
     def store_path(self) -> Path | None:
         """The private store, a bare git repository, or None if none was needed yet."""
         return None if self.undo.store_path is None else Path(self.undo.store_path)
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """How commands that work here are confined. They do not see the private store."""
+        return self._sandbox.hiding([self.store_path])
 
     @property
     def open_call(self) -> WorkspaceCall | None:
@@ -309,6 +318,7 @@ class HostFilesystem(Files):
                 limits=self._limits,
                 durable=self._durable,
                 clock=self._clock,
+                sandbox=self._sandbox,
             )
 
     def _copy_into(self, target: str, plan: Mapping[str, State], current: Mapping[str, State]) -> str:

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from treenail.clock import Clock
 from treenail.errors import PathEscapeError
+from treenail.sandbox import Sandbox
 from treenail.workspace.base import (
     Filesystem,
     FilesystemSnapshot,
@@ -55,6 +56,7 @@ class IsolatedFilesystem(PassedReads[Overlay | HostFilesystem]):
         """The boundary of the other workspace at which this one began."""
         (self._place / "layer").mkdir(parents=True, exist_ok=True)
         layer = HostFilesystem(self._place / "layer", store=self._place / "store", clock=clock)
+        self._base = base
         self._overlay = Overlay(Past(base, snapshot), layer)
         self._scratch = ScratchTree(self._overlay, self._place, clock)
         # While a foreign call is open, operations go to the scratch tree.
@@ -89,6 +91,11 @@ class IsolatedFilesystem(PassedReads[Overlay | HostFilesystem]):
         """The directory where a process can work, during a foreign call; otherwise None."""
         scratch = self._scratch.in_use
         return None if scratch is None else scratch.host_root
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """How commands that work here are confined: as in the other workspace."""
+        return self._base.sandbox
 
     # --- changing: see `Filesystem` ---
 
