@@ -2,10 +2,13 @@ from .bubblewrap import OWN_PROCESSES as OWN_PROCESSES
 from .bubblewrap import CommandLine as CommandLine
 from .bubblewrap import confined as confined
 from .policy import MODES as MODES
+from .policy import WITHOUT as WITHOUT
 from .policy import Grants as Grants
 from .policy import Layer as Layer
 from .policy import Mode as Mode
 from .policy import Sandbox as Sandbox
+from .probe import Probe as Probe
+from .probe import probe as probe
 from .refusals import FOR_THE_PERSON as FOR_THE_PERSON
 from .refusals import Refusal as Refusal
 from .refusals import refusals as refusals

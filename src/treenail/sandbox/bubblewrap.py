@@ -28,6 +28,7 @@ from __future__ import annotations
 import functools
 import os
 import stat
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from pathlib import Path
 
 from treenail.errors import SandboxError
 from treenail.sandbox.caches import cache_directory, redirected
-from treenail.sandbox.policy import NOTHING_MORE, Grants, Layer
+from treenail.sandbox.policy import NOTHING_MORE, WITHOUT, Grants, Layer
 from treenail.sandbox.seccomp import program
 from treenail.sandbox.secrets import SOCKET_VARIABLES, listening_sockets, secret_paths
 
@@ -103,8 +104,10 @@ def confined(
     processes are alive, on its input. Use the command line within the block: its descriptors are closed
     after it.
 
-    Raises `SandboxError` if bubblewrap is not installed.
+    Raises `SandboxError` if that is not possible on this system.
     """
+    if not sys.platform.startswith("linux"):
+        raise SandboxError(f"commands cannot be confined: there is no sandbox for {sys.platform}; {WITHOUT}")
     with ExitStack() as opened:
         passed = [] if status is None else [status]
         words = [] if status is None else ["--json-status-fd", str(status)]
@@ -138,7 +141,9 @@ def system_program(name: str) -> str:
         if stat.S_ISREG(status.st_mode) and status.st_uid == 0 and not status.st_mode & 0o022:
             return path
     package = {"bwrap": "bubblewrap"}.get(name, "util-linux")
-    raise SandboxError(f"{name} is not installed (Debian, Fedora, Arch: the package {package})")
+    raise SandboxError(
+        f"commands cannot be confined: {name} is not installed; install the package {package}, or {WITHOUT}"
+    )
 
 
 def _readable(content: bytes, opened: ExitStack) -> int:

@@ -17,6 +17,10 @@ MODES: tuple[Mode, ...] = ("require", "auto", "off")
 """The modes, strictest first."""
 
 
+WITHOUT = "run commands without a sandbox: --sandbox off (in a program: Sandbox('off'))"
+"""What a person can do where there is no sandbox."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """An overlay of a workspace: the command sees it in place of `lower`, and its changes land in `upper`.

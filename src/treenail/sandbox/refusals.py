@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from treenail.sandbox.policy import Sandbox
+from treenail.sandbox.policy import WITHOUT, Sandbox
 
-Refusal = Literal["network", "write", "privilege"]
+Refusal = Literal["network", "write", "privilege", "command"]
 """What a sandbox can refuse."""
 
 _SIGNS: dict[Refusal, re.Pattern[str]] = {
@@ -37,6 +37,7 @@ _FOR_THE_MODEL: dict[Refusal, str] = {
         "not try again. If the task needs another directory, say so: a person can allow it with "
         "--allow-write DIR."
     ),
+    "command": "No command can run here, so do not try another one. Use the file tools.",
     "privilege": (
         "Commands cannot gain privileges, mount, trace or make namespaces here; do not try again another way."
     ),
@@ -45,6 +46,7 @@ _FOR_THE_MODEL: dict[Refusal, str] = {
 FOR_THE_PERSON: dict[Refusal, str] = {
     "network": "the sandbox refused the network; allow it with --allow-network",
     "write": "the sandbox refused a write outside of the workspace; allow a directory with --allow-write DIR",
+    "command": f"commands were refused, because they cannot be confined; see `treenail doctor`, or {WITHOUT}",
     "privilege": "the sandbox refused a privileged operation; no flag allows it but --sandbox off",
 }
 """What a person is told about each refusal."""

@@ -47,7 +47,7 @@ import anyio
 from treenail.clock import Clock, SystemClock, new_id
 from treenail.containment import CancellationToken, call_later, wait_finished, workers
 from treenail.errors import SandboxError, ToolError, UsageError
-from treenail.sandbox import OWN_PROCESSES, Layer, Sandbox, confined
+from treenail.sandbox import OWN_PROCESSES, WITHOUT, Layer, Sandbox, confined
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 """How much of each output stream is kept unless the caller says otherwise."""
@@ -642,8 +642,8 @@ class _ConfinedRun(_Run):
         code = self._reported().get("exit-code")
         if code is None and not was_stopped:
             raise SandboxError(
-                f"the command was not run: its sandbox could not start: {err.text().strip()[-500:]}; see "
-                "`treenail doctor`"
+                f"the command was not run, because its sandbox could not start: {err.text().strip()[-500:]}; "
+                f"see `treenail doctor`, or {WITHOUT}"
             )
         if self._alive is None and not was_stopped:
             raise ToolError(

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from treenail.errors import UsageError
+from treenail.errors import SandboxError, UsageError
 from treenail.sandbox import refusals, told_to_the_model
 from treenail.tools.context import ToolContext
 from treenail.tools.events import CommandRan
@@ -76,17 +76,21 @@ def shell_tool(
         if context.deadline is not None:
             wanted_s = min(wanted_s, max(context.deadline.remaining().total_seconds(), 0.001))
         sandbox = sandbox_of(context.filesystem)
-        result = await run_command_async(
-            params.command,
-            cwd=directory,
-            env=command_environment(allow=allow_env, extra=env),
-            timeout_s=wanted_s,
-            max_output_bytes=max_output_bytes,
-            cancellation=context.cancellation,
-            clock=context.state.clock,
-            sandbox=sandbox,
-            workspace=context.filesystem.root,
-        )
+        try:
+            result = await run_command_async(
+                params.command,
+                cwd=directory,
+                env=command_environment(allow=allow_env, extra=env),
+                timeout_s=wanted_s,
+                max_output_bytes=max_output_bytes,
+                cancellation=context.cancellation,
+                clock=context.state.clock,
+                sandbox=sandbox,
+                workspace=context.filesystem.root,
+            )
+        except SandboxError as error:
+            context.session.dispatch(CommandRan(context.call_id, "refused", ("command",)))
+            return ToolResult.error(f"{error}{told_to_the_model(('command',))}")
         refused = refusals(sandbox, result.stdout, result.stderr, result.exit_code)
         context.session.dispatch(CommandRan(context.call_id, result.confinement, refused))
         if result.cancelled:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from treenail.errors import UsageError
 from treenail.presenters.cli import models, settings, stores
 from treenail.presenters.cli.options import json_option
 from treenail.presenters.cli.output import print_json
@@ -29,9 +30,38 @@ def show(as_json: bool) -> None:
             if environ.get(key):
                 shown["model"] = (model, f"{settings.DEFAULT}, as {key} is set")
                 break
+    for name in found.unapproved:
+        value, source = shown[name]
+        shown[name] = (value, f"{source} ({found.file} is not approved)")
     if as_json:
         print_json({name: {"value": value, "source": source} for name, (value, source) in shown.items()})
         return
     width = max(len(str(value)) for value, _ in shown.values())
     for name, (value, source) in shown.items():
         print(f"{name:<14} {'-' if value is None else value!s:<{width}}  {source}")
+
+
+@click.command
+def approve() -> int:
+    """Let the project's settings file take effect as it is now.
+
+    A file that runs something or allows more than your own settings has no effect until you have approved
+    it. After each change it has to be approved again.
+
+    Example: treenail config approve
+    """
+    found = settings.load({}, os.environ, Path.cwd())
+    if found.file is None:
+        raise UsageError("there is no treenail.toml here or above, so there is nothing to approve")
+    if not found.unapproved:
+        print(f"{found.file} needs no approval")
+        return 0
+    wanted = settings.wanted(found)
+    settings.approve(found.file, os.environ)
+    if settings.load({}, os.environ, Path.cwd()).unapproved:
+        raise UsageError(
+            f"{settings.user_directory(os.environ)} lies in this project, where an agent could change it, so "
+            "what is approved there does not count; use flags, or set XDG_CONFIG_HOME to another directory"
+        )
+    print(f"approved {found.file}: {wanted}")
+    return 0

@@ -20,6 +20,7 @@ from treenail.history import damage_text, opened_log
 from treenail.presenters.cli import models, settings, stores
 from treenail.presenters.cli.options import json_option
 from treenail.presenters.cli.output import print_json
+from treenail.sandbox import probe
 
 PYTHONS = ("3.11", "3.12", "3.13")
 _SDKS = (
@@ -54,11 +55,17 @@ def examine(directory: Path) -> Iterator[Check]:
     except TreenailError as error:
         yield Check("settings", False, str(error), "fix the settings")
         return
-    yield Check("settings", True, str(found.file or "no treenail.toml; defaults apply"))
+    waiting = ", ".join(found.unapproved)
+    text = str(found.file or "no treenail.toml; defaults apply") + (
+        f" (not approved: {waiting})" if waiting else ""
+    )
+    advice = "read it, then: treenail config approve" if waiting else ""
+    yield Check("settings", not waiting, text, advice)
     yield _store(stores.store_for(directory, found.text("store"), os.environ))
     writable = os.access(directory, os.W_OK)
     advice = "" if writable else "the agent can only read here; use --read-only"
     yield Check("workspace", writable, f"{directory} {'can' if writable else 'cannot'} be written", advice)
+    yield _confined(found)
     yield from _providers()
     yield _model(found)
     prices = default_prices()
@@ -87,6 +94,14 @@ def _store(store: Path) -> Check:
     good = above.is_dir() and os.access(above, os.W_OK)
     advice = "" if good else f"{above} cannot be written; name another file with --store or TREENAIL_STORE"
     return Check("store", good, f"{store} ({'not created yet' if good else 'cannot be created'})", advice)
+
+
+def _confined(found: settings.Settings) -> Check:
+    """Try the sandbox that commands would run in."""
+    if found["sandbox"] == "off":
+        return Check("sandbox", True, f"off ({found.chosen['sandbox'].source}): commands are not confined")
+    tried = probe()
+    return Check("sandbox", tried.confines, tried.text, tried.advice)
 
 
 def _model(found: settings.Settings) -> Check:

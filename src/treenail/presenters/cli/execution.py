@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -32,8 +32,9 @@ from treenail.presenters.cli.recovery import print_kept
 from treenail.presenters.cli.screen import JsonScreen, Screen, screen_for, watching
 from treenail.presenters.cli.settings import Settings
 from treenail.providers import Provider
+from treenail.sandbox import FOR_THE_PERSON, Grants, Mode, Sandbox, probe
 from treenail.state import Session
-from treenail.tools import PermissionMode, Permissions
+from treenail.tools import CommandRan, PermissionMode, Permissions
 from treenail.turns import TurnEnded, TurnState, ceilings_of, newest_turn
 
 LIMIT = 6
@@ -104,11 +105,47 @@ class RunSetup:
         else:
             stores.ready(self.store)
         known = settings.load(flags, os.environ, self.directory, remembered)
+        if known.unapproved:
+            self._ask_to_approve(known)
+            known = settings.load(flags, os.environ, self.directory, remembered)
         spec = known.text("agent")
         self.agent = _agent_for(known, self.directory)
         ceilings = {} if spec is None else agents.limits_of(spec, self.directory)
         self.settings = settings.load(flags, os.environ, self.directory, remembered, ceilings)
         self.provider: Provider = models.provider_for(self.settings, os.environ)
+        self.sandbox = self._sandbox()
+
+    def _asks(self, question: str) -> bool | None:
+        """Ask a person at the terminal; None if there is none."""
+        if self.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return None
+        console = Console(stderr=True)
+        console.print(f"{question} [y/N] ", end="", markup=False, highlight=False, soft_wrap=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    def _ask_to_approve(self, known: Settings) -> None:
+        """Ask whether what a project's file widens may take effect. Raises `UsageError` if not."""
+        assert known.file is not None
+        wanted = settings.wanted(known)
+        if self._asks(f"{known.file} wants to set {wanted}. Approve this file as it is?"):
+            settings.approve(known.file, os.environ)
+        else:
+            known.check_approved()
+
+    def _sandbox(self) -> Sandbox:
+        """Return how commands are confined. Where they cannot be, a person may allow to do without."""
+        mode = cast(Mode, self.settings["sandbox"])
+        if mode != "off" and not (found := probe()).confines:
+            why = f"{found.text}; {found.advice}" if found.advice else found.text
+            if mode == "require":
+                raise UsageError(why)
+            # Without a terminal the first command is refused: an agent may not need any.
+            if self._asks(f"Commands would be {found.text}. Run them all the same?"):
+                mode = "off"
+                chosen = {**self.settings.chosen, "sandbox": settings.Chosen("off", "your answer")}
+                self.settings = replace(self.settings, chosen=chosen)
+        network = bool(self.settings["allow_network"])
+        return Sandbox(mode, Grants(network, self.settings.paths("allow_write")))
 
     def _remembered(self, run_id: UUID) -> dict[str, str]:
         with opened_log(self.store) as log, Session.open(log, run_id, read_only=True) as session:
@@ -128,6 +165,8 @@ class RunSetup:
         if isinstance(agent, str):
             path, colon, name = agent.partition(":")
             kept["agent"] = str((self.directory / Path(path).expanduser()).resolve()) + colon + name
+        if kept.get("allow_write"):
+            kept["allow_write"] = os.pathsep.join(map(str, self.sandbox.grants.write))
         model = kept.get("model")
         if isinstance(model, str) and model.startswith("scripted:"):
             kept["model"] = "scripted:" + str(Path(model.removeprefix("scripted:")).resolve())
@@ -166,7 +205,11 @@ class RunSetup:
         with run:
             self.run_id = run.id
             ended = TurnEnded("", run.state, run.result.error_kind, run.result.details, run.next_actions)
-            return self._print_ending(screen, run.id, ended, run.text)
+            commands = run.execution_state.session[CommandRan].all()
+            refused = dict.fromkeys(kind for each in commands for kind in each.refused)
+            return self._print_ending(
+                screen, run.id, ended, run.text, [FOR_THE_PERSON[each] for each in refused]
+            )
 
     def _run(self, task: str | None, permissions: Permissions, watch: Any) -> Run:
         if task is None:
@@ -178,6 +221,7 @@ class RunSetup:
                 limits=self.limits(),
                 permissions=permissions,
                 watch=watch,
+                sandbox=self.sandbox,
                 take_over=self.take_over,
             )
         return self.agent.run(
@@ -188,6 +232,7 @@ class RunSetup:
             limits=self.limits(),
             permissions=permissions,
             watch=watch,
+            sandbox=self.sandbox,
             run_id=self.run_id,
             tags=self.tags(),
             take_over=self.take_over,
@@ -212,7 +257,9 @@ class RunSetup:
         self._print_ending(screen, self.run_id, ended or again, "")
         return code
 
-    def _print_ending(self, screen: Screen, run_id: UUID, ended: TurnEnded, text: str) -> int:
+    def _print_ending(
+        self, screen: Screen, run_id: UUID, ended: TurnEnded, text: str, refused: Sequence[str] = ()
+    ) -> int:
         """Print how a turn ended, and commands to paste. Returns the exit code."""
         code = exit_code(ended.state, ended.error_kind)
         short = str(run_id)[:8]
@@ -232,6 +279,7 @@ class RunSetup:
                     "next_actions": list(ended.next_actions),
                     "commands": commands,
                     "kept": [each.to_data() for each in kept],
+                    "refused": list(refused),
                     "exit_code": code,
                 }
             )
@@ -244,6 +292,8 @@ class RunSetup:
         err.print(why, markup=False, highlight=False, soft_wrap=True)
         for each in kept:
             print_kept(err, each)
+        for line in refused:
+            err.print(f"  {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
         if self.is_chat and ended.state is TurnState.COMPLETED:
             return code
         for command in commands:

@@ -80,7 +80,10 @@ app.add_command(
     LazyGroup(
         "config",
         help="The settings and where they come from.",
-        table={"show": ("config:show", "Show every setting, its value, and its source.")},
+        table={
+            "show": ("config:show", "Show every setting, its value, and its source."),
+            "approve": ("config:approve", "Let the project's settings file take effect as it is now."),
+        },
     )
 )
 app.add_command(

@@ -57,6 +57,9 @@ def agent_options(command: F) -> F:
                 command = click.option(flag, is_flag=True, help=text)(command)
         elif isinstance(each.default, bool):
             command = click.option(each.flag, each.name, is_flag=True, default=None, help=each.help)(command)
+        elif each.name == "allow_write":
+            option = click.option(each.flag, each.name, metavar="DIR", multiple=True, help=each.help)
+            command = option(command)
         else:
             kind = "TEXT" if each.default is None or isinstance(each.default, str) else "NUMBER"
             command = click.option(each.flag, each.name, metavar=kind, help=each.help)(command)
@@ -68,6 +71,7 @@ def flags_of(given: dict[str, Any]) -> dict[str, object | None]:
     modes = [name for name in ("ask", "auto", "read_only") if given.pop(name)]
     if len(modes) > 1:
         raise UsageError("use only one of --ask, --auto and --read-only")
+    given["allow_write"] = given["allow_write"] or None
     return {**given, "permissions": modes[0] if modes else None}
 
 

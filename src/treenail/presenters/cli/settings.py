@@ -1,26 +1,33 @@
-"""The settings of the command line: flags, then the environment, then `treenail.toml`, then defaults.
+"""The settings of the command line: flags, the environment, the project's file, the user's file, defaults.
 
-The settings of an earlier run come right after the flags, and an agent file's limits before `treenail.toml`.
+The settings of an earlier run come right after the flags, and an agent file's limits before the project's
+`treenail.toml`. The user's own file is `$XDG_CONFIG_HOME/treenail/treenail.toml`.
 
 Each value remembers its source, so that `treenail config show` can name it. A file found in a directory may
-be somebody else's: it may not decide where the user's key is sent, nor run code that can read it.
+be somebody else's, or an agent's: it may not decide where the user's key is sent, nor run code that can read
+it, and what it widens takes effect only after the user has approved this very content (`treenail config
+approve`). A setting widens if it runs something or allows more than the user's own settings do.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import ipaddress
 import math
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from treenail.errors import UsageError
+from treenail.sandbox import MODES
 
 FILE_NAME = "treenail.toml"
+APPROVALS = "approved"
+"""The name of the user's list of approved contents, beside the user's settings."""
 MAX_FILE_BYTES = 1_000_000
 
 DEFAULT = "the default"
@@ -92,6 +99,12 @@ def _count(name: str, given: object) -> int:
     return int(value)
 
 
+def _paths(name: str, given: object) -> str:
+    """Read one path or several; several are joined, as in PATH."""
+    each = given if isinstance(given, list | tuple) else [given]
+    return os.pathsep.join(_text(name, path) for path in each)
+
+
 def _one_of(*known: str) -> Callable[[str, object], str]:
     def read(name: str, given: object) -> str:
         if given not in known:
@@ -122,6 +135,9 @@ SETTINGS = (
         "auto",
         "How tools with effects are run.",
     ),
+    Setting("sandbox", _one_of(*MODES), "auto", "Whether commands are confined: require, auto or off."),
+    Setting("allow_network", _flag, False, "Let commands use the network."),
+    Setting("allow_write", _paths, None, "A directory outside that commands may write to; may be repeated."),
     Setting("max_cost", _positive, 2.0, "The most that a run may cost, in USD."),
     Setting("max_steps", _count, 200, "How many model and tool calls a run may make."),
     Setting("max_retries", _count, 20, "How many failed calls a run may retry."),
@@ -137,7 +153,21 @@ SETTINGS = (
     ),
 )
 
-_PATHS = ("store", "agent")
+_PATHS = ("store", "agent", "allow_write")
+
+_RUNS = ("check", "agent", "allow_write")
+"""The settings that widen whatever their value is."""
+
+_STRICTER: Mapping[str, Sequence[Value]] = {
+    "sandbox": MODES,
+    "allow_network": (False, True),
+    "permissions": ("read_only", "ask", "auto"),
+    "unknown_price": ("halt", "estimate", "warn"),
+    "judge": (True, False),
+}
+"""The values of a setting, strictest first."""
+
+_CEILINGS = ("max_cost", "max_steps", "max_retries", "timeout")
 
 BY_NAME = {each.name: each for each in SETTINGS}
 
@@ -148,6 +178,9 @@ class Settings:
 
     chosen: Mapping[str, Chosen]
     file: Path | None = None
+    """The project's file."""
+    unapproved: tuple[str, ...] = ()
+    """The settings that the project's file widens and nobody has approved; they have no effect."""
 
     def __getitem__(self, name: str) -> Value:
         return self.chosen[name].value
@@ -156,6 +189,18 @@ class Settings:
         """Return a setting that is a text."""
         value = self[name]
         return None if value is None else str(value)
+
+    def paths(self, name: str) -> tuple[Path, ...]:
+        """Return a setting that is a list of paths."""
+        return tuple(Path(each) for each in (self.text(name) or "").split(os.pathsep) if each)
+
+    def check_approved(self) -> None:
+        """Raise `UsageError` if the project's file widens something that nobody has approved."""
+        if self.unapproved:
+            raise UsageError(
+                f"{self.file} sets {', '.join(self.unapproved)}, which you have not approved in this form; "
+                "read it, then approve it with `treenail config approve`, or set these with flags"
+            )
 
     def number(self, name: str) -> float | None:
         """Return a setting that is a number."""
@@ -177,9 +222,18 @@ def load(
     """
     file = find_file(directory)
     written = {} if file is None else _read_file(file)
+    own = user_file(environ)
+    # In a workspace that holds them, an agent could change the user's own settings and approvals.
+    mine = _read_file(own) if own.is_file() and not own.is_relative_to(directory) else {}
+    approved = file is None or is_approved(file, written, environ, directory)
     chosen: dict[str, Chosen] = {}
+    unapproved: list[str] = []
     for each in SETTINGS:
         name = each.name
+        plain = Chosen(each.default, DEFAULT)
+        if name in mine:
+            value = each.read(f"{name} in {own}", mine[name])
+            plain = Chosen(_from_file(name, value, own, trusted=True), str(own))
         # Where a value may come from, as an error names it and as `config show` names it: the first one wins.
         places = (
             (each.flag, each.flag, flags.get(name)),
@@ -188,21 +242,91 @@ def load(
             (f"{name} in the agent's file", "the agent's file", (agent or {}).get(name)),
             (f"{name} in {file}", str(file), written.get(name)),
         )
-        chosen[name] = Chosen(each.default, DEFAULT)
+        chosen[name] = plain
         for place, source, given in places:
             if given is not None:
                 chosen[name] = Chosen(each.read(place, given), source)
                 break
         if file is not None and chosen[name].source == str(file):
-            chosen[name] = Chosen(_from_file(name, chosen[name].value, file), str(file))
-    return Settings(chosen, file)
+            value = _from_file(name, chosen[name].value, file)
+            if approved or not _widens(name, value, plain.value):
+                chosen[name] = Chosen(value, str(file))
+            else:
+                chosen[name] = plain
+                unapproved.append(name)
+    return Settings(chosen, file, tuple(unapproved))
 
 
-def _from_file(name: str, value: Value, file: Path) -> Value:
-    """Return a value of a settings file, with its path resolved; a server on another machine is refused."""
-    if name == "base_url":
+def _widens(name: str, value: Value, plain: Value) -> bool:
+    """Say whether a value runs something, or allows more than the user's own settings do."""
+    if name in _CEILINGS:
+        return isinstance(value, int | float) and isinstance(plain, int | float) and value > plain
+    if name in _STRICTER:
+        order = _STRICTER[name]
+        return order.index(value) > order.index(plain)
+    return name in _RUNS
+
+
+def wanted(found: Settings) -> str:
+    """Return what the project's file would widen, as text for a person."""
+    assert found.file is not None
+    written = _read_file(found.file)
+    return ", ".join(f"{name} = {written[name]!r}" for name in found.unapproved)
+
+
+def user_directory(environ: Mapping[str, str]) -> Path:
+    """Return the directory of the user's own settings."""
+    base = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or str(Path.home()), ".config")
+    return Path(base) / "treenail"
+
+
+def user_file(environ: Mapping[str, str]) -> Path:
+    """Return the file of the user's own settings, which may not exist."""
+    return user_directory(environ) / FILE_NAME
+
+
+def _fingerprint(file: Path, written: Mapping[str, object]) -> str:
+    """Return the hash of a settings file, its place, and the agent file that it names."""
+    digest = hashlib.sha256(os.fsencode(file.resolve()) + b"\0")
+    agent = written.get("agent")
+    named = [] if not isinstance(agent, str) else [file.parent / Path(agent.partition(":")[0]).expanduser()]
+    for each in (file, *named):
+        content = each.read_bytes() if each.is_file() else b""
+        digest.update(b"%d\0" % len(content) + content)
+    return digest.hexdigest()
+
+
+def is_approved(
+    file: Path, written: Mapping[str, object], environ: Mapping[str, str], directory: Path
+) -> bool:
+    """Say whether the user has approved a settings file with just this content."""
+    known = user_directory(environ) / APPROVALS
+    if known.is_relative_to(directory):
+        return False
+    try:
+        return _fingerprint(file, written) in known.read_text("utf-8", "replace").split()
+    except OSError:
+        return False
+
+
+def approve(file: Path, environ: Mapping[str, str]) -> None:
+    """Record that the user approves a settings file as it is now."""
+    known = user_directory(environ) / APPROVALS
+    known.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with known.open("a", encoding="utf-8") as lines:
+        lines.write(_fingerprint(file, _read_file(file)) + "\n")
+
+
+def _from_file(name: str, value: Value, file: Path, *, trusted: bool = False) -> Value:
+    """Return a value of a settings file, with its path resolved.
+
+    A server on another machine is refused, and an agent in Python, unless the file is the user's own.
+    """
+    if name == "base_url" and not trusted:
         _check_is_here(str(value), file)
-    return _beside(str(value), file) if name in _PATHS else value
+    if name == "allow_write":
+        return os.pathsep.join(_beside(each, file) for each in str(value).split(os.pathsep))
+    return _beside(str(value), file, trusted=trusted) if name in _PATHS else value
 
 
 def find_file(directory: Path) -> Path | None:
@@ -231,10 +355,10 @@ def _read_file(file: Path) -> dict[str, object]:
     return written
 
 
-def _beside(path: str, file: Path) -> str:
+def _beside(path: str, file: Path, *, trusted: bool = False) -> str:
     """Resolve a path in a settings file relative to that file; a Python file is refused."""
     place, colon, name = path.partition(":")
-    if place.endswith(".py"):
+    if place.endswith(".py") and not trusted:
         raise UsageError(
             f"{file} would run {place}, which could read your keys; if you want that, name it with "
             "--agent or TREENAIL_AGENT"

@@ -89,6 +89,7 @@ def run(spec: Path, is_dry: bool, directory: Path | None, as_json: bool, **optio
             store=setup.store,
             ceiling=_ceiling(loaded, setup),
             permissions=_permissions(setup),
+            sandbox=setup.sandbox,
             watch=screen.show,
             tags=setup.tags(),
         )
@@ -147,6 +148,7 @@ def resume(
             provider=setup.provider,
             ceiling=_ceiling(spec, setup),
             permissions=_permissions(setup),
+            sandbox=setup.sandbox,
             watch=screen.show,
             before=before,
         )
