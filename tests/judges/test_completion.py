@@ -37,6 +37,7 @@ from treenail.judges import (
 from treenail.judges.completion import TaskCompletionChecker
 from treenail.judges.context import MAX_NESTED_DURATION
 from treenail.log.sqlite import SqliteLog
+from treenail.sandbox import Grants, Sandbox
 from treenail.state import (
     Budget,
     BudgetTracker,
@@ -379,7 +380,11 @@ def workspace(tmp_path: Path) -> Any:
     root = tmp_path / "work"
     root.mkdir()
     (root / "kept.txt").write_text("kept")
-    files = HostFilesystem(root, store=tmp_path / "store")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for name in ("told", "held"):
+        os.mkfifo(outside / name)
+    files = HostFilesystem(root, store=tmp_path / "store", sandbox=Sandbox(grants=Grants(write=(outside,))))
     yield files
     files.close()
 
@@ -426,14 +431,15 @@ def test_a_command_that_does_not_end_is_killed_with_its_children(
     workspace: HostFilesystem, tmp_path: Path
 ) -> None:
     before = contents(workspace)
-    outside = tmp_path / "pid"
-    os.mkfifo(outside)
-    clock, pids = FakeClock(), list[int]()
-    command = f"sleep 1000 & echo x > made; echo $! > {outside}; sleep 1000"
+    outside = tmp_path / "outside"
+    clock, ends = FakeClock(), list[str]()
+    command = f"exec 3> {outside}/held; sleep 1000 & echo x > made; echo > {outside}/told; sleep 1000"
 
     def when_begun() -> None:
-        pids.append(int(outside.read_text()))
-        clock.advance(0.5)
+        with (outside / "held").open() as held:
+            (outside / "told").read_text()
+            clock.advance(0.5)
+            ends.append(held.read())
 
     waiting = threading.Thread(target=when_begun)
     waiting.start()
@@ -442,8 +448,7 @@ def test_a_command_that_does_not_end_is_killed_with_its_children(
     waiting.join()
     assert not result.complete
     assert "was stopped after 0.5 s" in (result.feedback or "")
-    with pytest.raises(ProcessLookupError):
-        os.kill(pids[0], 0)
+    assert ends == [""], "the last process that held the pipe has ended"
     assert contents(workspace) == before
 
 
@@ -491,9 +496,8 @@ async def test_a_check_that_is_cancelled_leaves_nothing_running_and_nothing_chan
 ) -> None:
     before = contents(workspace)
     token = CancellationToken()
-    told = tmp_path / "told"
-    os.mkfifo(told)
-    command = CommandChecker(f"echo x > made; echo $$ > {told}; sleep 1000")
+    told, held = tmp_path / "outside" / "told", tmp_path / "outside" / "held"
+    command = CommandChecker(f"echo x > made; exec 3> {held}; echo > {told}; sleep 1000")
     mine = judges(Session(), command, filesystem=workspace, cancellation=token)
     async with anyio.create_task_group() as group:
 
@@ -502,10 +506,10 @@ async def test_a_check_that_is_cancelled_leaves_nothing_running_and_nothing_chan
                 await mine.before_stop("", None, "stop")
 
         group.start_soon(one)
-        pid = int(await anyio.to_thread.run_sync(told.read_text))
-        token.cancel(detail="stop")
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+        with await anyio.to_thread.run_sync(held.open) as pipe:
+            await anyio.to_thread.run_sync(told.read_text)
+            token.cancel(detail="stop")
+            assert await anyio.to_thread.run_sync(pipe.read) == "", "the last process has ended"
     assert contents(workspace) == before
 
 
