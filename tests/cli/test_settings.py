@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from treenail.errors import UsageError
 from treenail.presenters.cli import stores
-from treenail.presenters.cli.settings import SETTINGS, load
+from treenail.presenters.cli.settings import SETTINGS, approve, load, user_file
 
 
 def write(directory: Path, text: str) -> Path:
@@ -20,14 +21,14 @@ def write(directory: Path, text: str) -> Path:
 
 
 def test_flags_come_before_the_environment_the_file_and_the_default(tmp_path: Path) -> None:
-    file = write(tmp_path, 'max_cost = 3\nmodel = "in-file"\n')
+    file = write(tmp_path, 'max_cost = 1.5\nmodel = "in-file"\n')
     told = load({"max_cost": 1.0}, {"TREENAIL_MAX_COST": "2", "TREENAIL_MAX_STEPS": "7"}, tmp_path)
     assert (told["max_cost"], told.chosen["max_cost"].source) == (1.0, "--max-cost")
     assert (told["max_steps"], told.chosen["max_steps"].source) == (7, "the variable TREENAIL_MAX_STEPS")
     assert (told["model"], told.chosen["model"].source) == ("in-file", str(file))
     assert (told["timeout"], told.chosen["timeout"].source) == (1800.0, "the default")
     assert load({}, {"TREENAIL_MAX_COST": "2"}, tmp_path)["max_cost"] == 2.0
-    assert load({}, {}, tmp_path)["max_cost"] == 3.0
+    assert load({}, {}, tmp_path)["max_cost"] == 1.5
 
 
 def test_what_a_run_was_told_counts_more_than_anything_but_flags(tmp_path: Path) -> None:
@@ -133,7 +134,9 @@ def test_paths_in_a_settings_file_lie_beside_it(tmp_path: Path) -> None:
     write(tmp_path, 'store = ".runs/runs.db"\nagent = "agents/mine.toml"\n')
     inner = tmp_path / "src"
     inner.mkdir()
-    told = load({}, {}, inner)
+    env = {"XDG_CONFIG_HOME": str(tmp_path.parent / f"{tmp_path.name}-config")}
+    approve(tmp_path / "treenail.toml", env)
+    told = load({}, env, inner)
     assert told["store"] == str(tmp_path / ".runs/runs.db")
     assert told["agent"] == str(tmp_path / "agents/mine.toml")
 
@@ -147,3 +150,97 @@ def test_the_flag_for_a_store_is_given_only_where_it_is_needed(
     here = stores.store_for(tmp_path, None, {"XDG_STATE_HOME": str(tmp_path / "state")})
     assert stores.flag_for(here) == ""
     assert stores.flag_for(tmp_path / "a b.db") == f" --store '{tmp_path}/a b.db'"
+
+
+# --- what a project's file may not do by itself --------------------------------------------------------
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    made = tmp_path / "project"
+    made.mkdir()
+    return made
+
+
+WIDENING = {
+    "check": 'check = "make evil"',
+    "allow_network": "allow_network = true",
+    "allow_write": 'allow_write = ["/etc", "~/.ssh"]',
+    "sandbox": 'sandbox = "off"',
+    "max_cost": "max_cost = 1000",
+    "timeout": "timeout = 1000000",
+    "unknown_price": 'unknown_price = "warn"',
+    "agent": 'agent = "agent.toml"',
+}
+
+
+@pytest.mark.parametrize("name", sorted(WIDENING))
+def test_a_cloned_project_widens_nothing_until_its_file_is_approved(
+    project: Path, env: dict[str, str], name: str
+) -> None:
+    """What a person sets with a flag needs no approval; what the file sets has no effect without one."""
+    plain = load({}, env, project)[name]
+    file = write(project, WIDENING[name] + "\n")
+    found = load({}, env, project)
+    assert (found[name], found.unapproved) == (plain, (name,))
+    with pytest.raises(UsageError, match=f"{name}.*treenail config approve"):
+        found.check_approved()
+    approve(file, env)
+    found = load({}, env, project)
+    assert found[name] != plain and found.unapproved == ()
+
+
+def test_an_approval_is_for_that_content_at_that_place(project: Path, env: dict[str, str]) -> None:
+    """A changed file, its agent file, or a copy in another project has to be approved again."""
+    (project / "agent.toml").write_text('instructions = "good"')
+    file = write(project, 'check = "make test"\nagent = "agent.toml"\n')
+    approve(file, env)
+    assert load({}, env, project)["check"] == "make test"
+    other = project.with_name("other")
+    shutil.copytree(project, other)
+    assert load({}, env, other).unapproved == ("check", "agent")
+    (project / "agent.toml").write_text('instructions = "evil"')
+    assert load({}, env, project).unapproved == ("check", "agent")
+    approve(file, env)
+    file.write_text(file.read_text() + "allow_network = true\n")
+    assert load({}, env, project)["allow_network"] is False
+    assert load({"check": "true", "agent": "x", "allow_network": True}, env, project).unapproved == ()
+
+
+def test_a_project_may_be_stricter_than_its_user(project: Path, env: dict[str, str]) -> None:
+    """Narrowing needs no approval."""
+    text = 'sandbox = "require"\npermissions = "ask"\nmax_cost = 0.1\njudge = true\nmodel = "small"\n'
+    write(project, text)
+    found = load({}, env, project)
+    assert (found["sandbox"], found["permissions"], found["max_cost"]) == ("require", "ask", 0.1)
+    assert found.unapproved == ()
+
+
+def test_the_users_own_settings_are_below_the_projects(project: Path, env: dict[str, str]) -> None:
+    """They need no approval, and what they forbid a project cannot allow."""
+    own = user_file(env)
+    own.parent.mkdir(parents=True)
+    own.write_text('permissions = "ask"\nallow_network = true\nmax_cost = 9\nallow_write = ["~/shared"]\n')
+    file = write(project, 'permissions = "auto"\nmax_cost = 5\n')
+    found = load({}, env, project)
+    assert (found["permissions"], found["max_cost"], found["allow_network"]) == ("ask", 5.0, True)
+    assert (found.unapproved, found.chosen["max_cost"].source) == (("permissions",), str(file))
+    assert found.chosen["allow_network"].source == str(own)
+    assert found.paths("allow_write") == (Path.home() / "shared",)
+
+
+def test_settings_that_an_agent_could_write_are_not_the_users(tmp_path: Path) -> None:
+    """In a workspace that holds the settings directory, neither settings nor approvals count."""
+    env = {"XDG_CONFIG_HOME": str(tmp_path / "home" / ".config")}
+    home = tmp_path / "home"
+    own = user_file(env)
+    own.parent.mkdir(parents=True)
+    own.write_text("allow_network = true\n")
+    approve(write(home, 'sandbox = "off"\n'), env)
+    found = load({}, env, home)
+    assert (found["allow_network"], found["sandbox"]) == (False, "auto")

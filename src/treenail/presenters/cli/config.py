@@ -42,7 +42,8 @@ def show(as_json: bool) -> None:
 
 
 @click.command
-def approve() -> int:
+@json_option
+def approve(as_json: bool) -> int:
     """Let the project's settings file take effect as it is now.
 
     A file that runs something or allows more than your own settings has no effect until you have approved
@@ -53,15 +54,16 @@ def approve() -> int:
     found = settings.load({}, os.environ, Path.cwd())
     if found.file is None:
         raise UsageError("there is no treenail.toml here or above, so there is nothing to approve")
-    if not found.unapproved:
-        print(f"{found.file} needs no approval")
-        return 0
     wanted = settings.wanted(found)
-    settings.approve(found.file, os.environ)
+    if wanted:
+        settings.approve(found.file, os.environ)
     if settings.load({}, os.environ, Path.cwd()).unapproved:
         raise UsageError(
             f"{settings.user_directory(os.environ)} lies in this project, where an agent could change it, so "
             "what is approved there does not count; use flags, or set XDG_CONFIG_HOME to another directory"
         )
-    print(f"approved {found.file}: {wanted}")
+    if as_json:
+        print_json({"file": str(found.file), "approved": list(found.unapproved)})
+    else:
+        print(f"approved {found.file}: {wanted}" if wanted else f"{found.file} needs no approval")
     return 0
