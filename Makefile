@@ -53,6 +53,14 @@ $(FOREIGN): | $(TOOLS)
 		--legacy-peer-deps --loglevel=error @copilotkit/aimock@$(FOREIGN_VERSION)
 	@touch $@
 
+# Commands of agents run in bubblewrap, so the tests need it.
+.PHONY: sandbox
+sandbox:
+	@command -v bwrap >/dev/null 2>&1 || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null 2>&1 && \
+		{ apt-get install -y -qq bubblewrap || { apt-get update -qq && apt-get install -y -qq bubblewrap; }; } >/dev/null; } || { \
+		echo "make test needs bubblewrap: commands are confined by it. Install it and run it again" >&2; \
+		echo "(Debian: apt-get install bubblewrap; Fedora, Arch: the package bubblewrap)." >&2; exit 1; }
+
 ## demo: the main job on embedded defaults, offline, in a scratch directory
 demo: $(PACKAGE)
 	@$(BIN)/python -m treenail demo
@@ -60,7 +68,7 @@ demo: $(PACKAGE)
 ## test: everything that must hold (format, lint, types, import contract, tests, snippets, a trial of each bench)
 test: check
 
-check: $(TOOLS) $(FOREIGN)
+check: $(TOOLS) $(FOREIGN) sandbox
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

@@ -54,16 +54,21 @@ _X32 = 0x40000000
 """The other calling convention of x86_64, whose numbers are these ones and up; nobody uses it."""
 
 
+def refused_calls(machine: str | None = None) -> dict[str, int]:
+    """Return the numbers of the system calls that are refused whatever their arguments are, by name."""
+    return {**_EVERYWHERE, **_MACHINES[machine or platform.machine()][2]}
+
+
 def program(machine: str | None = None) -> bytes | None:
     """Return the filter for a machine, this one by default; None if its system calls are not known here."""
     known = _MACHINES.get(machine or platform.machine())
     if known is None:
         return None
-    arch, inspected, refused = known
+    arch, inspected, _ = known
     allow, refuse, missing = _ALLOW, _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
     lines = [_step(_LOAD, _ARCH), *_return_unless(_EQUAL, arch, missing), _step(_LOAD, _NUMBER)]
     lines += [*_return_if(_AT_LEAST, _X32, missing), *_return_if(_EQUAL, _CLONE3, missing)]
-    for number in sorted([*refused.values(), *_EVERYWHERE.values()]):
+    for number in sorted(refused_calls(machine).values()):
         lines += _return_if(_EQUAL, number, refuse)
     # An inspected call ends with its own verdict, so that the number does not have to be loaded again.
     lines += _inspect(inspected["unshare"], _FIRST, _AND_SET, (_NEW_ANY,))
