@@ -27,6 +27,7 @@ from treenail.history import LAST, find_run, opened_log, project
 from treenail.judges import CommandChecker
 from treenail.presenters.cli.timeline import print_lines
 from treenail.providers.scripted import Answer, ScriptedProvider
+from treenail.sandbox import Sandbox, probe
 from treenail.tools import FILE_TOOLS, ToolContext, tool
 from treenail.turns import TurnState
 
@@ -121,7 +122,13 @@ def work(directory: Path) -> None:
         provider=_SCRIPT,
         workspace=directory / "project",
         store=directory / "runs.db",
+        sandbox=_sandbox(),
     )
+
+
+def _sandbox() -> Sandbox:
+    """Confine the demo's one command, which only runs tests, where that is possible."""
+    return Sandbox("auto" if probe().confines else "off")
 
 
 class _Stage:
@@ -205,7 +212,8 @@ def _resumed(stage: _Stage, store: Path, run_id: UUID) -> bool:
     stage.scene("Another process resumes the run")
     stage.say("It undoes the half-done call and runs nothing twice. When the agent says that it is")
     stage.say("done, a judge runs the tests, and sends it back.")
-    with DEMO_AGENT.resume(store, run_id, provider=_SCRIPT) as run:
+    stage.say(f"commands: {probe().text}")
+    with DEMO_AGENT.resume(store, run_id, provider=_SCRIPT, sandbox=_sandbox()) as run:
         stage.say(f"the run is {run.state.value}: {run.output}", "green")
         raised = next(each for each in run.tool_calls if not each.success)
         left = raised.diff().text
