@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fcntl import ioctl
 from pathlib import Path
 from time import monotonic
@@ -28,14 +28,19 @@ class Terminal:
     """Runs `treenail` in a pty of its own."""
 
     def __init__(
-        self, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, columns: int = 120
+        self,
+        *arguments: str,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        columns: int = 120,
+        before: Sequence[str] = (),
     ) -> None:
         master, slave = pty.openpty()
         ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         self._master = master
         self._seen = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "treenail", *arguments],
+            [*before, sys.executable, "-m", "treenail", *arguments],
             cwd=cwd,
             env={**clean_environment(cwd), "TERM": "xterm", **(env or {})},
             stdin=slave,

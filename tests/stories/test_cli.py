@@ -149,15 +149,16 @@ def test_ctrl_c_ends_the_turn_durably_and_resume_goes_on(project: Path) -> None:
 
 def test_a_killed_run_is_resumed_where_it_stopped(project: Path) -> None:
     """SIGKILL in the middle of a command; the edit before it is not made twice."""
-    wait = call("run_command", command="touch begun; [ -e ../go ] || sleep 600")
+    wait = call("run_command", command="touch begun; [ -e ../outside/go ] || sleep 600")
     model = script(project, FIX[1], wait, "done")
-    with Terminal("run", "go", "--model", model, cwd=project) as terminal:
+    (project.parent / "outside").mkdir()
+    with Terminal("run", "go", "--model", model, "--allow-write", "../outside", cwd=project) as terminal:
         terminal.wait_for("● run_command")
         while not (project / "begun").exists():
             terminal.wait_for("s · Ctrl-C")
         terminal.kill()
     assert listed(project)[0]["state"] == "unfinished"
-    (project.parent / "go").touch()
+    (project.parent / "outside" / "go").touch()
     again = treenail("resume", cwd=project)
     assert again.returncode == 0, again.stderr
     shown = treenail("show", cwd=project).stdout
@@ -410,15 +411,17 @@ def test_ctrl_c_twice_leaves_at_once(project: Path) -> None:
 
 def test_the_line_below_shows_that_the_run_is_alive(project: Path) -> None:
     """While one tool works, its name stands there and the seconds go on."""
-    wait = call("run_command", command="until [ -e ../go ]; do read -t 0.05 x < /dev/zero; done")
-    with Terminal("run", "go", "--model", script(project, wait, "done"), cwd=project) as terminal:
+    wait = call("run_command", command="until [ -e ../outside/go ]; do read -t 0.05 x < /dev/zero; done")
+    (project.parent / "outside").mkdir()
+    told = ("run", "go", "--model", script(project, wait, "done"), "--allow-write", "../outside")
+    with Terminal(*told, cwd=project) as terminal:
         line = r"run_command · 1 step · 120 tokens · (?!{} s)(\d+) s · Ctrl-C stops"
         first = re.search(line.format("no"), terminal.wait_for(line.format("no")))
         assert first is not None
         then = re.search(line.format(first[1]), terminal.wait_for(line.format(first[1])))
         assert then is not None
         assert int(then[1]) > int(first[1])
-        (project.parent / "go").touch()
+        (project.parent / "outside" / "go").touch()
         assert terminal.end() == 0, terminal.text
 
 
