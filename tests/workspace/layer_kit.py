@@ -22,7 +22,7 @@ def on_layer(fs: HostFilesystem, script: str) -> CommandLayer:
     """Run a script on a layer of the open call."""
     layer = fs.open_layer()
     assert isinstance(layer, CommandLayer), layer
-    mounted = Layer(Path(layer.lower), Path(layer.upper), Path(layer.work))
+    mounted = Layer(Path(layer.lower), Path(layer.upper), Path(layer.work), layer.options)
     root = Path(fs.root)
     with confined(["bash", "-ec", script], root, workspace=root, layer=mounted) as line:
         done = subprocess.run(

@@ -4,8 +4,8 @@ A checker returns `TaskCompletionResult.ok()` or `.incomplete(why)`, or raises i
 that means for the run is configured in `NestedExecutionConfig`.
 
 A check never changes the workspace. Checkers see it through a read-only view. `CommandChecker` holds the
-workspace as a tool call does and restores whatever the command changed, even if it is stopped or the process
-dies.
+workspace as a tool call does, and runs its command on a layer that is dropped afterwards, cache directories
+excepted. Without layers it restores whatever the command changed, even if it is stopped or the process dies.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 from uuid import UUID
 
@@ -24,11 +25,14 @@ from treenail.containment import number
 from treenail.errors import CancelledByToken, UsageError
 from treenail.judges.calls import ask
 from treenail.judges.context import MAX_NESTED_DURATION, JudgeContext
-from treenail.tools import CommandResult, command_environment, run_command_async, workspace_call_id
-from treenail.workspace import Filesystem, sandbox_of
+from treenail.tools import CommandResult, command_environment, run_in_workspace, workspace_call_id
+from treenail.workspace import Filesystem, layered, sandbox_of
 
 MAX_CHECK_OUTPUT_BYTES = 8_000
 """How much of each output stream of a failed check the model is shown."""
+
+CACHES = (".pytest_cache", "target")
+"""The names of cache directories in which a check may leave something, unless it says otherwise."""
 
 _ROLLBACK_GRACE = timedelta(seconds=30)
 """What a check may take beyond its command, to restore the workspace."""
@@ -78,8 +82,12 @@ class TaskCompletionContext(JudgeContext):
         timeout_s: float = 120.0,
         max_output_bytes: int = MAX_CHECK_OUTPUT_BYTES,
         env: Mapping[str, str] | None = None,
+        caches: Collection[str] = (),
     ) -> CommandResult:
-        """Run a command in the workspace, and restore whatever it changed there.
+        """Run a command in the workspace, and drop whatever it changed there, except in caches.
+
+        Those are directories with the names in `caches`, and those with a CACHEDIR.TAG; without layers they
+        go back as well.
 
         It runs in a process group of its own, and no process that it starts survives it. Raises
         `UsageError` if there is no workspace on disk to run it in.
@@ -99,10 +107,13 @@ class TaskCompletionContext(JudgeContext):
         session_id = cast("UUID | None", getattr(self.session, "session_id", None)) or new_id()
         clock = cast("Clock | None", getattr(self.session, "clock", None)) or SystemClock()
         call_id = workspace_call_id(session_id, f"check-{new_id().hex}")
-        # The workspace is scanned before and after, which takes too long for the event loop.
-        held = await _finished(lambda: workspace.begin(call_id, tool_name="completion check", foreign=True))
+        # Without layers the workspace is scanned before and after, which takes too long for the event loop.
+        layers = layered(workspace)
+        begin = partial(workspace.begin, call_id, tool_name="completion check", foreign=layers is None)
+        held = await _finished(begin)
         try:
-            return await run_command_async(
+            ran = await run_in_workspace(
+                workspace,
                 command,
                 cwd=place,
                 env=env,
@@ -113,6 +124,9 @@ class TaskCompletionContext(JudgeContext):
                 sandbox=sandbox_of(workspace),
                 workspace=root,
             )
+            if layers is not None and ran.way == "layer":
+                await _finished(partial(layers.keep_caches, tuple(caches)))
+            return ran.result
         finally:
             await _finished(held.rollback)
 
@@ -199,8 +213,8 @@ class CommandChecker:
     """The work is done when a command exits with 0: a test run, a build, a linter.
 
     The command runs in the workspace, in a process group of its own, with a time limit and an output
-    limit, and without secrets in its environment. Whatever it changes in the workspace is restored: a check
-    must not change what it checks. A command that times out has not exited with 0.
+    limit, and without secrets in its environment. Whatever it changes in the workspace is dropped, except in
+    cache directories: a check must not change what it checks. A command that times out has not exited with 0.
     """
 
     command: str | Sequence[str]
@@ -211,6 +225,8 @@ class CommandChecker:
     name: str = ""
     allow_env: Collection[str] = ()
     """Environment variables that the command may see although their names look secret."""
+    caches: Collection[str] = CACHES
+    """Names of directories that keep what the command wrote, besides those with a CACHEDIR.TAG."""
 
     def __post_init__(self) -> None:
         number("CommandChecker", "timeout_s", self.timeout_s)
@@ -236,6 +252,7 @@ class CommandChecker:
             timeout_s=self.timeout_s,
             max_output_bytes=self.max_output_bytes,
             env=command_environment(allow=self.allow_env),
+            caches=self.caches,
         )
         if result.cancelled and context.cancellation is not None:
             context.cancellation.raise_if_cancelled()

@@ -6,6 +6,8 @@ from .boundaries import fork_at as fork_at
 from .boundaries import recover as recover
 from .boundaries import rollback_to_call as rollback_to_call
 from .boundaries import workspace_call_id as workspace_call_id
+from .commands import WorkspaceRun as WorkspaceRun
+from .commands import run_in_workspace as run_in_workspace
 from .context import Heartbeat as Heartbeat
 from .context import ToolContext as ToolContext
 from .context import filesystem_of as filesystem_of

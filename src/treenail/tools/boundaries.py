@@ -91,9 +91,8 @@ def recover(state: ExecutionState) -> tuple[RecoveredCall, ...]:
         attempt = newest.get(call_id)
         end = None if attempt is None else ended.get(attempt.attempt_id)
         committed = end is not None and end.success
-        if not committed and (attempt is None or attempt.foreign):
-            # A command of the dead process may not have been stopped yet. A call without a record in this log
-            # is a completion check, which is a command as well.
+        if not committed:
+            # A command of the dead process may not have been stopped yet.
             root = cast(Filesystem, filesystem_of(state)).host_root
             if root is not None:
                 wait_for_orphans(root)

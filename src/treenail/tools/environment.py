@@ -17,7 +17,7 @@ from treenail.tools.context import filesystem_of
 from treenail.tools.events import Outcome, ToolInvoked
 from treenail.tools.gate import Gate, Ticket, gate_of
 from treenail.tools.tool import Tool, ToolCall, ToolResult
-from treenail.workspace import Filesystem, FilesystemSnapshot
+from treenail.workspace import Filesystem, FilesystemSnapshot, layered
 
 _KEPT_MESSAGE = 1_000
 """How much of a result's text `ToolInvoked` keeps; the model's copy is whole, in its message."""
@@ -56,6 +56,9 @@ class CallEnvironment:
         """
         if not tool.is_foreign or self.filesystem is None:
             return False
+        if tool.files == "commands":
+            # Commands run on a layer, and ask for a scan only where there is none.
+            return layered(self.filesystem) is None
         return tool.files == "any" or self.filesystem.host_root is not None
 
     # .. snapshots ..

@@ -15,9 +15,13 @@ from treenail.state import RunContext, TokenUsage, event
 from treenail.tools.tool import Effects, ToolResult
 from treenail.workspace import FilesystemSnapshot
 
-Outcome = Literal["ok", "failed", "invalid", "denied", "timed_out", "interrupted", "unknown"]
+Way = Literal["layer", "scan"]
+"""How a command's changes are told from others': it works on a layer, or the tree is scanned around it."""
+
+Outcome = Literal["ok", "failed", "invalid", "denied", "timed_out", "interrupted", "conflict", "unknown"]
 """How a call ended: kept; failed by itself; bad arguments; refused by a policy or a person; out of time;
-cut off by a cancellation or a crash and rolled back; cut off outside, so that nobody knows."""
+cut off by a cancellation or a crash and rolled back; not applied, because somebody else changed the same
+files meanwhile; cut off outside, so that nobody knows."""
 
 
 @event(name="treenail.ToolStarted", policy=SlicePolicy.LOG)
@@ -93,6 +97,10 @@ class CommandRan:
     """What held it: `none`, or for example `bubblewrap, no network`."""
     refused: tuple[Refusal, ...] = ()
     """What the sandbox refused, as far as the command's output tells."""
+    way: Way = "scan"
+    """How its changes were told from others': on a layer of its own, or by scans of the workspace."""
+    because: str = ""
+    """Why it did not work on a layer, or was run again without one."""
 
 
 @event(name="treenail.ToolHeld", policy=SlicePolicy.LOG)

@@ -1,10 +1,11 @@
 """A tool that runs shell commands in the workspace.
 
-Other programs change the files, so the tool has `files="any"`: the workspace is scanned before and after,
-and every change in between belongs to the call. If the command times out, the call fails and its changes
-are rolled back. A command that ends with an exit code other than zero has still done its work (a failing
-test, a search without matches): the model gets its result and its changes stay, unless the tool is made
-with `undo_on_failure=True`.
+A command works on a layer over the workspace where the system has layers (`files="commands"`): its changes
+reach the workspace when the call is committed, and not at all if somebody else changed the same files
+meanwhile. Elsewhere the workspace is scanned before and after, and every change in between belongs to the
+call. If the command times out, the call fails and its changes are dropped. A command that ends with an exit
+code other than zero has still done its work (a failing test, a search without matches): the model gets its
+result and its changes stay, unless the tool is made with `undo_on_failure=True`.
 
 Commands run in a sandbox (`treenail.sandbox`) as the workspace says: they write to the workspace and to a
 private `/tmp`, see the rest of the system read-only and without the user's secrets, and have no network.
@@ -20,9 +21,10 @@ from pathlib import Path
 
 from treenail.errors import SandboxError, UsageError
 from treenail.sandbox import refusals, told_to_the_model
+from treenail.tools.commands import run_in_workspace
 from treenail.tools.context import ToolContext
 from treenail.tools.events import CommandRan
-from treenail.tools.process import CommandResult, command_environment, run_command_async
+from treenail.tools.process import CommandResult, command_environment
 from treenail.tools.tool import ReadyTool, Tool, ToolExample, ToolResult, described
 from treenail.workspace import Filesystem, normalize, sandbox_of
 
@@ -77,7 +79,8 @@ def shell_tool(
             wanted_s = min(wanted_s, max(context.deadline.remaining().total_seconds(), 0.001))
         sandbox = sandbox_of(context.filesystem)
         try:
-            result = await run_command_async(
+            ran = await run_in_workspace(
+                context.filesystem,
                 params.command,
                 cwd=directory,
                 env=command_environment(allow=allow_env, extra=env),
@@ -91,8 +94,11 @@ def shell_tool(
         except SandboxError as error:
             context.session.dispatch(CommandRan(context.call_id, "refused", ("command",)))
             return ToolResult.error(f"{error}{told_to_the_model(('command',))}")
+        result = ran.result
         refused = refusals(sandbox, result.stdout, result.stderr, result.exit_code)
-        context.session.dispatch(CommandRan(context.call_id, result.confinement, refused))
+        context.session.dispatch(
+            CommandRan(context.call_id, result.confinement, refused, ran.way, ran.because)
+        )
         if result.cancelled:
             context.cancellation.raise_if_cancelled()
         text = _shown(result, wanted_s) + told_to_the_model(refused)
@@ -117,7 +123,7 @@ def shell_tool(
         ),
         handler=handle,
         effects="workspace",
-        files="any",
+        files="commands",
         examples=(
             ToolExample(
                 "Run the tests",

@@ -32,8 +32,9 @@ R = TypeVar("R")
 Effects = Literal["none", "workspace", "external"]
 """What a tool changes: nothing; state and files, which can be rolled back; or the world outside."""
 
-FileAccess = Literal["context", "any"]
-"""How a handler changes files: only through its context, or in any way, such as `open` or a program."""
+FileAccess = Literal["context", "commands", "any"]
+"""How a handler changes files: only through its context; also by commands that it runs with
+`run_in_workspace`; or in any way, such as `open` or a program of its own."""
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 _MAX_DESCRIPTION = 1_024
@@ -175,11 +176,12 @@ class Tool(Generic[P, R]):
             raise ToolDefinitionError(
                 f"the tool {self.name!r} has effects {self.effects!r}; say 'none', 'workspace' or 'external'"
             )
-        if self.files not in (None, "context", "any"):
+        if self.files not in (None, "context", "commands", "any"):
             raise ToolDefinitionError(
-                f"the tool {self.name!r} has files {self.files!r}; say 'context' or 'any', or leave it out"
+                f"the tool {self.name!r} has files {self.files!r}; say 'context', 'commands' or 'any', or "
+                "leave it out"
             )
-        if self.files == "any" and self.effects == "none":
+        if self.files in ("any", "commands") and self.effects == "none":
             raise ToolDefinitionError(
                 f"the tool {self.name!r} may change files in any way, so its effects are not 'none'; "
                 "say effects='workspace'"
@@ -314,7 +316,7 @@ class Tool(Generic[P, R]):
         A function without a context has no other way to change files than one that nobody sees.
         """
         if self.files is not None or self.effects != "workspace" or self.handler is None:
-            return self.files == "any"
+            return self.files in ("any", "commands")
         return not self.takes_context
 
     @functools.cached_property

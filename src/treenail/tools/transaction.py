@@ -42,6 +42,7 @@ from treenail.errors import (
     ToolError,
     VisibilityExpansionRequired,
     WorkspaceBusyError,
+    WorkspaceConflictError,
     WorkspaceError,
 )
 from treenail.state import (
@@ -354,6 +355,8 @@ class OpenCall:
     def _after_commit_failed(self, result: ToolResult[Any], error: BaseException) -> ToolResult[Any]:
         """Ask the log whether it has the call's end: an interrupt may come just after the append."""
         committed = self._is_committed()
+        if isinstance(error, WorkspaceConflictError):
+            return self._roll_back(_conflicting(self.tool.name, result, error), "conflict", paths=error.paths)
         if committed is False:
             return self.fail(_as_commit_error(self.tool.name, error))
         if committed is None:
@@ -444,7 +447,10 @@ class OpenCall:
         else:
             self._roll_back(_interrupted(self.tool.name), "interrupted")
 
-    def _roll_back(self, result: ToolResult[Any], outcome: Outcome, *, tell: bool = True) -> ToolResult[Any]:
+    def _roll_back(
+        self, result: ToolResult[Any], outcome: Outcome, *, tell: bool = True, paths: Sequence[str] = ()
+    ) -> ToolResult[Any]:
+        """Undo the call and log its end. `paths` are those that somebody else changed meanwhile."""
         undo = _Rollback()
         undo.part("the handler's context", self._close_context)
         undo.part("the resources of the call", self._close_scope)
@@ -469,6 +475,7 @@ class OpenCall:
                     next_actions=("compare the workspace with its last boundary", "roll back by hand"),
                 )
             )
+        conflicts = tuple(sorted({*conflicts, *paths}))
         events.append(self._invoked(result, outcome, len(events), conflicts=conflicts, kept=kept))
         self.is_over = True
         undo.log(partial(self._log_rollback, events))
@@ -597,6 +604,13 @@ class _Rollback:
         except BaseException as error:  # noqa: BLE001  # raised when everything is put back
             self.interrupt = self.interrupt or error
             action()
+
+
+def _conflicting(name: str, result: ToolResult[Any], error: WorkspaceConflictError) -> ToolResult[Any]:
+    return ToolResult.error(
+        f"{name} ran, but {error}. Its files are kept for a person (treenail recover). Read those paths "
+        f"again before you repeat it.\nWhat it said, of the files as they were before:\n{result.render()}"
+    )
 
 
 def _interrupted(name: str) -> ToolResult[Any]:

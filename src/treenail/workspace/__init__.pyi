@@ -7,11 +7,13 @@ from .base import Filesystem as Filesystem
 from .base import FilesystemSnapshot as FilesystemSnapshot
 from .base import GlobMatch as GlobMatch
 from .base import GrepMatch as GrepMatch
+from .base import LayeredFilesystem as LayeredFilesystem
 from .base import ReadResult as ReadResult
 from .base import WorkspaceCall as WorkspaceCall
 from .base import WorkspaceDiff as WorkspaceDiff
 from .base import WriteMode as WriteMode
 from .base import WriteResult as WriteResult
+from .base import layered as layered
 from .base import sandbox_of as sandbox_of
 from .diffs import is_binary as is_binary
 from .diffs import shown_path as shown_path
@@ -28,6 +30,7 @@ from .isolated.isolate import IsolatedMemory as IsolatedMemory
 from .isolated.isolate import isolate as isolate
 from .isolated.isolate import quiet_boundary as quiet_boundary
 from .kept import KeptFiles as KeptFiles
+from .layers import CommandLayer as CommandLayer
 from .lines import split_lines as split_lines
 from .matching import compile_pattern as compile_pattern
 from .memory import InMemoryFilesystem as InMemoryFilesystem

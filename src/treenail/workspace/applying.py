@@ -103,8 +103,7 @@ class AppliedLayer:
 
         Raises `WorkspaceConflictError` if somebody has just removed what is to be replaced.
         """
-        if os.stat(self.directory).st_dev != os.stat(self.undo.tree.path).st_dev:
-            self._stage()
+        self._stage()
         changes: list[PathChange] = []
         for move in self.moves:
             try:
@@ -115,8 +114,15 @@ class AppliedLayer:
         self._note()
         return changes
 
+    def intend_unkept(self) -> None:
+        """Write the moves down without keeping what they replace and bring, as for caches."""
+        self._stage()
+        self._note()
+
     def _stage(self) -> None:
-        """Copy what the moves bring to the workspace's filesystem."""
+        """Copy what the moves bring to the workspace's filesystem, if it is not there."""
+        if os.stat(self.directory).st_dev == os.stat(self.undo.tree.path).st_dev:
+            return
         name = f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
         moves, self.moves = self.moves, ()
         self.base = os.path.join(self.undo.tree.path, name)

@@ -34,15 +34,18 @@ it is in the way, never overwritten.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, Literal, Protocol, TextIO, runtime_checkable
+from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, TextIO, cast, runtime_checkable
 from uuid import UUID
 
 from treenail.codec import sparse
 from treenail.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from treenail.workspace.layers import CommandLayer
 
 WriteMode = Literal["create", "overwrite", "append"]
 """`create` fails if the file exists, `overwrite` replaces it, `append` adds to its end."""
@@ -221,6 +224,42 @@ class WorkspaceCall(Protocol):
     def rollback(self) -> RestoreReport:
         """Put back exactly what the call changed. Calling it again does nothing."""
         ...
+
+
+class LayeredFilesystem(Protocol):
+    """A filesystem on disk on which a command of the open call can work on a layer of its own."""
+
+    @property
+    def open_call(self) -> WorkspaceCall | None:
+        """The call that holds the workspace."""
+        ...
+
+    def open_layer(self, *, elsewhere: bool = False) -> CommandLayer | str:
+        """Open a layer over the tree, or say why there can be none; the call's end applies or drops it.
+
+        `elsewhere` puts it on a filesystem in memory, for a store on one that cannot hold layers.
+        """
+        ...
+
+    def drop_layer(self) -> None:
+        """Forget what the command on the layer did."""
+        ...
+
+    def keep_caches(self, names: Collection[str]) -> None:
+        """Apply what the command on the layer did in cache directories; the rest of it is to be dropped.
+
+        Those are the directories with these names, and those with a CACHEDIR.TAG.
+        """
+        ...
+
+    def capture(self) -> None:
+        """Scan the tree, for a command that works on the tree itself."""
+        ...
+
+
+def layered(filesystem: object) -> LayeredFilesystem | None:
+    """Return a filesystem as one with layers, or None if it has none. A view of one has what it has."""
+    return cast("LayeredFilesystem", filesystem) if hasattr(filesystem, "open_layer") else None
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from treenail.workspace.applying import AppliedLayer, conflict
 from treenail.workspace.base import FilesystemSnapshot, RestoreReport
 from treenail.workspace.history import one_line
 from treenail.workspace.journal import Journal
-from treenail.workspace.layers import CommandLayer, why_not
+from treenail.workspace.layers import CommandLayer, is_inside, memory_place, why_not
 from treenail.workspace.line import EntryKind, LineEntry
 from treenail.workspace.manifest import ABSENT, Manifest, PathChange, State, same, temporary_owner
 from treenail.workspace.restorer import ReportBuilder
@@ -148,11 +148,13 @@ class HostCall:
 
     # --- a command of the call ---------------------------------------------------------------------
 
-    def open_layer(self) -> CommandLayer | str:
+    def open_layer(self, *, elsewhere: bool = False) -> CommandLayer | str:
         """Open a layer for a command, or say why there can be none. Its changes are applied by `prepare`."""
         with self._undo.lock:
             self._require_open("given a layer")
             place = self._undo.opened().layers_path
+            if elsewhere or is_inside(self._undo.tree.path, place):
+                place = memory_place(place)
             refusal = why_not(self._undo.tree.path, place)
             if refusal is not None:
                 return refusal
@@ -168,6 +170,28 @@ class HostCall:
         with self._undo.lock:
             if self._applied is None:
                 self._drop_layer()
+
+    def keep_caches(self, names: Collection[str]) -> None:
+        """Apply what the command on the layer did in cache directories, and nothing else; for good.
+
+        Those are the directories with these names, and those with a CACHEDIR.TAG. What somebody else changed
+        meanwhile stays. No history is kept of caches.
+        """
+        with self._undo.lock:
+            layer = self._layer
+            if layer is None or self._applied is not None:
+                return
+            moves = layer.cache_moves(names)
+            if not moves:
+                return
+            self._undo.check_epoch()
+            self._applied = AppliedLayer.of(self._undo, self.journal, layer, moves)
+            try:
+                self._applied.intend_unkept()
+                self._applied.perform()
+                self._applied.settle()
+            except (OSError, WorkspaceConflictError) as error:
+                _logger.info("the caches of %s were not kept: %s", self.call_id, error)
 
     def capture(self) -> None:
         """Scan the tree: from here on every change of it belongs to the call, as in a foreign one."""

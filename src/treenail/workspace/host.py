@@ -30,7 +30,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -227,15 +227,26 @@ class HostFilesystem(Files):
         with self._lock:
             return self.undo.begin(call_id, tool_name=tool_name, foreign=foreign)
 
-    def open_layer(self) -> CommandLayer | str:
-        """Open a layer over the tree for a command of the open call, or say why there can be none."""
+    def open_layer(self, *, elsewhere: bool = False) -> CommandLayer | str:
+        """Open a layer over the tree for a command of the open call, or say why there can be none.
+
+        `elsewhere` puts it on a filesystem in memory, for a store on one that cannot hold layers.
+        """
         with self._lock:
-            return self._held().open_layer()
+            return self._held().open_layer(elsewhere=elsewhere)
 
     def drop_layer(self) -> None:
         """Forget what the command on the open call's layer did."""
         with self._lock:
             self._held().drop_layer()
+
+    def keep_caches(self, names: Collection[str]) -> None:
+        """Apply what the command on the layer did in cache directories; the rest of it is to be dropped.
+
+        Those are the directories with these names, and those with a CACHEDIR.TAG.
+        """
+        with self._lock:
+            self._held().keep_caches(names)
 
     def capture(self) -> None:
         """Scan the tree, for a command of the open call that works on the tree itself."""

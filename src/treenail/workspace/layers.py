@@ -23,6 +23,7 @@ Applying the moves, and undoing that, is in `applying.py`.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import secrets
 import stat
@@ -32,6 +33,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from treenail.errors import WorkspaceError
 from treenail.workspace.manifest import is_within
 from treenail.workspace.paths import ROOT, join
 from treenail.workspace.rooted import RootedDirectory, chmod_at
@@ -43,6 +45,7 @@ _LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAMESPACES = ("trusted.overlay.", "user.overlay.")
 """Where an overlay keeps its notes: mounted by root, or in a user namespace."""
 
+_MEMORY = "/dev/shm"
 _TICK_S = 0.02
 """No kernel's clock for files stands still for longer."""
 
@@ -90,7 +93,7 @@ class Reading:
 
 
 class CommandLayer:
-    """A layer over a workspace, for one command. `lower`, `upper` and `work` are for the mount."""
+    """A layer over a workspace, for one command. `lower`, `upper`, `work` and `options` are for the mount."""
 
     def __init__(self, tree: RootedDirectory, place: str, *, private: str | None = None) -> None:
         self._tree = tree
@@ -119,8 +122,12 @@ class CommandLayer:
         """The inodes that new files were copied up from, by path."""
         self._seen: set[int] = set()
         """The inodes that the moves replace or remove."""
+        self._several: list[str] = []
+        """Those of their paths whose files have other names as well."""
         self._found: dict[str, os.stat_result] = {}
         """The merged directories as the command left them."""
+        self.options = ("index=on",) if os.geteuid() == 0 else ()
+        """With an index, which only root can have, a layer knows which files with several names it copied."""
         self.marker_ns = _marker(tree.path)
         """Whatever has a ctime that is not older than this was changed since."""
 
@@ -137,6 +144,7 @@ class CommandLayer:
         """Return what the command did, and what stands in the way of applying it."""
         reading = Reading()
         self._origins.clear()
+        self._several.clear()
         self._seen.clear()
         upper = RootedDirectory(self.upper)
         pending = [ROOT]
@@ -170,7 +178,36 @@ class CommandLayer:
                 os.close(above)
         # What was copied up is still there, unless the command moved it: then its old place is in here.
         reading.conflicts += [path for path, inode in self._origins.items() if inode not in (0, *self._seen)]
+        reading.linked = self._linked(reading)
         return reading
+
+    def cache_moves(self, names: Collection[str]) -> list[Move]:
+        """Return the moves in cache directories: those with these names, and those with a CACHEDIR.TAG."""
+        reading = self.read()
+        wanted = {name.strip("/") for name in names}
+        known: dict[str, bool] = {}
+
+        def is_cache(path: str) -> bool:
+            if path not in known:
+                is_named = path.rpartition("/")[2] in wanted
+                known[path] = (is_named and self._is_directory(path)) or any(
+                    _is_tagged(os.path.join(root, path)) for root in (self.upper, self.lower)
+                )
+            return known[path]
+
+        return [
+            move
+            for move in reading.moves
+            if move.kind != "dress"
+            and any(is_cache(above) for above in _and_above(move.path))
+            and not any(is_within(path, {move.path: ""}) for path in reading.conflicts)
+        ]
+
+    def _is_directory(self, path: str) -> bool:
+        return any(
+            os.path.isdir(place) and not os.path.islink(place)
+            for place in (os.path.join(self.upper, path), os.path.join(self.lower, path))
+        )
 
     def _read_one(self, reading: Reading, above: int, below: int, name: str, path: str) -> bool:
         """Add the move for one path; return whether it is a merged directory, to be read next."""
@@ -197,8 +234,6 @@ class CommandLayer:
             if origin is not None and not stat.S_ISDIR(new.st_mode):
                 self._origins[path] = _inode_in(origin)
             return False
-        if stat.S_ISREG(old.st_mode) and stat.S_ISREG(new.st_mode) and old.st_nlink > 1:
-            reading.linked.append(path)
         reading.moves.append(Move("swap", path, source, _mark(old), _mark(new)))
         reading.conflicts += self._changed(path, old)
         return False
@@ -214,22 +249,46 @@ class CommandLayer:
 
     def _changed(self, path: str, status: os.stat_result) -> list[str]:
         """Name what was changed at a path and below it since the layer was opened."""
-        self._seen.add(status.st_ino)
+        self._see(path, status)
         changed = [path] if status.st_ctime_ns >= self.marker_ns else []
         if stat.S_ISDIR(status.st_mode):
             for below, found in walk(self._tree, path):
-                self._seen.add(found.st_ino)
+                self._see(below, found)
                 if found.st_ctime_ns >= self.marker_ns:
                     changed.append(below)
         return changed
+
+    def _see(self, path: str, status: os.stat_result) -> None:
+        self._seen.add(status.st_ino)
+        if status.st_nlink > 1 and stat.S_ISREG(status.st_mode) and not self._is_cached(path):
+            self._several.append(path)
+
+    def _is_cached(self, path: str) -> bool:
+        """Say whether a path lies in a cache, where builds replace results that have several names."""
+        return any(_is_tagged(os.path.join(self.lower, above)) for above in _and_above(path))
+
+    def _linked(self, reading: Reading) -> list[str]:
+        """Name the files with several names that were changed or moved, as far as that can be told."""
+        if not self._several:
+            return []
+        if os.path.isdir(os.path.join(self.work, "index")):
+            upper, found = RootedDirectory(self.upper), []
+            for path, status in walk(upper, ROOT):
+                if stat.S_ISREG(status.st_mode):
+                    with upper.strict(path) as place:
+                        if _note(place.descriptor, place.name, "nlink") is not None:
+                            found.append(path)
+            return found
+        # Without an index nobody can tell a copy of one from a new file.
+        return self._several if any(move.kind in ("put", "swap") for move in reading.moves) else []
 
 
 def why_not(root: str, place: str) -> str | None:
     """Say why no layer can be opened over a workspace, as far as that can be told without mounting one."""
     if sys.platform != "linux":
         return "there are no overlays on this system"
-    if os.path.commonpath((root, place)) == root:
-        return "the private store lies inside of the workspace"
+    if is_inside(root, place):
+        return f"{place} lies inside of the workspace"
     prefix = root.rstrip("/") + "/"
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
@@ -241,6 +300,30 @@ def why_not(root: str, place: str) -> str | None:
             # An overlay shows the directory below the mount, not what is mounted there.
             return f"something is mounted inside of the workspace, at {_unescaped(point)}"
     return None
+
+
+def is_inside(root: str, place: str) -> bool:
+    """Say whether a place lies in a directory."""
+    return os.path.commonpath((root, place)) == root
+
+
+def memory_place(place: str) -> str:
+    """Return a directory in memory that takes another one's layers; the system bounds its size.
+
+    Raises `WorkspaceError` if it belongs to somebody else.
+    """
+    name = hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
+    directory = os.path.join(_MEMORY, f"treenail-{os.geteuid()}-{name}")
+    try:
+        os.mkdir(directory, 0o700)
+    except FileExistsError:
+        status = os.lstat(directory)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise WorkspaceError(f"{directory} belongs to somebody else; remove it first") from None
+        drop_left_layers(directory)
+    except OSError as error:
+        raise WorkspaceError(f"no layer can be made in {_MEMORY}: {error.strerror}") from error
+    return directory
 
 
 def _unescaped(point: str) -> str:
@@ -428,6 +511,18 @@ def _mark(status: os.stat_result) -> Mark:
     return Mark(
         status.st_ino, status.st_mode, status.st_uid, status.st_gid, status.st_size, status.st_mtime_ns
     )
+
+
+def _is_tagged(directory: str) -> bool:
+    """Say whether a directory calls itself a cache."""
+    return os.path.isfile(os.path.join(directory, "CACHEDIR.TAG"))
+
+
+def _and_above(path: str) -> Iterator[str]:
+    """Yield a path and the directories above it."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
 
 
 def _is_dressed(move: Move) -> bool:
