@@ -11,19 +11,24 @@ import secrets
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 from uuid import UUID, uuid4
 
 import anyio
 
 
 @runtime_checkable
-class Clock(Protocol):
-    """A source of time. Wall time is always UTC and aware; monotonic time never goes back."""
+class WallClock(Protocol):
+    """A clock that says what time it is, which is all that most parts need."""
 
     def now(self) -> datetime:
-        """Return the current UTC time."""
+        """Return the current UTC time, aware of its zone."""
         ...
+
+
+@runtime_checkable
+class Clock(WallClock, Protocol):
+    """A source of time. Wall time is always UTC and aware; monotonic time never goes back."""
 
     def utcnow(self) -> datetime:
         """Return the current UTC time; the same as `now()`."""
@@ -91,6 +96,26 @@ class FixedClock:
     async def async_sleep(self, seconds: float) -> None:
         """Return at once, after letting other tasks run."""
         await anyio.lowlevel.checkpoint()
+
+
+@dataclass(slots=True, frozen=True)
+class _CompletedClock(SystemClock):
+    """A clock of the caller's for the time of day, and the machine's own for everything else."""
+
+    wall: WallClock
+
+    def now(self) -> datetime:
+        """Return the caller's time."""
+        return self.wall.now()
+
+    def utcnow(self) -> datetime:
+        """Return the caller's time."""
+        return self.wall.now()
+
+
+def whole_clock(clock: WallClock) -> Clock:
+    """Return a clock as it is, or with the machine's own monotonic time and sleep if it has only `now`."""
+    return cast(Clock, clock) if hasattr(clock, "monotonic") else _CompletedClock(clock)
 
 
 def new_id() -> UUID:

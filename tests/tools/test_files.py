@@ -292,6 +292,31 @@ class TestEditFile:
         assert fs.read("a.txt").content == "1\r\n2\r\nthree\r\n"
 
     @pytest.mark.parametrize(
+        ("before", "old", "new", "after"),
+        [
+            ("one\r\ntwo\r\n", "one", "1\n1.5", "1\r\n1.5\r\ntwo\r\n"),
+            ("one\ntwo\n", "one", "1\r\n1.5", "1\n1.5\ntwo\n"),
+            ("one\r\ntwo\nthree\nfour\n", "one\ntwo", "1\n2", "1\r\n2\nthree\nfour\n"),
+            ("one\r\ntwo\r\n", "one\r\n", "one\n", "one\ntwo\r\n"),
+            ("alone", "alone", "1\r\n2", "1\r\n2"),
+        ],
+        ids=["windows", "unix", "mixed", "on purpose", "no lines yet"],
+    )
+    def test_a_replacement_of_several_lines_takes_the_files_endings(self, before, old, new, after):
+        """Also where the replaced text is part of one line, and does not show them."""
+        fs = InMemoryFilesystem({"a.txt": before})
+        ok(fs, files.edit_file, path="a.txt", old_text=old, new_text=new)
+        assert fs.read_bytes("a.txt").content.decode() == after
+
+    def test_a_text_that_overlaps_itself_is_ambiguous(self):
+        """In "aaa" there are two places where "aa" begins; the model has to say which one it means."""
+        fs = InMemoryFilesystem({"a.txt": "x = aaa\n"})
+        text = error(fs, files.edit_file, path="a.txt", old_text="aa", new_text="b")
+        assert "occurs 2 times" in text
+        ok(fs, files.edit_file, path="a.txt", old_text="aa", new_text="b", replace_all=True)
+        assert fs.read("a.txt").content == "x = ba\n"
+
+    @pytest.mark.parametrize(
         ("old", "new", "says"), [("", "x", "write_file"), ("same", "same", "nothing would change")]
     )
     def test_senseless_edits_are_refused(self, old, new, says):

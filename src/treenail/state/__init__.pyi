@@ -52,8 +52,10 @@ from .slices import replace_latest as replace_latest
 from .slices import replace_latest_by as replace_latest_by
 from .slices import upsert_by as upsert_by
 from .snapshot import CompositeSnapshot as CompositeSnapshot
+from .snapshot import RandomState as RandomState
 from .snapshot import Snapshot as Snapshot
 from .snapshot import SnapshotMetadata as SnapshotMetadata
+from .snapshot import random_state as random_state
 from .snapshot import snapshots_equivalent as snapshots_equivalent
 from .transaction import Transaction as Transaction
 from .transaction import stamped as stamped

@@ -23,7 +23,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal, NoReturn, TypeVar
 
-from treenail.clock import Clock, SystemClock
+from treenail.clock import Clock, SystemClock, WallClock, whole_clock
 from treenail.codec import sparse
 from treenail.errors import BudgetExceededError, DeadlineExceededError, UsageError
 from treenail.log import SlicePolicy
@@ -108,7 +108,7 @@ class Deadline:
     clock: Clock = field(compare=False, repr=False)
 
     def __init__(
-        self, expires_at: datetime, started_at: datetime | None = None, clock: Clock | None = None
+        self, expires_at: datetime, started_at: datetime | None = None, clock: WallClock | None = None
     ) -> None:
         clock = clock or SystemClock()
         _check_aware("Deadline.expires_at", expires_at)
@@ -117,11 +117,11 @@ class Deadline:
         _check_aware("Deadline.started_at", started_at)
         object.__setattr__(self, "expires_at", expires_at)
         object.__setattr__(self, "started_at", started_at)
-        object.__setattr__(self, "clock", clock)
+        object.__setattr__(self, "clock", whole_clock(clock))
 
     @classmethod
     def create(
-        cls, expires_at: datetime, *, started_at: datetime | None = None, clock: Clock | None = None
+        cls, expires_at: datetime, *, started_at: datetime | None = None, clock: WallClock | None = None
     ) -> Deadline:
         """Make a deadline that leaves time to work: at least one second from now."""
         deadline = cls(expires_at, started_at, clock)
@@ -133,7 +133,7 @@ class Deadline:
         return deadline
 
     @classmethod
-    def after(cls, duration: timedelta, *, clock: Clock | None = None) -> Deadline:
+    def after(cls, duration: timedelta, *, clock: WallClock | None = None) -> Deadline:
         """Make a deadline that is this long from now."""
         clock = clock or SystemClock()
         now = clock.now()

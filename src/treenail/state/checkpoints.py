@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from treenail.clock import Clock, SystemClock
+from treenail.clock import SystemClock, WallClock
 from treenail.errors import UsageError
 from treenail.state.snapshot import CompositeSnapshot
 
@@ -57,15 +57,16 @@ class CheckpointStore:
 
     _checkpoints: dict[str, ToolCheckpoint] = field(default_factory=dict)
     _ring_buffer: deque[str] = field(default_factory=_ring)
-    clock: Clock = field(default_factory=SystemClock)
+    clock: WallClock | None = None
+    """What says when a boundary was recorded; without one, the clock of the state that it belongs to."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @classmethod
-    def keeping(cls, count: int, *, clock: Clock | None = None) -> CheckpointStore:
+    def keeping(cls, count: int, *, clock: WallClock | None = None) -> CheckpointStore:
         """Make a store that remembers that many boundaries."""
         if count < 1:
             raise UsageError(f"a checkpoint store keeps at least one boundary, not {count}")
-        return cls(_ring_buffer=deque(maxlen=count), clock=clock or SystemClock())
+        return cls(_ring_buffer=deque(maxlen=count), clock=clock)
 
     def record(
         self,
@@ -85,7 +86,7 @@ class CheckpointStore:
             result_summary=None if result is None else result.message[:_SUMMARY_LENGTH],
             success=result is not None and result.success,
             elapsed=elapsed,
-            recorded_at=self.clock.now(),
+            recorded_at=(self.clock or SystemClock()).now(),
         )
         with self._lock:
             if tool_call_id in self._checkpoints:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
 
-from treenail.clock import Clock, SystemClock, new_id
+from treenail.clock import Clock, SystemClock, new_id, whole_clock
 from treenail.errors import RestoreFailedError, SnapshotMismatchError, TreenailError, UsageError
 from treenail.log import SlicePolicy
 from treenail.state.checkpoints import CheckpointStore
 from treenail.state.events import AttentionNeeded
 from treenail.state.resources import ResourceContext, ResourceRegistry, Snapshotable
 from treenail.state.session import Session
-from treenail.state.snapshot import CompositeSnapshot, SnapshotMetadata, equivalence_of
+from treenail.state.snapshot import CompositeSnapshot, SnapshotMetadata, equivalence_of, random_state
 
 _logger = logging.getLogger("treenail.state")
 
@@ -30,6 +30,11 @@ class ExecutionState:
     rng: Random | None = None
     checkpoints: CheckpointStore | None = None
 
+    def __post_init__(self) -> None:
+        self.clock = whole_clock(self.clock)
+        if self.checkpoints is not None and self.checkpoints.clock is None:
+            self.checkpoints.clock = self.clock
+
     def snapshot(
         self,
         *,
@@ -43,7 +48,8 @@ class ExecutionState:
         be captured, its error is raised and nothing has changed.
         """
         taken = dict(known or {})
-        for resource_type, resource in self.resources.snapshotable_resources().items():
+        present = self.resources.snapshotable_resources()
+        for resource_type, resource in present.items():
             if resource_type not in taken:
                 taken[resource_type] = resource.snapshot(tag=tag)
         return CompositeSnapshot(
@@ -52,6 +58,8 @@ class ExecutionState:
             session=self.session.snapshot(),
             resources=MappingProxyType(taken),
             metadata=metadata or SnapshotMetadata(tag=tag),
+            rng=random_state(self.rng),
+            origins=present,
         )
 
     def restore(self, snapshot: CompositeSnapshot, *, preserve_logs: bool = True) -> None:
@@ -87,6 +95,8 @@ class ExecutionState:
             # The session comes last: its restore is one append, which happens or does not.
             begun.append(Session)
             self.session.rollback(snapshot.session, preserve_logs=preserve_logs, reason="restore")
+            if self.rng is not None and snapshot.rng is not None:
+                self.rng.setstate(snapshot.rng)
         except BaseException as error:
             stuck = _put_back(chosen, before, begun)
             failed = f"{begun[-1].__qualname__}: {error}"

@@ -490,6 +490,11 @@ class ResourceContext:
                     resource = self._construct(binding, self)
                     self._built.append((resource_type, resource))
                     self._singletons[resource_type] = resource
+                    if self._scopes and is_snapshotable(resource) and not _is_read_only(resource):
+                        # A call that fails takes it back to where it is now.
+                        fresh = resource.snapshot(tag="as built")
+                        for each in self._scopes:
+                            each.built.append((resource_type, resource, fresh))
                     return resource
                 case Scope.TOOL_CALL:
                     if scope is None:
@@ -573,6 +578,8 @@ class ToolScope:
     def __init__(self, context: ResourceContext) -> None:
         self._context = context
         self._owned: dict[type[object], object] | None = {}
+        self.built: list[tuple[type[object], Snapshotable[object], object]] = []
+        """The singletons that were built while the call was open, and their first snapshots."""
 
     @overload
     def get(self, resource_type: type[T], /) -> T: ...

@@ -25,7 +25,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
-from treenail.clock import Clock, SystemClock, new_id
+from treenail.clock import Clock, SystemClock, WallClock, new_id, whole_clock
 from treenail.codec import Codec, codec
 from treenail.errors import CodecError, LogDamagedError, SnapshotMismatchError, UsageError
 from treenail.log import (
@@ -117,14 +117,15 @@ class Session:
         created_at: datetime | None = None,
         tags: Mapping[str, str] | None = None,
         log: Log | None = None,
-        clock: Clock | None = None,
+        clock: WallClock | None = None,
         codec: Codec = codec,
         lease_ttl_s: float = DEFAULT_LEASE_SECONDS,
     ) -> None:
         dispatcher = _one_dispatcher(bus, dispatcher)
-        clock = clock or (parent.clock if parent is not None else None) or SystemClock()
+        inherited = None if parent is None else parent.clock
+        whole = whole_clock(clock or inherited or SystemClock())
         session_id = session_id or new_id()
-        created_at = created_at or clock.now()
+        created_at = created_at or whole.now()
         if created_at.tzinfo is None:
             raise UsageError("created_at has no time zone; use datetime.now(UTC)")
         parent_id = parent.session_id if parent is not None else None
@@ -132,7 +133,7 @@ class Session:
         all_tags["session_id"] = str(session_id)
         if parent_id is not None:
             all_tags["parent_session_id"] = str(parent_id)
-        log = log if log is not None else MemoryLog(clock=clock)
+        log = log if log is not None else MemoryLog(clock=whole)
         log.create(session_id, created_at=created_at, parent_id=parent_id, tags=all_tags)
         self._transaction = None
         self._core = Core(
@@ -141,7 +142,7 @@ class Session:
             tags=all_tags,
             parent_id=parent_id,
             log=log,
-            clock=clock,
+            clock=whole,
             codec=codec,
             dispatcher=dispatcher,
         )
@@ -171,7 +172,7 @@ class Session:
         bus: Dispatcher | None = None,
         dispatcher: Dispatcher | None = None,
         parent: Session | SessionView | None = None,
-        clock: Clock | None = None,
+        clock: WallClock | None = None,
         codec: Codec = codec,
         lease_ttl_s: float = DEFAULT_LEASE_SECONDS,
     ) -> Session:
@@ -194,7 +195,7 @@ class Session:
             tags=dict(info.tags),
             parent_id=info.parent_id,
             log=log,
-            clock=clock or SystemClock(),
+            clock=whole_clock(clock or SystemClock()),
             codec=codec,
             dispatcher=dispatcher,
         )

@@ -11,11 +11,13 @@ nothing was changed.
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from random import Random
 from types import MappingProxyType
 from typing import Any, Literal
 from uuid import UUID
@@ -201,17 +203,27 @@ class CompositeSnapshot:
     resources: Mapping[type, object]
     """Resource type to that resource's own snapshot."""
     metadata: SnapshotMetadata
+    rng: RandomState | None = None
+    """Where the injected random numbers were."""
+    origins: Mapping[type, object] = field(default_factory=dict, compare=False, repr=False)
+    """The resources themselves, while they live: one may have to add what another process needs."""
 
     def to_json(self, *, codec: Codec = codec) -> str:
-        """Serialise. `from_json` gives back an equal snapshot."""
-        resources = [
-            {
-                "resource_type": codec.registry.name_of(resource_type),
-                "snapshot_type": codec.registry.name_of(type(taken)),
-                "snapshot": codec.record_to_data(taken),
-            }
-            for resource_type, taken in self.resources.items()
-        ]
+        """Serialise. `from_json` gives back an equal snapshot, also in another process.
+
+        A resource with a method `portable(snapshot)` says what travels, and may refuse.
+        """
+        resources = []
+        for resource_type, taken in self.resources.items():
+            portable = getattr(self.origins.get(resource_type), "portable", None)
+            travels = portable(taken) if callable(portable) else taken
+            resources.append(
+                {
+                    "resource_type": codec.registry.name_of(resource_type),
+                    "snapshot_type": codec.registry.name_of(type(travels)),
+                    "snapshot": codec.record_to_data(travels),
+                }
+            )
         return json.dumps(
             {
                 "version": SNAPSHOT_VERSION,
@@ -220,6 +232,7 @@ class CompositeSnapshot:
                 "session": snapshot_to_data(self.session, codec),
                 "resources": resources,
                 "metadata": codec.record_to_data(self.metadata),
+                "rng": self.rng,
             },
             ensure_ascii=True,
         )
@@ -238,8 +251,8 @@ def _composite_from_data(data: Any, codec: Codec) -> CompositeSnapshot:
     for index, each in enumerate(_array(top.get("resources"), "snapshot.resources")):
         where = f"snapshot.resources[{index}]"
         entry = _object(each, where)
-        resource_type = codec.registry.resolve(_text(entry.get("resource_type"), f"{where}.resource_type"))
-        kind = codec.registry.resolve(_text(entry.get("snapshot_type"), f"{where}.snapshot_type"))
+        resource_type = _resource(_text(entry.get("resource_type"), f"{where}.resource_type"), codec)
+        kind = _resource(_text(entry.get("snapshot_type"), f"{where}.snapshot_type"), codec)
         _record_type(kind, f"{where}.snapshot_type")
         resources[resource_type] = codec.record_from_data(kind, entry.get("snapshot"))
     metadata = codec.record_from_data(SnapshotMetadata, top.get("metadata"))
@@ -251,7 +264,54 @@ def _composite_from_data(data: Any, codec: Codec) -> CompositeSnapshot:
         session=snapshot_from_data(top.get("session"), codec),
         resources=MappingProxyType(resources),
         metadata=metadata,
+        rng=_random_from_data(top.get("rng")),
     )
+
+
+_OWN_RESOURCES = frozenset(
+    {
+        "treenail.state.budget:BudgetSnapshot",
+        "treenail.state.budget:BudgetTracker",
+        "treenail.workspace.base:Filesystem",
+        "treenail.workspace.base:FilesystemSnapshot",
+        "treenail.workspace.host:HostFilesystem",
+        "treenail.workspace.memory:InMemoryFilesystem",
+    }
+)
+"""The resources that come with Treenail, and their snapshots: a process that has not used them yet may load
+them. Nothing else is ever imported because a snapshot names it."""
+
+
+def _resource(name: str, codec: Codec) -> type:
+    """Return the type of a resource, or of its snapshot."""
+    if name in _OWN_RESOURCES and not codec.registry.knows(name):
+        module, _, attribute = name.partition(":")
+        codec.registry.register(getattr(importlib.import_module(module), attribute))
+    return codec.registry.resolve(name)
+
+
+RandomState = tuple[int, tuple[int, ...], float | None]
+"""What `Random.getstate()` returns."""
+
+
+def random_state(rng: Random | None) -> RandomState | None:
+    """Return where random numbers are; None if there are none, or they cannot be repeated."""
+    try:
+        return None if rng is None else rng.getstate()
+    except NotImplementedError:
+        return None
+
+
+def _random_from_data(data: Any) -> RandomState | None:
+    if data is None:
+        return None
+    try:
+        version, words, gauss = data
+        state: RandomState = (version, tuple(words), gauss)
+        Random().setstate(state)
+    except (TypeError, ValueError, OverflowError):
+        raise DecodeError("this is not the state of a random number generator", path="snapshot.rng") from None
+    return state
 
 
 def snapshots_equivalent(one: CompositeSnapshot, other: CompositeSnapshot) -> bool:
@@ -269,7 +329,7 @@ def _state_of(snapshot: CompositeSnapshot) -> object:
         if snapshot.session.policies.get(slice_type, SlicePolicy.STATE) is SlicePolicy.STATE
         and snapshot.session.slices[slice_type]
     }
-    return slices, {each: equivalence_of(taken) for each, taken in snapshot.resources.items()}
+    return slices, {each: equivalence_of(taken) for each, taken in snapshot.resources.items()}, snapshot.rng
 
 
 def equivalence_of(taken: object) -> object:

@@ -12,7 +12,13 @@ from pydantic_core import from_json
 from treenail.clock import new_id
 from treenail.codec import FrozenDict
 from treenail.log import SlicePolicy
-from treenail.state import CompositeSnapshot, ExecutionState, Snapshotable, SnapshotMetadata
+from treenail.state import (
+    CompositeSnapshot,
+    ExecutionState,
+    Snapshotable,
+    SnapshotMetadata,
+    random_state,
+)
 from treenail.tools.context import filesystem_of
 from treenail.tools.events import Outcome, ToolInvoked
 from treenail.tools.gate import Gate, Ticket, gate_of
@@ -87,7 +93,8 @@ class CallEnvironment:
         tag = f"{phase.removesuffix('_tool')}:{call_id}"
         known: dict[type, object] = {}
         workspace = workspace or self._quiet_workspace(tag)
-        for each, resource in self.state.resources.snapshotable_resources().items():
+        present = self.state.resources.snapshotable_resources()
+        for each, resource in present.items():
             if cast(object, resource) is not self.filesystem:
                 known[each] = resource.snapshot(tag=tag)
             elif workspace is not None:
@@ -98,6 +105,8 @@ class CallEnvironment:
             session=self.state.session.snapshot(),
             resources=known,
             metadata=SnapshotMetadata(tag=tag, tool_call_id=call_id, tool_name=tool_name, phase=phase),
+            rng=random_state(self.state.rng),
+            origins=present,
         )
 
     def _quiet_workspace(self, tag: str) -> FilesystemSnapshot | None:

@@ -59,6 +59,9 @@ _MAX_DIFF_CHARS = 4_000
 _Answer = ToolResult[str]
 
 
+_MAX_NAMED_MATCHES = 20
+"""How many places a refused edit names."""
+
 _PATH = "Path relative to the workspace root, such as src/app.py."
 
 
@@ -281,13 +284,19 @@ def edit_file(params: EditFile, *, context: ToolContext) -> _Answer:
         return ToolResult.error(f"{params.path} is not UTF-8 text, so it cannot be edited as text.")
     old, new = params.old_text, params.new_text
     if old not in text and "\r\n" in text and "\r\n" not in old:
-        # The file has Windows line endings, which a model does not see: keep them.
-        old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
+        # The file has Windows line endings, which a model does not see.
+        old = old.replace("\n", "\r\n")
     count = text.count(old)
     if count == 0:
         return ToolResult.error(_no_match(params.path, text, params.old_text))
-    if count > 1 and not params.replace_all:
-        return ToolResult.error(_several_matches(params.path, text, old, count))
+    if not params.replace_all:
+        starts = _starts(text, old)
+        if len(starts) > 1:
+            return ToolResult.error(_several_matches(params.path, text, starts, max(count, len(starts))))
+    if "\r" not in params.old_text:
+        new = _with_endings_of(old if "\n" in old else text, new)
+    if old == new:
+        return ToolResult.error("old_text and new_text are the same, so nothing would change.")
     after = text.replace(old, new)
     filesystem.write_bytes(params.path, after.encode("utf-8"))
     diff = unified_text(normalize(params.path), before, after.encode("utf-8"))
@@ -297,13 +306,29 @@ def edit_file(params: EditFile, *, context: ToolContext) -> _Answer:
     return ToolResult.ok(message=f"Replaced {times} in {params.path}:\n{diff}")
 
 
-def _several_matches(path: str, text: str, old: str, count: int) -> str:
-    numbers: list[int] = []
+def _starts(text: str, old: str) -> list[int]:
+    """Return where a text begins, also where it overlaps itself: "aa" begins twice in "aaa"."""
+    found: list[int] = []
     position = text.find(old)
-    while position != -1 and len(numbers) < 20:
-        numbers.append(text.count("\n", 0, position) + 1)
-        position = text.find(old, position + len(old))
-    where = ", ".join(map(str, numbers)) + (", ..." if count > len(numbers) else "")
+    while position != -1 and len(found) < _MAX_NAMED_MATCHES:
+        found.append(position)
+        position = text.find(old, position + 1)
+    return found
+
+
+def _with_endings_of(text: str, new: str) -> str:
+    """Return a replacement with the line endings of a text: of most lines, if it has both kinds."""
+    windows = text.count("\r\n")
+    others = text.count("\n") - windows
+    if not windows and not others:
+        return new
+    plain = new.replace("\r\n", "\n")
+    return plain.replace("\n", "\r\n") if windows > others else plain
+
+
+def _several_matches(path: str, text: str, starts: Sequence[int], count: int) -> str:
+    numbers = dict.fromkeys(text.count("\n", 0, each) + 1 for each in starts)
+    where = ", ".join(map(str, numbers)) + (", ..." if count > len(starts) else "")
     return (
         f"old_text occurs {count} times in {path}, beginning at lines {where}. Nothing was changed. Include "
         "more of the lines around the one you mean, or set replace_all to true to replace all of them."

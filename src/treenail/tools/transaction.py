@@ -45,14 +45,17 @@ from treenail.errors import (
     WorkspaceConflictError,
     WorkspaceError,
 )
+from treenail.log import SlicePolicy
 from treenail.state import (
     AttentionNeeded,
     CompositeSnapshot,
     ExecutionState,
+    RandomState,
     ResourceContext,
     Snapshotable,
     ToolScope,
     Transaction,
+    random_state,
 )
 from treenail.tools.boundaries import recover, told_of_undo, workspace_call_id
 from treenail.tools.context import CallFilesystem, CallOutbox, CallResources, ToolContext
@@ -134,6 +137,8 @@ class OpenCall:
     """What is open of them."""
     saved: Sequence[tuple[type, Snapshotable[object], object]] = ()
     """The other resources as they were when the call began."""
+    saved_rng: RandomState | None = None
+    """Where the injected random numbers were when the call began."""
     before: CompositeSnapshot | None = None
     """The state before the call, if checkpoints are kept."""
     messages: tuple[OutboxPut, ...] = ()
@@ -173,6 +178,7 @@ class OpenCall:
             if with_effects:
                 self._hold_workspace()
                 self.saved = environment.save_others()
+                self.saved_rng = random_state(environment.state.rng)
             if environment.state.checkpoints is not None:
                 base = None if self.workspace is None else self.workspace.base
                 self.before = environment.boundary(self.call.id, tool.name, "pre_tool", base)
@@ -454,8 +460,11 @@ class OpenCall:
         undo = _Rollback()
         undo.part("the handler's context", self._close_context)
         undo.part("the resources of the call", self._close_scope)
-        for each, resource, saved in reversed(self.saved):
+        for each, resource, saved in reversed((*self.saved, *self._built())):
             undo.part(each.__qualname__, partial(resource.restore, saved))
+        rng = self.environment.state.rng
+        if rng is not None and self.saved_rng is not None:
+            undo.part("the random numbers", partial(rng.setstate, self.saved_rng))
         report = None
         if self.workspace is not None:
             report = undo.part("the workspace", self.workspace.rollback)
@@ -504,6 +513,13 @@ class OpenCall:
 
     def _close_outbox(self) -> tuple[OutboxPut, ...]:
         return () if self.made_context is None else self.made_context.outbox.close()
+
+    def _built(self) -> Sequence[tuple[type, Snapshotable[object], object]]:
+        """Return the resources that were built since the call began, and how they were then."""
+        if self.scoped is None or self.tool.effects == "none":
+            return ()
+        policy_of = self.environment.state.resources.policy_of
+        return [each for each in self.scoped.built if policy_of(each[0]) is not SlicePolicy.LOG]
 
     def _close_scope(self) -> None:
         """Close the resources that live as long as the call."""

@@ -43,6 +43,7 @@ from uuid import UUID
 
 from treenail.codec import sparse
 from treenail.sandbox import Sandbox
+from treenail.workspace.equivalence import TreeKey
 
 if TYPE_CHECKING:
     from treenail.workspace.layers import CommandLayer
@@ -160,10 +161,12 @@ class FilesystemSnapshot:
     tag: str | None = None
     scanned: bool = False
     uncovered: tuple[str, ...] = ()
+    content: str = field(default="", compare=False, repr=False)
+    """The tree itself, if the snapshot was made to travel; see `InMemoryFilesystem.portable`."""
 
     def equivalence_key(self) -> object:
-        """What two boundaries of one workspace share if nothing changed between them."""
-        return self.commit_ref
+        """What two boundaries share if they have the same tree, whatever happened between them."""
+        return TreeKey(self.commit_ref, self.git_dir)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from treenail.clock import Clock, SystemClock
+from treenail.clock import SystemClock, WallClock
 from treenail.errors import UsageError, WorkspaceError
 from treenail.workspace.diffs import MAX_SHOWN_BYTES, Version
 from treenail.workspace.disk import make_directory
@@ -56,13 +56,13 @@ _MAX_TREE_DEPTH = 200
 class History:
     """The boundaries of one line in the private store, and the objects that they need."""
 
-    def __init__(self, store_path: str, line: str, *, durable: bool, clock: Clock | None = None) -> None:
+    def __init__(self, store_path: str, line: str, *, durable: bool, clock: WallClock | None = None) -> None:
         self.store_path = store_path
         self.directory = os.path.join(store_path, _OWN_DIRECTORY, line)
         self.objects = ObjectStore(store_path, durable=durable, spool=os.path.join(self.directory, "spool"))
         self.objects.create(head=line)
         self._durable = durable
-        self._clock: Clock = clock if clock is not None else SystemClock()
+        self._clock: WallClock = clock if clock is not None else SystemClock()
         self._ref = f"refs/heads/{line}"
         self._kept_ref = f"refs/kept/{line}"
         make_directory(os.path.dirname(self.directory))

@@ -35,7 +35,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
-from treenail.clock import Clock, SystemClock, new_id
+from treenail.clock import SystemClock, WallClock, new_id
 from treenail.errors import UsageError, WorkspaceError
 from treenail.sandbox import Sandbox
 from treenail.workspace.base import (
@@ -86,7 +86,7 @@ class HostFilesystem(Files):
         exclude: Iterable[str] = (),
         limits: SnapshotLimits | None = None,
         durable: bool = False,
-        clock: Clock | None = None,
+        clock: WallClock | None = None,
         sandbox: Sandbox | None = None,
     ) -> None:
         given = root if root is not None else _root
@@ -99,7 +99,7 @@ class HostFilesystem(Files):
             fail(kind, "the workspace root is not an existing directory; make it first", os.fspath(given))
         self._exclusions = Exclusions(exclude)
         self._limits = limits if limits is not None else SnapshotLimits()
-        self._clock: Clock = clock if clock is not None else SystemClock()
+        self._clock: WallClock = clock if clock is not None else SystemClock()
         undo = Undo(
             tree,
             store=None if store is None else os.path.realpath(os.fspath(store)),

@@ -19,15 +19,18 @@ Each value carries a digest of its content that is computed when it is made. A d
 sum over its entries, so that changing one entry does not hash the others again. The digest of the root
 is a snapshot's `commit_ref`: equal trees have equal references, modification times apart.
 
-Nothing outlives the process. A call that is open when the process dies needs no undoing, because the
-tree is gone with it.
+Nothing outlives the process, except in a snapshot that was made to travel (`portable`), which carries the
+tree. A call that is open when the process dies needs no undoing, because the tree is gone with it.
 """
 
 from __future__ import annotations
 
+import base64
 import errno
 import hashlib
 import io
+import json
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -37,7 +40,7 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar
 from uuid import UUID
 
-from treenail.clock import Clock, SystemClock, new_id
+from treenail.clock import SystemClock, WallClock, new_id
 from treenail.errors import SnapshotMismatchError, UsageError, WorkspaceError
 from treenail.workspace.base import (
     MAX_GREP_MATCHES,
@@ -62,7 +65,11 @@ MAX_ENTRIES = 1_000_000
 MAX_SNAPSHOTS = 10_000
 """How many snapshots are held, unless the constructor says otherwise; the oldest are forgotten first."""
 
+MAX_PORTABLE_BYTES = 16 * 1024 * 1024
+"""How much content a snapshot carries into another process."""
+
 _DIGEST_BYTES = 20
+_MAX_PACKED_BYTES = 4 * MAX_PORTABLE_BYTES
 _DIGEST_MODULUS = 1 << (8 * _DIGEST_BYTES)
 _FILE_PERMISSIONS = 0o644
 _DIRECTORY_PERMISSIONS = 0o755
@@ -229,7 +236,7 @@ class InMemoryFilesystem(VirtualTree):
         self,
         files: Mapping[str, str | bytes] | None = None,
         *,
-        clock: Clock | None = None,
+        clock: WallClock | None = None,
         max_total_bytes: int = MAX_TOTAL_BYTES,
         max_entries: int = MAX_ENTRIES,
         max_snapshots: int = MAX_SNAPSHOTS,
@@ -247,7 +254,7 @@ class InMemoryFilesystem(VirtualTree):
         ):
             if limit < 1:
                 raise UsageError(f"{name} is {limit}; it must be at least 1")
-        self._clock: Clock = clock if clock is not None else SystemClock()
+        self._clock: WallClock = clock if clock is not None else SystemClock()
         self._max_total_bytes: int = max_total_bytes
         self.max_stream_bytes = max_total_bytes
         self._max_entries: int = max_entries
@@ -407,6 +414,22 @@ class InMemoryFilesystem(VirtualTree):
             before, self._root = self._root, root
         return RestoreReport(restored=tuple(sorted(path for path, _, _ in _differences(before, root))))
 
+    def portable(self, snapshot: FilesystemSnapshot) -> FilesystemSnapshot:
+        """Return a snapshot with the tree in it, which a filesystem in another process can restore.
+
+        Raises `UsageError` if the files hold more than `MAX_PORTABLE_BYTES`.
+        """
+        with self.lock:
+            root = self._held.get(snapshot.snapshot_id)
+        if root is None:
+            return snapshot
+        if root.total_bytes > MAX_PORTABLE_BYTES:
+            raise UsageError(
+                f"the files in memory hold {root.total_bytes} bytes, and a snapshot carries at most "
+                f"{MAX_PORTABLE_BYTES} into another process; use a HostFilesystem, which keeps them on disk"
+            )
+        return replace(snapshot, content=_packed(root))
+
     def diff(self, before: FilesystemSnapshot, after: FilesystemSnapshot | None = None) -> WorkspaceDiff:
         """Say what differs between two boundaries, or between one and now."""
         with self.lock:
@@ -495,6 +518,9 @@ class InMemoryFilesystem(VirtualTree):
 
     def _held_root(self, snapshot: FilesystemSnapshot) -> _Directory:
         root = self._held.get(snapshot.snapshot_id)
+        if root is None and snapshot.content:
+            root = _unpacked(snapshot)
+            self._keep(snapshot, root)
         if root is None:
             raise SnapshotMismatchError(
                 f"this in-memory filesystem does not hold the snapshot {snapshot.snapshot_id} "
@@ -598,6 +624,55 @@ def _freeze(tree: dict[str, object], now: datetime) -> _Directory:
             assert isinstance(child, _File)
             entries[name] = child
     return _Directory.make(entries, _DIRECTORY_PERMISSIONS, now)
+
+
+def _packed(root: _Directory) -> str:
+    """Write a tree as text, compressed JSON in base 64: each path with its kind, bits, time, and content."""
+    nodes: list[tuple[str, str, int, str, str]] = []
+    pending: list[tuple[str, _Node]] = [(ROOT, root)]
+    while pending:
+        path, node = pending.pop()
+        when = node.modified_at.isoformat()
+        if isinstance(node, _Directory):
+            nodes.append((path, "directory", node.permissions, when, ""))
+            pending.extend((join(path, name), child) for name, child in node.entries.items())
+        elif isinstance(node, _Link):
+            nodes.append((path, "link", 0, when, node.target))
+        else:
+            nodes.append((path, "file", node.permissions, when, base64.b64encode(node.content).decode()))
+    text = json.dumps(nodes, separators=(",", ":")).encode("ascii")
+    return base64.b64encode(zlib.compress(text)).decode("ascii")
+
+
+def _unpacked(snapshot: FilesystemSnapshot) -> _Directory:
+    """Read what `_packed` wrote. Raises `SnapshotMismatchError` if it is not the snapshot's tree."""
+    below: dict[str, dict[str, _Node]] = {}
+    node: _Node | None = None
+    try:
+        packed = base64.b64decode(snapshot.content)
+        text = zlib.decompressobj().decompress(packed, _MAX_PACKED_BYTES)
+        # A directory comes before what is in it, so backwards it comes when all of that is there.
+        for path, kind, permissions, when, held in reversed(json.loads(text)):
+            at = datetime.fromisoformat(when)
+            if kind == "directory":
+                node = _Directory.make(below.pop(path, {}), permissions, at)
+            elif kind == "link":
+                node = _Link.make(held, at)
+            else:
+                node = _File.make(base64.b64decode(held), permissions, at)
+            if path == ROOT:
+                break
+            above, _, name = normalize(path).rpartition("/")
+            below.setdefault(above or ROOT, {})[name] = node
+    except (zlib.error, OSError, ValueError, TypeError) as error:
+        raise SnapshotMismatchError(
+            f"the content of the snapshot {snapshot.snapshot_id} cannot be read: {error}; nothing was changed"
+        ) from error
+    if not isinstance(node, _Directory) or _digest_bytes(node.digest).hex() != snapshot.commit_ref:
+        raise SnapshotMismatchError(
+            f"the content of the snapshot {snapshot.snapshot_id} is damaged; nothing was changed"
+        )
+    return node
 
 
 def _differences(

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
-from treenail.clock import Clock, new_id
+from treenail.clock import WallClock, new_id
 from treenail.errors import (
     ObjectStoreError,
     ReadOnlyError,
@@ -84,7 +84,7 @@ class Undo:
         limits: SnapshotLimits,
         durable: bool,
         read_only: bool,
-        clock: Clock,
+        clock: WallClock,
     ) -> None:
         self.tree = tree
         self.lock = threading.RLock()

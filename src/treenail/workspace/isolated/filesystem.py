@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from treenail.clock import Clock
+from treenail.clock import WallClock
 from treenail.errors import PathEscapeError
 from treenail.sandbox import Sandbox
 from treenail.workspace.base import (
@@ -49,7 +49,7 @@ class IsolatedFilesystem(PassedReads[Overlay | HostFilesystem]):
         snapshot: FilesystemSnapshot,
         place: str | os.PathLike[str],
         *,
-        clock: Clock | None = None,
+        clock: WallClock | None = None,
     ) -> None:
         self._place = Path(place)
         self.snapshot_at_fork = snapshot

@@ -21,7 +21,7 @@ import stat
 import time
 from pathlib import Path
 
-from treenail.clock import Clock
+from treenail.clock import WallClock
 from treenail.workspace.base import FilesystemSnapshot
 from treenail.workspace.host import HostFilesystem
 from treenail.workspace.isolated.changes import mirror
@@ -35,7 +35,7 @@ from treenail.workspace.scan import RACY_NS
 class ScratchTree:
     """What an overlay shows, on disk. The overlay's lock is held around every method."""
 
-    def __init__(self, overlay: Overlay, place: Path, clock: Clock | None) -> None:
+    def __init__(self, overlay: Overlay, place: Path, clock: WallClock | None) -> None:
         self._overlay = overlay
         self._place = place
         self._clock = clock
