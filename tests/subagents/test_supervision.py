@@ -187,9 +187,12 @@ async def test_a_detached_child_continues_by_itself_and_is_no_longer_waited_for(
     """Its parent's log says so; how it ends is in its own."""
     state, doors = parent(), Doors()
     async with subagents(state, WaitingProvider(doors, ["done alone"])) as children:
-        child, other = children.spawn("worker", "slow work"), children.spawn("worker", "fast work")
+        child = children.spawn("worker", "slow work", workspace="isolated")
+        other = children.spawn("worker", "fast work")
         await until(lambda: sorted(doors.waiting) == ["fast", "slow"])
         assert children.detach(child.id, "no longer needed here").status is S.DETACHED
+        with pytest.raises(UsageError, match="by itself"), children.copy_of(child.id):
+            pass
         doors.open("fast")
         outcome = await children.wait()
         assert outcome.buckets["detached"] == (child.id,)

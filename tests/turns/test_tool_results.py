@@ -157,6 +157,15 @@ def test_other_bytes_become_a_file_in_the_workspace(kind: str, tmp_path: Path) -
     assert message.parts == ()
 
 
+def test_a_file_that_is_there_is_not_written_over() -> None:
+    files = InMemoryFilesystem()
+    files.write("tool-results/give-call_1_1.bin", "somebody's")
+    message = told(BINARY, workspace=files)
+    assert files.read("tool-results/give-call_1_1.bin").content == "somebody's"
+    assert "tool-results/give-call_1_1-2.bin" in message.content
+    assert files.read_bytes("tool-results/give-call_1_1-2.bin").content == BINARY
+
+
 def test_the_file_is_part_of_the_call_and_goes_when_the_call_is_undone() -> None:
     files = InMemoryFilesystem()
 

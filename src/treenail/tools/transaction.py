@@ -330,6 +330,12 @@ class OpenCall:
         if file is None:
             return result
         path, content = file
+        name, dot, ending = path.rpartition(".")
+        number = 1
+        while files.exists(path):
+            # A call id may come again, and what is there is somebody's.
+            number += 1
+            path = f"{name}-{number}{dot}{ending}"
         files.write_bytes(path, content)
         said = "" if result.message == "OK" else f"{result.message} "
         return replace(result, value=None, message=f"{said}({len(content):,} bytes, kept as {path})")

@@ -24,6 +24,9 @@ from treenail.errors import ToolError
 MAX_COLLECTED: Final = 100_000
 """How many items of a generator are collected; one that yields more is a failed call."""
 
+MAX_PICTURES: Final = 20
+"""How many pictures of one result are sent to a model."""
+
 MAX_PICTURE_BYTES: Final = 3_500_000
 """The largest picture that is sent to a model; a larger one becomes a file."""
 
@@ -103,7 +106,7 @@ def pictures(value: object) -> tuple[tuple[str, bytes], ...]:
     """Return the pictures that a value is, each with its media type: bytes, or a sequence of them."""
     if isinstance(value, Binary):
         value = (value,)
-    elif not isinstance(value, list | tuple) or not value:
+    elif not isinstance(value, list | tuple) or not 0 < len(value) <= MAX_PICTURES:
         return ()
     found: list[tuple[str, bytes]] = []
     for each in value:

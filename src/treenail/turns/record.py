@@ -262,7 +262,7 @@ class TurnRecord:
             sequence,
             tool_call_id=call.id,
             tool_name=call.name,
-            parts=tuple(ImagePart(*each) for each in result.pictures()),
+            parts=() if result.value is None else tuple(ImagePart(*each) for each in result.pictures()),
             is_error=not result.success,
         )
 
