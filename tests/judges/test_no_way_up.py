@@ -10,16 +10,17 @@ from typing import Any
 
 import anyio
 import pytest
-from judges_kit import Verdict, judge_prompt, work_prompt
+from judges_kit import ScriptedAdapter, Seen, Verdict, judge_prompt, work_prompt
 
 from treenail import Agent, Session, tool
-from treenail.containment import CancellationToken, ExecutionContext, Limits, WrapOptions
+from treenail.containment import CancellationToken, Decision, ExecutionContext, Limits, WrapOptions
 from treenail.containment.ledger import fold
 from treenail.errors import TreenailError, UsageError
 from treenail.judges import (
     FeedbackProviderConfig,
     FeedbackTrigger,
     JudgedRun,
+    JudgeEvent,
     Judges,
     NestedEvaluator,
     NestedExecutionConfig,
@@ -339,6 +340,43 @@ def test_nothing_that_a_judge_is_handed_leads_to_something_that_can_change_the_r
                 assert not isinstance(value, Session | ModelAdapter | ScriptedProvider), way
     assert found > 100
     assert limits.call_tool(lambda: "still there").value == "still there"
+
+
+def test_an_adapter_that_a_judge_brings_along_is_handed_no_way_up_either() -> None:
+    """It makes its calls inside the run's limits, through a containment that leads to no other."""
+    limits = ExecutionContext(Limits(max_cost_usd=1.0, max_steps=3))
+    token, tracker = CancellationToken(), BudgetTracker(Budget(max_total_tokens=100))
+    made: list[str] = []
+
+    async def climbs_from_inside(seen: Seen) -> Verdict:
+        given: Any = seen.containment
+        own = {id(each) for each in (limits, limits.chain, limits.chain.account, token, tracker)}
+        for start in (given, given.spawn_child(), seen.cancellation, seen.budget_tracker):
+            for way, value in reachable(start):
+                assert id(value) not in own, way
+                assert not isinstance(value, ExecutionContext), way
+        while (await given.acall_llm(lambda: made.append("asked"))).decision is Decision.ALLOW:
+            pass
+        given.abort("enough")
+        return Verdict(True)
+
+    def asks(context: Any) -> None:
+        brought = ScriptedAdapter(climbs_from_inside)
+        nested = NestedEvaluator(brought, prompt=judge_prompt(), context=context.create_nested_context())
+        nested.evaluate()
+
+    run = JudgedRun(
+        prompt=work_prompt(task_completion_checker=Judge(asks)),
+        session=Session(),
+        containment=limits,
+        budget_tracker=tracker,
+        cancellation=token,
+    )
+    assert anyio.run(Judges(run).before_stop, "done", None, "stop") is None
+    assert [each.outcome for each in run.session[JudgeEvent].all()] == []
+    assert len(made) == 3
+    assert limits.get_snapshot().step_count == 3
+    assert not limits.cancellation_token.is_cancelled
 
 
 def test_the_walk_finds_a_way_up_where_there_is_one() -> None:

@@ -350,6 +350,33 @@ def nested_chain(
     return chain
 
 
+def is_below(chain: ExecutionContext, above: ExecutionContext) -> bool:
+    """Say whether a chain is another one, or below it. Of a sealed one that is not known."""
+    top, line = getattr(above, "chain", None), getattr(getattr(chain, "chain", None), "line", ())
+    return any(each is top for each in line)
+
+
+class SealedContext:
+    """A chain as an adapter that a judge brings along gets it: it makes calls, and no attribute leads up."""
+
+    __slots__ = ("_ask",)
+    parent = None
+
+    def __init__(self, context: ExecutionContext) -> None:
+        self._ask: Callable[[str], Any] = lambda name: getattr(context, name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "chain":
+            raise AttributeError(f"a sealed containment has no {name!r}")
+        found = self._ask(name)
+        if not callable(found):
+            return found
+        if name == "spawn_child":
+            return lambda *args, **options: SealedContext(found(*args, **options))
+        # Not the method itself, which knows its object.
+        return lambda *args, **options: found(*args, **options)
+
+
 # --- the scope -----------------------------------------------------------------------------------------
 
 

@@ -54,11 +54,13 @@ from treenail.judges.context import (
     NestedEvaluationResult,
     NestedExecutionConfig,
     NestedExecutionContext,
+    SealedContext,
     current_scope,
     derive_child_run_context,
     derive_nested_deadline,
     earliest,
     inner_scope,
+    is_below,
     nested_chain,
     nesting_of,
     nesting_tags,
@@ -189,7 +191,7 @@ class NestedEvaluator(Generic[OutputT]):
                 f"remove them, or set NestedExecutionConfig(allow_nested_tools=True)"
             )
         containment, beside = scope.containment, context.containment
-        if containment is None or (beside is not None and containment.chain in beside.chain.line):
+        if containment is None or (beside is not None and is_below(beside, containment)):
             containment, beside = beside or containment, None
         tokens = [each for each in (scope.cancellation, context.cancellation) if each is not None]
         for each in tokens:
@@ -280,6 +282,12 @@ class NestedEvaluator(Generic[OutputT]):
             return nested_session(parent, session_id=session_id, tags=tags)
         return Session(session_id=session_id, tags=tags, clock=frame.clock)
 
+    def _handed(self, frame: _Frame) -> ExecutionContext | None:
+        """Return the chain for the adapter. One that a judge brings along gets it sealed."""
+        if frame.chain is None or self._lent is not None or frame.scope.containment is None:
+            return frame.chain
+        return cast("ExecutionContext", SealedContext(frame.chain))
+
     async def _in_time(
         self, frame: _Frame, state: ExecutionState, asked: EvaluationOptions
     ) -> PromptResponse[OutputT]:
@@ -308,7 +316,7 @@ class NestedEvaluator(Generic[OutputT]):
                 "deadline": frame.deadline,
                 "budget_tracker": frame.tracker,
                 "run_context": frame.run_context,
-                "containment": frame.chain,
+                "containment": self._handed(frame),
                 "cancellation": frame.token,
             }
             response = await self._adapter.aevaluate(self._prompt, **options)
