@@ -33,6 +33,7 @@ _CHANGES_SESSION = frozenset(
         "fork",
         "install",
         "mutate",
+        "note",
         "observe",
         "prune",
         "reset",
