@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from typing import Any
 
+from treenail.containment.pricing import MILLION
 from treenail.errors import UsageError
 
-URL = "https://raw.githubusercontent.com/pydantic/genai-prices/refs/heads/main/prices/new_data/v2/data.json"
+PRICES_URL = (
+    "https://raw.githubusercontent.com/pydantic/genai-prices/refs/heads/main/prices/new_data/v2/data.json"
+)
 """Where the newest data is."""
 
 KEYS = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok")
@@ -29,7 +32,7 @@ def table_text(data: object, *, day: date, source: str, max_output: Callable[[st
     """
     try:
         vendors = [_vendor(each, day, max_output) for each in _list(data) if each.get("model_match")]
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError, re.error) as error:
         raise UsageError(
             f"{source} is not price data as genai-prices publishes it ({type(error).__name__}: {error})"
         ) from error
@@ -117,11 +120,17 @@ def _current(prices: Mapping[str, Any] | Sequence[Mapping[str, Any]], day: date)
 def _base(price: Any) -> float | None:
     if isinstance(price, Mapping):
         price = price["base"]
-    return None if price is None else float(price)
+    return None if price is None else _usd(price)
+
+
+def _usd(price: Any) -> float:
+    if not 0 <= float(price) < MILLION:
+        raise ValueError(f"{price!r} is not a price")
+    return float(price)
 
 
 def _figure(price: Any) -> Any:
     """Return a price as a number, or as [number, [tokens of input above which, number], ...]."""
     if isinstance(price, Mapping):
-        return [_base(price), *([int(tier["start"]), float(tier["price"])] for tier in price["tiers"])]
+        return [_base(price), *([int(tier["start"]), _usd(tier["price"])] for tier in price["tiers"])]
     return _base(price)

@@ -4,15 +4,18 @@ A `PriceTable` answers in USD, or None for "not known"; it never guesses. Usage 
 because vendors differ: `input_tokens` counts all input, cached and newly cached tokens included, and
 `output_tokens` counts all output, reasoning included.
 
-`prices.json` is the table that ships with the package. `scripts/price_table.py` writes it.
+`prices.json` is the table that ships with the package; `scripts/price_table.py` writes it. A newer one that
+`treenail prices fetch` has stored takes its place.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
 import operator
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -23,6 +26,8 @@ from treenail.containment.limits import check_fields, integer, number
 from treenail.errors import UsageError
 
 MILLION = 1_000_000
+_PACKAGED = Path(__file__).with_name("prices.json")
+logger = logging.getLogger("treenail.containment")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +178,10 @@ class StaticPrices:
 
 
 class PackagedPrices:
-    """The price table that ships with the package, for models that their names alone identify."""
+    """A price table in a file, for models that their names alone identify: by default, the package's."""
 
-    def __init__(self) -> None:
-        table: dict[str, Any] = json.loads(Path(__file__).with_name("prices.json").read_text("utf-8"))
+    def __init__(self, file: Path | None = None) -> None:
+        table: dict[str, Any] = json.loads((file or _PACKAGED).read_text("utf-8"))
         self.date: str = table["date"]
         """The day on which the table was made, as YYYY-MM-DD."""
         self.source: str = table["source"]
@@ -189,6 +194,15 @@ class PackagedPrices:
         if found is None:
             return None
         return Price(*(_tier(price, usage.input_tokens) for price in found["usd"])).cost_usd(usage)
+
+    def __len__(self) -> int:
+        """How many models it knows."""
+        return sum(len(each["models"]) for each in self._vendors)
+
+    def price(self, model: str) -> Price | None:
+        """Return a model's price for a short input, or None if the table does not know it."""
+        found = self._find(model)
+        return None if found is None else Price(*(_tier(price, 0) for price in found["usd"]))
 
     def vendor(self, model: str) -> str | None:
         """Return whose model a name is, or None if the table does not know."""
@@ -242,10 +256,25 @@ def _tier(price: Any, input_tokens: int) -> Any:
     return next((usd for above, usd in reversed(tiers) if input_tokens > above), base)
 
 
+def fetched_prices_file() -> Path:
+    """Return where a fetched table is kept: beside the runs, or where `TREENAIL_PRICES` says."""
+    named = os.environ.get("TREENAIL_PRICES")
+    if named:
+        return Path(named)
+    state = os.environ.get("XDG_STATE_HOME") or Path(os.environ.get("HOME") or Path.home(), ".local/state")
+    return Path(state, "treenail", "prices.json")
+
+
 @functools.cache
 def default_prices() -> PackagedPrices:
-    """Return the table that ships with the package; it is read on first use."""
-    return PackagedPrices()
+    """Return the newer one of the package's table and the fetched one; it is read on first use."""
+    packaged, file = PackagedPrices(), fetched_prices_file()
+    try:
+        fetched = PackagedPrices(file) if file.is_file() else packaged
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        logger.warning("the price table %s cannot be read (%s); the package's own is used", file, error)
+        return packaged
+    return fetched if fetched.date >= packaged.date else packaged
 
 
 def usual_output_tokens(model: str) -> int:

@@ -9,26 +9,33 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 
 import click
 
 import treenail
 from treenail.containment import default_prices
+from treenail.conversation import ReplayItem
 from treenail.errors import TreenailError
 from treenail.history import damage_text, opened_log
 from treenail.presenters.cli import models, settings, stores
 from treenail.presenters.cli.options import json_option
 from treenail.presenters.cli.output import print_json
+from treenail.providers import ModelRequest, bounds_output
 from treenail.sandbox import probe
 
 PYTHONS = ("3.11", "3.12", "3.13")
 _SDKS = (
-    ("openai", "OPENAI_API_KEY"),
-    ("anthropic", "ANTHROPIC_API_KEY"),
-    ("litellm", None),
-    ("claude-agent-sdk", None),
+    ("openai", "openai", "OPENAI_API_KEY"),
+    ("anthropic", "anthropic", "ANTHROPIC_API_KEY"),
+    ("litellm", "litellm", None),
+    ("claude-agent-sdk", "claude-agent", None),
 )
+"""Each SDK, the extra that brings it, and the variable with its key."""
+
+_OLD_DAYS = 180
+"""After so many days a price table is called old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +74,15 @@ def examine(directory: Path) -> Iterator[Check]:
     yield Check("workspace", writable, f"{directory} {'can' if writable else 'cannot'} be written", advice)
     yield _confined(found)
     yield from _providers()
-    yield _model(found)
+    yield from _model(found)
     prices = default_prices()
-    yield Check("prices", True, f"of {prices.date} ({prices.source})")
+    is_old = (date.today() - date.fromisoformat(prices.date)).days > _OLD_DAYS
+    yield Check(
+        "prices",
+        True,
+        f"of {prices.date} ({prices.source})",
+        "they may have changed since: treenail prices fetch" if is_old else "",
+    )
 
 
 def _store(store: Path) -> Check:
@@ -104,21 +117,30 @@ def _confined(found: settings.Settings) -> Check:
     return Check("sandbox", tried.confines, tried.text, tried.advice)
 
 
-def _model(found: settings.Settings) -> Check:
-    """Make the provider that a run would use, without calling it."""
+def _model(found: settings.Settings) -> Iterator[Check]:
+    """Make the provider that a run would use, without calling it, and look for its price."""
     try:
         made = models.provider_for(found, os.environ)
     except TreenailError as error:
-        return Check("model", False, "no model is available", str(error))
-    return Check("model", True, f"{made.model} ({made.name})")
+        yield Check("model", False, "no model is available", str(error))
+        return
+    yield Check("model", True, f"{made.model} ({made.name})")
+    request = ModelRequest((ReplayItem("user", "Hi"),))
+    if bounds_output(made) and made.estimate_usd(request) is not None:
+        yield Check("model's price", True, "known")
+        return
+    good = found["unknown_price"] != "halt"
+    said = "not known" if good else "not known: under a ceiling in USD the model is not called"
+    advice = "treenail prices fetch; or use --unknown-price warn to leave its cost uncounted"
+    yield Check("model's price", good, said, advice)
 
 
 def _providers() -> Iterator[Check]:
-    for package, key in _SDKS:
+    for package, extra, key in _SDKS:
         try:
             text = f"{package} {importlib.metadata.version(package)}"
         except importlib.metadata.PackageNotFoundError:
-            yield Check(package, True, "not installed", f"pip install {package}")
+            yield Check(package, True, "not installed", f"in a checkout: {models.install_command(extra)}")
             continue
         if key is not None:
             text += f", {key} is {'set' if os.environ.get(key) else 'not set'}"

@@ -88,6 +88,16 @@ app.add_command(
 )
 app.add_command(
     LazyGroup(
+        "prices",
+        help="The prices of models.",
+        table={
+            "show": ("prices:show", "Show the date of the price table, and the price of a model."),
+            "fetch": ("prices:fetch", "Fetch a newer price table."),
+        },
+    )
+)
+app.add_command(
+    LazyGroup(
         "workflow",
         help="Steps with dependencies, each done by an agent.",
         table={

@@ -27,12 +27,12 @@ DEFAULTS = (
 """The model to use if none is named: the first one whose key is set."""
 
 _PROVIDERS = {
-    "openai": ("treenail.providers.openai:OpenAI", "openai"),
-    "anthropic": ("treenail.providers.anthropic:Anthropic", "anthropic"),
-    "litellm": ("treenail.providers.litellm:LiteLLM", "litellm"),
-    "claude-agent": ("treenail.providers.claude_agent:ClaudeAgent", "claude-agent-sdk"),
+    "openai": "treenail.providers.openai:OpenAI",
+    "anthropic": "treenail.providers.anthropic:Anthropic",
+    "litellm": "treenail.providers.litellm:LiteLLM",
+    "claude-agent": "treenail.providers.claude_agent:ClaudeAgent",
 }
-"""Each provider by the name that models have it under: where it is, and the package that it needs."""
+"""Each provider by the name that models, and the extra with its SDK, have it under: where it is."""
 
 
 def provider_for(settings: Settings, environ: Mapping[str, str]) -> Provider:
@@ -40,13 +40,16 @@ def provider_for(settings: Settings, environ: Mapping[str, str]) -> Provider:
     kind, model = _kind_and_model(settings, environ)
     if kind == "scripted":
         return scripted(Path(model))
-    place, package = _PROVIDERS[kind]
     base_url = settings.text("base_url")
-    options = {"base_url": base_url} if base_url is not None and kind != "claude-agent" else {}
+    options: dict[str, Any] = {}
+    if base_url is not None and kind != "claude-agent":
+        options["base_url"] = base_url
+    if (most := settings.number("max_output")) is not None:
+        options["max_output_tokens"] = int(most)
     if kind == "openai":
         options["api"] = settings.text("api") or ("responses" if base_url is None else "chat")
     try:
-        made: Provider = _imported(place, package)(model, **options)
+        made: Provider = _imported(kind)(model, **options)
     except UsageError as error:
         # The library's advice names arguments; a person here has variables and flags.
         said = re.sub(r",? or pass api_key=", "", str(error)).replace("pass base_url=", "use --base-url URL")
@@ -76,14 +79,19 @@ def _kind_and_model(settings: Settings, environ: Mapping[str, str]) -> tuple[str
     raise UsageError(NO_PROVIDER)
 
 
-def _imported(place: str, package: str) -> Any:
-    module, _, name = place.partition(":")
+def install_command(extra: str) -> str:
+    """Return the command that installs Treenail with an extra; it is not published, so in a checkout."""
+    return f"pip install '.[{extra}]'"
+
+
+def _imported(kind: str) -> Any:
+    module, _, name = _PROVIDERS[kind].partition(":")
     try:
         return getattr(importlib.import_module(module), name)
     except ImportError as error:
         raise UsageError(
-            f"the provider needs a package that is not installed ({error.name or error}); install it with "
-            f"`pip install {package}`"
+            f"the extra {kind!r} is not installed (there is no {error.name or error}); in a checkout of "
+            f"Treenail, install it with `{install_command(kind)}`"
         ) from error
 
 

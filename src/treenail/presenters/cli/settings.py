@@ -139,6 +139,9 @@ SETTINGS = (
     Setting("allow_network", _flag, False, "Let commands use the network."),
     Setting("allow_write", _paths, None, "A directory outside that commands may write to; may be repeated."),
     Setting("max_cost", _positive, 2.0, "The most that a run may cost, in USD."),
+    Setting(
+        "max_output", _count, None, "How many tokens an answer may have; by default, what suits the model."
+    ),
     Setting("max_steps", _count, 200, "How many model and tool calls a run may make."),
     Setting("max_retries", _count, 20, "How many failed calls a run may retry."),
     Setting("timeout", _positive, 1800.0, "How long a run may take, in seconds."),
