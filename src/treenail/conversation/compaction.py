@@ -41,6 +41,7 @@ from treenail.conversation.events import (
     PressureTier,
     SubagentEvent,
     SummaryStrategy,
+    rollback_text,
     subagent_event_text,
 )
 from treenail.conversation.messages import ImagePart, InnerMessage, ToolCallRecord
@@ -48,7 +49,7 @@ from treenail.conversation.pressure import ContextWindows, known_window, pressur
 from treenail.conversation.replay import BYTES_PER_TOKEN, Replayer
 from treenail.errors import ModelCallError, PromptEvaluationError, UsageError
 from treenail.state import Session
-from treenail.tools import Plan, ToolInvoked, ToolStarted
+from treenail.tools import Plan, RolledBack, ToolInvoked, ToolStarted
 
 DEFAULT_KEEP_TAIL = 40
 """How many events of the conversation stay as they are."""
@@ -275,6 +276,8 @@ def _is_said(event: object) -> bool:
         return event.role != "system"
     if isinstance(event, SubagentEvent):
         return subagent_event_text(event) is not None
+    if isinstance(event, RolledBack):
+        return rollback_text(event) is not None
     return isinstance(event, BranchSummary)
 
 
@@ -331,7 +334,11 @@ def _collected(
         limitations.append("long requests are shortened")
     waiting = {call_id for block in tail for call_id in block.open}
     pending = [call for each in kept if isinstance(each, InnerMessage) for call in each.tool_calls]
-    notes = (shortened(_told(each), 600) for each in said if isinstance(each, BranchSummary | SubagentEvent))
+    notes = (
+        shortened(_told(each), 600)
+        for each in said
+        if isinstance(each, BranchSummary | SubagentEvent | RolledBack)
+    )
     return CompactionPlan(
         from_seq=from_seq,
         to_seq=to_seq,
@@ -369,9 +376,11 @@ def _kind(event: object, type_name: str) -> str:
     return event.role if isinstance(event, InnerMessage) else type_name.rpartition(".")[2] or "event"
 
 
-def _told(event: BranchSummary | SubagentEvent) -> str:
+def _told(event: BranchSummary | SubagentEvent | RolledBack) -> str:
     if isinstance(event, BranchSummary):
         return f"Another branch: {event.summary}"
+    if isinstance(event, RolledBack):
+        return rollback_text(event) or ""
     return subagent_event_text(event) or ""
 
 
@@ -404,7 +413,7 @@ def _size(event: object) -> int:
     if isinstance(event, InnerMessage):
         calls = sum(len(each.name) + len(each.arguments) + 40 for each in event.tool_calls)
         return len(event.content.encode("utf-8", "surrogatepass")) + calls + 40
-    if isinstance(event, BranchSummary | SubagentEvent):
+    if isinstance(event, BranchSummary | SubagentEvent | RolledBack):
         return len(_told(event))
     return 0
 
@@ -542,7 +551,7 @@ def _transcript(plan: CompactionPlan) -> str:
     """Write the range as text, for a model that reads it."""
     lines = [f"[summary of what came before]\n{plan.earlier_summary}"] if plan.earlier_summary else []
     for each in plan.source:
-        if isinstance(each, BranchSummary | SubagentEvent):
+        if isinstance(each, BranchSummary | SubagentEvent | RolledBack):
             lines.append(f"[note]\n{_told(each)}")
         elif isinstance(each, InnerMessage):
             if each.content:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -9,6 +10,7 @@ from typing import Literal
 from treenail.codec import sparse
 from treenail.log import Channel, SlicePolicy
 from treenail.state import TokenUsage, event
+from treenail.tools import EndedCall, RolledBack
 
 CompactionTrigger = Literal["manual", "pressure", "overflow"]
 """Why a conversation was compacted: on request, because the context was nearly full, or after a refusal."""
@@ -108,6 +110,10 @@ MAX_TOLD_CHARS = 8_000
 """How much of a child's summary its parent's model is told."""
 
 
+MAX_TOLD_CALLS = 50
+"""How many undone calls the model is told by name."""
+
+
 def subagent_event_text(event: SubagentEvent) -> str | None:
     """Write what the parent's model is told about a child, or None if the event is for audit only."""
     if event.event not in TOLD_SUBAGENT_EVENTS:
@@ -129,6 +135,26 @@ def subagent_event_text(event: SubagentEvent) -> str | None:
     if event.next_actions:
         lines.append("Next: " + "; ".join(event.next_actions[:10]))
     return "\n".join(lines)
+
+
+def rollback_text(event: RolledBack) -> str | None:
+    """Write what the model is told about calls that were undone or stand again; None if there are none."""
+    who = f"A person ({event.by})" if event.by else "A person"
+    lines = []
+    if event.undone:
+        lines.append(
+            f"{who} undid these calls: {_listed(event.undone)}. Files and state are as they were before "
+            "them, whatever their results say."
+        )
+    if event.redone:
+        lines.append(f"{who} took an undo back: these calls stand again: {_listed(event.redone)}.")
+    return "\n".join(lines) or None
+
+
+def _listed(calls: Sequence[EndedCall]) -> str:
+    shown = ", ".join(f"{each.tool_name} ({each.call_id})" for each in calls[-MAX_TOLD_CALLS:])
+    more = len(calls) - MAX_TOLD_CALLS
+    return f"{more} earlier ones, {shown}" if more > 0 else shown
 
 
 def _shortened(text: str, limit: int) -> str:

@@ -45,6 +45,7 @@ from treenail.conversation.events import (
     HistoryCompacted,
     ProviderUsage,
     SubagentEvent,
+    rollback_text,
     subagent_event_text,
 )
 from treenail.conversation.messages import (
@@ -57,6 +58,7 @@ from treenail.conversation.messages import (
 from treenail.errors import CodecError
 from treenail.log import Draft, Envelope
 from treenail.state import ClearSlice, InitializeSlice, RestoredItem, Session, StateRestored, spec_of
+from treenail.tools import RolledBack
 
 T = TypeVar("T")
 
@@ -225,10 +227,10 @@ class Replay:
         return digest.hexdigest()
 
 
-Said = InnerMessage | HistoryCompacted | BranchSummary | SubagentEvent
+Said = InnerMessage | HistoryCompacted | BranchSummary | SubagentEvent | RolledBack
 """The events that a conversation is made of."""
 
-_SAID: tuple[type[Said], ...] = (InnerMessage, HistoryCompacted, BranchSummary, SubagentEvent)
+_SAID: tuple[type[Said], ...] = (InnerMessage, HistoryCompacted, BranchSummary, SubagentEvent, RolledBack)
 _REWRITING = (InitializeSlice, ClearSlice, StateRestored)
 REPLAYED_KINDS = frozenset[type]((*_SAID, *_REWRITING, ProviderUsage))
 """The kinds of events whose values a replay looks at."""
@@ -376,7 +378,7 @@ class Replayer:
         if not mine:
             return False
         # Where summaries stood among the messages is not known here: what they tell of came first.
-        for kind in (HistoryCompacted, BranchSummary, SubagentEvent):
+        for kind in (HistoryCompacted, BranchSummary, SubagentEvent, RolledBack):
             for item in getattr(mine.get(_NAME_OF[kind]), "items", ()):
                 self._take_summary(seq, getattr(item, "item", item))
         change = mine.get(_NAME_OF[InnerMessage])
@@ -397,7 +399,7 @@ class Replayer:
         if isinstance(event, HistoryCompacted):
             # Its range speaks of another log, or of events that were pruned.
             self._take(seq, replace(event, to_seq=0))
-        elif isinstance(event, BranchSummary | SubagentEvent):
+        elif isinstance(event, BranchSummary | SubagentEvent | RolledBack):
             self._take(seq, event)
 
     def _messages(self) -> list[tuple[int, InnerMessage]]:
@@ -467,12 +469,16 @@ class Replayer:
             self._compact(seq, event)
         elif isinstance(event, BranchSummary):
             self._add_beside(ReplayItem("user", _framed("branch-summary", event.summary), seq=seq))
+        elif isinstance(event, SubagentEvent):
+            self._add_told(seq, event, "subagent", subagent_event_text(event))
         else:
-            text = subagent_event_text(event)
-            if text is None:
-                self._leave_out(seq, "SubagentEvent", AUDIT_REASON)
-            else:
-                self._add_beside(ReplayItem("user", _framed("subagent", text), seq=seq))
+            self._add_told(seq, event, "undone", rollback_text(event))
+
+    def _add_told(self, seq: int, event: Said, tag: str, text: str | None) -> None:
+        if text is None:
+            self._leave_out(seq, type(event).__name__, AUDIT_REASON)
+        else:
+            self._add_beside(ReplayItem("user", _framed(tag, text), seq=seq))
 
     def _add_beside(self, item: ReplayItem) -> None:
         """Add what is neither an answer nor a result: nothing comes between a call and its result."""

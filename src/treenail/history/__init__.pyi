@@ -1,6 +1,7 @@
 from .diagnostics import diagnose as diagnose
 from .live import with_event as with_event
 from .operations import KeptByRun as KeptByRun
+from .operations import RunDiff as RunDiff
 from .operations import answer_run as answer_run
 from .operations import attend_run as attend_run
 from .operations import diff_run as diff_run
@@ -8,10 +9,14 @@ from .operations import erase_run as erase_run
 from .operations import fork_run as fork_run
 from .operations import kept_by_runs as kept_by_runs
 from .operations import list_holds as list_holds
+from .operations import preview_undo as preview_undo
 from .operations import prune_run as prune_run
 from .operations import recover_files as recover_files
+from .operations import redo_run as redo_run
 from .operations import rollback_run as rollback_run
 from .operations import salvage_store as salvage_store
+from .operations import undo_run as undo_run
+from .operations import undone_text as undone_text
 from .projection import project as project
 from .store_diagnostics import diagnose_store as diagnose_store
 from .stores import LAST as LAST

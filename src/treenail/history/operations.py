@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
 from treenail.agent import open_log, reopened, workspace_line, workspace_of, workspace_store
+from treenail.conversation import branch_summary
 from treenail.errors import UsageError
 from treenail.history.stores import opened_log, opened_run
 from treenail.log import Log, LogReport, this_process_owner
@@ -18,6 +20,7 @@ from treenail.log.sqlite import SqliteLog
 from treenail.state import AttentionNeeded, AttentionResolved, ExecutionState, ResourceRegistry, Session
 from treenail.tools import (
     Boundary,
+    RolledBack,
     ToolHeld,
     answer_hold,
     boundaries,
@@ -25,7 +28,8 @@ from treenail.tools import (
     filesystem_of,
     fork_at,
     pending_holds,
-    rollback_to_call,
+    redo,
+    rollback_to,
     workspace_call_id,
 )
 from treenail.workspace import (
@@ -40,13 +44,19 @@ from treenail.workspace import (
 from treenail.workspace.host import HostFilesystem
 
 
-def find_call(session: Session, call: str | None) -> Boundary:
-    """Return the finished call that a person names by id, beginning or number; None is the newest one."""
+def find_call(session: Session, call: str | None, *, standing: bool = False) -> Boundary:
+    """Return the finished call that a person names by id, beginning or number; None is the newest one.
+
+    With `standing`, the newest one is the newest that changed something and was not undone.
+    """
     known = boundaries(session)
     if not known:
         raise UsageError("this run has no finished tool call to go back to")
     if call is None:
-        return known[-1]
+        newest = next((each for each in reversed(known) if each.stands or not standing), None)
+        if newest is None:
+            raise UsageError("no call of this run stands: each one failed, changed nothing, or was undone")
+        return newest
     if call.isdigit() and 1 <= int(call) <= len(known):
         return known[int(call) - 1]
     found = [each for each in known if each.call_id.startswith(call)]
@@ -58,10 +68,21 @@ def find_call(session: Session, call: str | None) -> Boundary:
     )
 
 
-def diff_run(
-    store: Path, run_id: UUID, first: str | None = None, last: str | None = None
-) -> tuple[str, str, WorkspaceDiff]:
-    """Return the first and the last call compared, and what the run changed in the files between them."""
+@dataclass(frozen=True, slots=True)
+class RunDiff:
+    """What a run changed in the files between two calls, and which of these calls were undone since."""
+
+    first: str
+    last: str
+    diff: WorkspaceDiff
+    undone: tuple[Boundary, ...] = ()
+
+
+def diff_run(store: Path, run_id: UUID, first: str | None = None, last: str | None = None) -> RunDiff:
+    """Return what the run changed in the files between two calls.
+
+    By default these are its first and its last call that stand; a call that is named may be an undone one.
+    """
     with opened_run(store, run_id) as session:
         place = workspace_of(session)
         if place is None:
@@ -69,25 +90,82 @@ def diff_run(
         calls = [each for each in boundaries(session) if each.success]
         if not calls:
             raise UsageError("this run has no finished tool call, so it changed nothing")
+        undone = tuple(each for each in calls if each.undone is not None)
+        shown = [each for each in calls if each.undone is None]
+        if first is None and last is None and not shown:
+            return RunDiff(calls[0].call_id, calls[-1].call_id, WorkspaceDiff((), ""), undone)
         filesystem = HostFilesystem(
             place, store=workspace_store(store), line=workspace_line(run_id), read_only=True
         )
         try:
             resources = ResourceRegistry.build({Filesystem: filesystem})
             state = ExecutionState(session, resources, clock=session.clock)
-            start = first or calls[0].call_id
-            end = last or (first if first is not None else calls[-1].call_id)
-            return start, end, diff_calls(state, start, end)
+            start = (shown or calls)[0] if first is None else find_call(session, first)
+            end = (shown or calls)[-1] if last is None else find_call(session, last)
+            if last is None and first is not None:
+                end = start
+            if first is not None or last is not None:
+                undone = tuple(e for e in undone if start.seq_after <= e.seq_after <= end.seq_after)
+            diff = diff_calls(state, start.call_id, end.call_id)
+            return RunDiff(start.call_id, end.call_id, diff, undone)
         finally:
             filesystem.close()
 
 
-def rollback_run(store: Path, run_id: UUID, call: str | None = None) -> Boundary:
-    """Restore files and state to where they were before a tool call, and return that call."""
+def undone_text(call: Boundary) -> str:
+    """Say that a call was undone, by whom and when."""
+    assert call.undone is not None
+    who = f" by {call.undone.by}" if call.undone.by else ""
+    when = call.undone.at.astimezone(UTC)
+    return f"{call.tool_name} ({call.call_id}) was undone{who}, {when:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def rollback_run(
+    store: Path, run_id: UUID, call: str | None = None, *, by: str = "", take_over: bool = False
+) -> tuple[Boundary, RolledBack]:
+    """Restore files and state to where they were before a tool call; return that call, and what was undone.
+
+    By default that is the newest call that stands. Raises `UsageError` for a call that was undone already.
+    """
+    with reopened(store, run_id, take_over=take_over) as state:
+        boundary = find_call(state.session, call, standing=True)
+        if boundary.undone is not None:
+            raise UsageError(f"{undone_text(boundary)}; `treenail redo` takes the last undo back")
+        return boundary, rollback_to(state, boundary, by=by)
+
+
+def preview_undo(store: Path, run_id: UUID, *, take_over: bool = False) -> WorkspaceDiff:
+    """Return what `undo_run` would change in the files. Raises the errors that it would raise."""
+    with reopened(store, run_id, take_over=take_over) as state:
+        before = _first_standing(state.session).before
+        filesystem = filesystem_of(state)
+        if before is None or not isinstance(filesystem, HostFilesystem):
+            return WorkspaceDiff((), "")
+        return filesystem.preview_restore(replace(before, scanned=False))
+
+
+def undo_run(store: Path, run_id: UUID, *, by: str = "") -> RolledBack:
+    """Restore files and state to where they were before the run's first call.
+
+    Raises `WorkspaceConflictError`, before anything is changed, if somebody else has edited one of its files.
+    """
     with reopened(store, run_id) as state:
-        boundary = find_call(state.session, call)
-        rollback_to_call(state, boundary.call_id)
-    return boundary
+        return rollback_to(state, _first_standing(state.session), action="undo", by=by)
+
+
+def _first_standing(session: Session) -> Boundary:
+    if workspace_of(session) is None:
+        raise UsageError("this run worked in memory; there are no files to undo")
+    for each in boundaries(session):
+        if each.stands:
+            return each
+    raise UsageError("no call of this run stands: each one failed, changed nothing, or was undone already")
+
+
+def redo_run(store: Path, run_id: UUID, *, by: str = "", take_over: bool = False) -> RolledBack:
+    """Take the last rollback or undo of a run back. Raises `UsageError` if there is none to take back."""
+    with reopened(store, run_id, take_over=take_over) as state:
+        return redo(state, by=by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +257,13 @@ def _find_kept(known: Sequence[KeptByRun], what: str, directory: Path) -> tuple[
 
 
 def fork_run(
-    store: Path, run_id: UUID, workspace: Path, call: str | None = None, *, after: bool = False
+    store: Path,
+    run_id: UUID,
+    workspace: Path,
+    call: str | None = None,
+    *,
+    after: bool = False,
+    by: str = "",
 ) -> tuple[UUID, Boundary]:
     """Make a new run that continues from a tool call, in a workspace of its own; return it and the call."""
     if workspace.exists() and (not workspace.is_dir() or any(workspace.iterdir())):
@@ -187,7 +271,14 @@ def fork_run(
     with reopened(store, run_id) as state:
         boundary = find_call(state.session, call)
         workspace.mkdir(parents=True, exist_ok=True)
-        made = fork_at(state, boundary.call_id, side="after" if after else "before", workspace=workspace)
+        made = fork_at(
+            state,
+            boundary.call_id,
+            side="after" if after else "before",
+            workspace=workspace,
+            tell=branch_summary,
+            by=by,
+        )
         made.session.close()
     return made.session.session_id, boundary
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from treenail.containment import SafetyEvent
@@ -40,7 +40,15 @@ from treenail.judges import CompletionChecked, Feedback, JudgeEvent, NestedEvalu
 from treenail.log import Envelope
 from treenail.providers import ReasoningDelta, TextDelta
 from treenail.state import AttentionNeeded, AttentionResolved, Session, StateRestored, TokenUsage
-from treenail.tools import HoldAnswered, SessionForked, ToolHeld, ToolInvoked, ToolStarted
+from treenail.tools import (
+    ForkMade,
+    HoldAnswered,
+    RolledBack,
+    SessionForked,
+    ToolHeld,
+    ToolInvoked,
+    ToolStarted,
+)
 from treenail.turns import (
     CeilingsSet,
     Fact,
@@ -129,6 +137,8 @@ class Projection:
     """The calls without a result, by call id."""
     _places: dict[tuple[str, str], _Place] = field(default_factory=dict)
     """The items that later events change: holds and children, by kind and id."""
+    _ended: dict[int, _Place] = field(default_factory=dict)
+    """The calls that have ended, by the event that ended each."""
     _subagents: dict[str, SubagentEvent] = field(default_factory=dict)
     _judges: Usage = field(default_factory=Usage)
     _reader: FactReader = field(default_factory=FactReader)
@@ -267,8 +277,21 @@ class Projection:
             elapsed_ms=value.elapsed_ms,
             diff=call_id if value.workspace is not None else None,
         )
+        self._ended[envelope.seq] = place
         if self._live is not None:
             self._live = without_call(self._live, call_id)
+
+    def _take_rolled_back(self, envelope: Envelope, value: RolledBack) -> None:
+        told = f"by {value.by or 'a program'}, {value.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        for each in value.undone:
+            if each.seq in self._ended:
+                self._change(self._ended[each.seq], status="undone", is_good=False, undone=told)
+        for each in value.redone:
+            if each.seq in self._ended:
+                self._change(self._ended[each.seq], status="kept", is_good=True, undone="")
+        calls = value.redone if value.action == "redo" else value.undone
+        names = ", ".join(f"{each.tool_name} ({each.call_id})" for each in calls) or "nothing"
+        self._item(Item("undo", envelope.seq, names, told, value.action))
 
     def _take_held(self, envelope: Envelope, value: ToolHeld) -> None:
         item = Item("hold", envelope.seq, value.reason, value.tool_name, "waiting", False, value.call_id)
@@ -421,6 +444,7 @@ _FOLDS: dict[type, Callable[[Projection, Envelope, Any], None]] = {
     InnerMessage: Projection._take_message,
     ToolStarted: Projection._take_started,
     ToolInvoked: Projection._take_invoked,
+    RolledBack: Projection._take_rolled_back,
     ToolHeld: Projection._take_held,
     HoldAnswered: Projection._take_answered,
     TurnEnded: Projection._take_ended,
@@ -474,7 +498,17 @@ _FOLDS: dict[type, Callable[[Projection, Envelope, Any], None]] = {
         },
     ),
     AttentionResolved: _item_of("attention", lambda e: {"text": e.note, "title": e.by, "status": "resolved"}),
-    StateRestored: _item_of("restored", lambda e: {"text": e.reason}),
+    # A rollback of calls has an event of its own.
+    StateRestored: _item_of(
+        "restored", lambda e: {} if e.reason.endswith(" of calls") else {"text": e.reason}
+    ),
+    ForkMade: _item_of(
+        "fork",
+        lambda e: {
+            "text": f"{e.side} {e.call_id}, into {e.workspace or 'memory'}{f', by {e.by}' if e.by else ''}",
+            "title": f"made {e.to_session[:8]}",
+        },
+    ),
 }
 
 

@@ -28,6 +28,7 @@ _LABELS: dict[ItemKind, str] = {
     "workflow": "step",
     "ceilings": "limit",
     "restored": "state",
+    "undo": "person",
     "ending": "turn",
 }
 
@@ -101,6 +102,10 @@ def item_text(item: Item) -> str:
             return f"the conversation so far was summarised: {text}"
         case "restored":
             return f"restored ({text})"
+        case "undo" if item.status == "redo":
+            return f"took the undo back, {item.title}; these calls stand again: {text}"
+        case "undo":
+            return f"undid, {item.title}: {text}"
         case "ending":
             return f"{item.status} ({_joined(item.title, text)})" if item.title else item.status
         case "attention":
@@ -115,6 +120,8 @@ def item_text(item: Item) -> str:
 def _outcome(item: Item) -> str:
     if item.status in ("kept", "pending", "running", "withdrawn"):
         return item.status
+    if item.status == "undone":
+        return f"undone {item.undone}"
     if item.status in ("answered", "cut_off"):
         return f"{item.status.replace('_', ' ')}, without a record of its end"
     return (

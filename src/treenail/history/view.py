@@ -31,6 +31,7 @@ ItemKind = Literal[
     "limit",
     "attention",
     "restored",
+    "undo",
     "ending",
     "unknown",
 ]
@@ -56,6 +57,8 @@ class Item:
     elapsed_ms: float | None = None
     diff: str | None = None
     """The call whose diff can be shown, if it may have changed files."""
+    undone: str = ""
+    """By whom and when the call was undone, if it no longer stands; its status is `undone` then."""
     next_actions: tuple[str, ...] = ()
 
 

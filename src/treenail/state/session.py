@@ -507,8 +507,15 @@ class Session:
                 taken_by=core,
             )
 
-    def rollback(self, snapshot: Snapshot, *, preserve_logs: bool = True, reason: str = "rollback") -> None:
-        """Go back to a snapshot, all slices together.
+    def rollback(
+        self,
+        snapshot: Snapshot,
+        *,
+        preserve_logs: bool = True,
+        reason: str = "rollback",
+        beside: Sequence[object] = (),
+    ) -> None:
+        """Go back to a snapshot, all slices together. The events `beside` are recorded in the same append.
 
         Working state becomes what it was; a slice that was empty then, or not yet there, is empty
         again. History stays: a LOG slice is only ever extended by what the snapshot knows beyond it
@@ -531,9 +538,9 @@ class Session:
                 # Inside a transaction nothing has its place in the log yet.
                 refers=snapshot.taken_by is core and transaction is None,
             )
-            if event is None:
+            if event is None and not beside:
                 return
-            staged = stage(core, (event,))
+            staged = stage(core, (*(() if event is None else (event,)), *beside))
             if transaction is not None:
                 transaction.take(staged)
                 return

@@ -3,7 +3,10 @@ from .boundaries import Boundary as Boundary
 from .boundaries import boundaries as boundaries
 from .boundaries import diff_calls as diff_calls
 from .boundaries import fork_at as fork_at
+from .boundaries import last_undo as last_undo
 from .boundaries import recover as recover
+from .boundaries import redo as redo
+from .boundaries import rollback_to as rollback_to
 from .boundaries import rollback_to_call as rollback_to_call
 from .boundaries import workspace_call_id as workspace_call_id
 from .commands import WorkspaceRun as WorkspaceRun
@@ -16,7 +19,10 @@ from .event_loop import heed_cancellations as heed_cancellations
 from .event_loop import is_in_event_loop as is_in_event_loop
 from .event_loop import run_blocking as run_blocking
 from .events import CommandRan as CommandRan
+from .events import EndedCall as EndedCall
+from .events import ForkMade as ForkMade
 from .events import HoldAnswered as HoldAnswered
+from .events import RolledBack as RolledBack
 from .events import SessionForked as SessionForked
 from .events import ToolHeld as ToolHeld
 from .events import ToolInvoked as ToolInvoked

@@ -6,7 +6,7 @@ calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -18,16 +18,21 @@ from treenail.errors import UsageError
 from treenail.log import SlicePolicy
 from treenail.state import (
     Binding,
-    CompositeSnapshot,
     ExecutionState,
     ResourceContext,
     ResourceRegistry,
     Session,
-    SnapshotMetadata,
     is_snapshotable,
 )
 from treenail.tools.context import filesystem_of
-from treenail.tools.events import SessionForked, ToolInvoked, ToolStarted
+from treenail.tools.events import (
+    EndedCall,
+    ForkMade,
+    RolledBack,
+    SessionForked,
+    ToolInvoked,
+    ToolStarted,
+)
 from treenail.tools.process import wait_for_orphans
 from treenail.tools.tool import ToolResult
 from treenail.workspace import Filesystem, FilesystemSnapshot, WorkspaceDiff
@@ -86,11 +91,12 @@ def recover(state: ExecutionState) -> tuple[RecoveredCall, ...]:
     started = session[ToolStarted].all()
     ended = {each.attempt_id: each for each in session[ToolInvoked].all()}
     newest = {each.call_id: each for each in started}
+    rolled_back = {each.rollback_id for each in session[RolledBack].all()}
     recovered: dict[str, RecoveredCall] = {}
     for call_id, workspace_id in _left_open(state):
         attempt = newest.get(call_id)
         end = None if attempt is None else ended.get(attempt.attempt_id)
-        committed = end is not None and end.success
+        committed = call_id in rolled_back or (end is not None and end.success)
         if not committed:
             # A command of the dead process may not have been stopped yet.
             root = cast(Filesystem, filesystem_of(state)).host_root
@@ -176,6 +182,14 @@ class Boundary:
     before: FilesystemSnapshot | None
     """The workspace before the call; None if nothing has changed it since."""
     after: FilesystemSnapshot | None
+    has_effects: bool = False
+    undone: RolledBack | None = None
+    """What undid the call, if it no longer stands."""
+
+    @property
+    def stands(self) -> bool:
+        """Whether the call changed something, or could have, and was neither rolled back nor undone since."""
+        return self.success and self.has_effects and self.undone is None
 
     def at(self, side: Literal["before", "after"]) -> tuple[int, FilesystemSnapshot | None]:
         """Return the last event and the workspace on one side of the call."""
@@ -184,11 +198,20 @@ class Boundary:
 
 def boundaries(session: Session) -> tuple[Boundary, ...]:
     """Return the session's ended calls in order, read from its log."""
+    return _boundaries(session)
+
+
+def _boundaries(session: Session, upto: int | None = None) -> tuple[Boundary, ...]:
     starts: dict[str, tuple[int, ToolStarted]] = {}
     found: list[Boundary] = []
-    for envelope, value in session.events():
+    undone: dict[int, RolledBack] = {}
+    for envelope, value in session.events(upto=upto):
         if isinstance(value, ToolStarted):
             starts[value.attempt_id] = (envelope.seq, value)
+        elif isinstance(value, RolledBack):
+            undone |= {each.seq: value for each in value.undone}
+            for each in value.redone:
+                undone.pop(each.seq, None)
         elif isinstance(value, ToolInvoked):
             seq, start = starts.pop(value.attempt_id, (envelope.seq - value.batch_events, None))
             before = None if start is None else start.workspace
@@ -201,16 +224,19 @@ def boundaries(session: Session) -> tuple[Boundary, ...]:
                     success=value.success,
                     before=before,
                     after=value.workspace or before,
+                    has_effects=start is not None,
                 )
             )
     # A call that could not change the workspace has no snapshots. The workspace was then as the next call
     # with snapshots found it.
     later: FilesystemSnapshot | None = None
     for position in range(len(found) - 1, -1, -1):
-        each = found[position]
-        if each.before is None:
-            found[position] = replace(each, before=later, after=later)
-        later = found[position].before
+        known = found[position]
+        if known.before is None:
+            found[position] = known = replace(known, before=later, after=later)
+        if known.seq_after in undone:
+            found[position] = replace(known, undone=undone[known.seq_after])
+        later = known.before
     return tuple(found)
 
 
@@ -235,24 +261,103 @@ def diff_calls(state: ExecutionState, first: str, last: str | None = None) -> Wo
 
 
 def rollback_to_call(
-    state: ExecutionState, call_id: str, *, side: Literal["before", "after"] = "before"
-) -> None:
-    """Restore state and files as they were before or after a call of this process or an earlier one."""
-    boundary = boundary_of(state.session, call_id)
+    state: ExecutionState,
+    call_id: str,
+    *,
+    side: Literal["before", "after"] = "before",
+    by: str = "",
+) -> RolledBack:
+    """Restore state and files as they were before or after a call of this process or an earlier one.
+
+    The log records which calls were undone, and `by` whom. What others have changed in the meantime is left
+    alone; where it is in the way, `WorkspaceConflictError` is raised and nothing has changed.
+    """
+    return rollback_to(state, boundary_of(state.session, call_id), side=side, by=by)
+
+
+def rollback_to(
+    state: ExecutionState,
+    boundary: Boundary,
+    *,
+    side: Literal["before", "after"] = "before",
+    action: Literal["rollback", "undo"] = "rollback",
+    by: str = "",
+) -> RolledBack:
+    """Do what `rollback_to_call` does, for one of several calls with the same id."""
     at, workspace = boundary.at(side)
-    known: dict[type, object] = {}
-    if workspace is not None and filesystem_of(state) is not None:
-        known[cast("type[Any]", Filesystem)] = workspace
-    state.restore(
-        CompositeSnapshot(
-            snapshot_id=new_id(),
-            created_at=state.clock.now(),
-            session=state.session.past(at),
-            resources=known,
-            metadata=SnapshotMetadata(
-                tag=f"{side}:{call_id}", tool_call_id=call_id, tool_name=boundary.tool_name
-            ),
-        )
+    return _go_back(state, at, workspace, action=action, by=by)
+
+
+def last_undo(session: Session) -> RolledBack | None:
+    """Return the newest rollback that a redo can take back: no call with effects has been kept since."""
+    undos: list[RolledBack] = []
+    for _, value in session.events():
+        if isinstance(value, ToolInvoked) and value.success and value.attempt_id:
+            undos.clear()
+        elif isinstance(value, RolledBack) and value.action == "redo":
+            undos = [each for each in undos if each.rollback_id != value.takes_back]
+        elif isinstance(value, RolledBack):
+            undos.append(value)
+    return undos[-1] if undos else None
+
+
+def redo(state: ExecutionState, *, by: str = "") -> RolledBack:
+    """Take the last rollback back: state and files are as they were before it. Raises `UsageError`.
+
+    What others have changed in the meantime is left alone, as by `rollback_to_call`.
+    """
+    last = last_undo(state.session)
+    if last is None:
+        raise UsageError("there is nothing to redo: no call was undone since the last one that was kept")
+    return _go_back(state, last.from_seq, last.workspace, action="redo", by=by, takes_back=last.rollback_id)
+
+
+def _go_back(
+    state: ExecutionState, at: int, workspace: FilesystemSnapshot | None, **details: Any
+) -> RolledBack:
+    """Bring state and files to where they were after an event, and record it: one append is the commit.
+
+    Until then the files are held as by a tool call, so that a crash leaves all of it or nothing.
+    """
+    session, filesystem = state.session, filesystem_of(state)
+    now = {each.seq_after: each for each in _boundaries(session) if each.stands}
+    then = {each.seq_after: each for each in _boundaries(session, at) if each.stands}
+    event = RolledBack(
+        rollback_id=new_id().hex,
+        to_seq=at,
+        from_seq=session.head,
+        at=state.clock.now(),
+        undone=_named(now, then),
+        redone=_named(then, now),
+        **details,
+    )
+    past, held = session.past(at), None
+    session.check_fits(past)
+    if workspace is not None and filesystem is not None:
+        name = workspace_call_id(session.session_id, event.rollback_id)
+        held = filesystem.begin(name, tool_name=event.action)
+    try:
+        if held is not None and filesystem is not None and workspace is not None:
+            # Not the whole tree: what calls have changed goes back, what others have changed is theirs.
+            report = filesystem.restore(replace(workspace, scanned=False))
+            held.prepare()
+            event = replace(event, workspace=held.base, paths=report.restored)
+        session.rollback(past, reason=f"{event.action} of calls", beside=(event,))
+    except BaseException:
+        # An interrupt may come just after the append.
+        if held is not None and not any(
+            each.rollback_id == event.rollback_id for each in session[RolledBack].all()
+        ):
+            held.rollback()
+        raise
+    if held is not None:
+        held.finish()
+    return event
+
+
+def _named(these: Mapping[int, Boundary], but: Mapping[int, Boundary]) -> tuple[EndedCall, ...]:
+    return tuple(
+        EndedCall(each.call_id, each.tool_name, seq) for seq, each in these.items() if seq not in but
     )
 
 
@@ -264,6 +369,7 @@ def fork_at(
     workspace: Path | None = None,
     resources: ResourceRegistry | None = None,
     tell: Callable[[Session, int], object | None] | None = None,
+    by: str = "",
 ) -> ExecutionState:
     """Make a new session that continues before or after a call, in its own workspace.
 
@@ -271,7 +377,7 @@ def fork_at(
     share resources without state, and what was spent. Other resources that can be snapshotted are left out,
     since both sessions would change them: pass the fork's own in `resources`, which override shared ones.
 
-    The fork's log records its origin. `tell` may return an event about what the old session did after the
+    Both logs record it, and `by` whom. `tell` may return an event about what the old session did after the
     call, such as `treenail.conversation.branch_summary`, which is recorded with it.
     """
     at, snapshot = boundary_of(state.session, call_id).at(side)
@@ -286,9 +392,10 @@ def fork_at(
         shared = shared.merge(resources, strict=False)
     session = state.session.fork(at=at)
     place = None if workspace is None else str(workspace.resolve())
-    lineage = SessionForked(str(state.session.session_id), at, call_id, side, place)
+    lineage = SessionForked(str(state.session.session_id), at, call_id, side, place, by)
     told = None if tell is None else tell(state.session, at)
     session.dispatch_all((lineage,) if told is None else (lineage, told))
+    state.session.dispatch(ForkMade(str(session.session_id), call_id, side, place, by))
     return ExecutionState(
         session=session,
         resources=shared,

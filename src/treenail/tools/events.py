@@ -9,7 +9,7 @@ from uuid import UUID
 
 from treenail.clock import new_id
 from treenail.codec import FrozenDict, sparse
-from treenail.log import SlicePolicy
+from treenail.log import Channel, SlicePolicy
 from treenail.sandbox import Refusal
 from treenail.state import RunContext, TokenUsage, event
 from treenail.tools.tool import Effects, ToolResult
@@ -162,6 +162,54 @@ class OutboxFailed:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class EndedCall:
+    """One call that has ended: its id, its tool, and the event that ended it (an id may be used again)."""
+
+    call_id: str
+    tool_name: str
+    seq: int
+
+
+@event(name="treenail.RolledBack", channel=Channel.REPLAY, policy=SlicePolicy.LOG)
+@sparse
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """Files and state went to where they were after an earlier event: calls were undone, or stand again."""
+
+    rollback_id: str
+    action: Literal["rollback", "undo", "redo"]
+    to_seq: int
+    """Everything after this event no longer counts."""
+    from_seq: int
+    """The newest event before it: where a redo goes back to."""
+    at: datetime
+    by: str = ""
+    undone: tuple[EndedCall, ...] = ()
+    """The calls that no longer stand, oldest first."""
+    redone: tuple[EndedCall, ...] = ()
+    """The calls that were undone and stand again."""
+    paths: tuple[str, ...] = ()
+    """The files that were changed by it."""
+    workspace: FilesystemSnapshot | None = None
+    """The workspace before it."""
+    takes_back: str = ""
+    """The rollback that a redo takes back."""
+
+
+@event(name="treenail.ForkMade", policy=SlicePolicy.LOG)
+@sparse
+@dataclass(frozen=True, slots=True)
+class ForkMade:
+    """Another session began as a copy of this one, up to a tool call."""
+
+    to_session: str
+    call_id: str
+    side: Literal["before", "after"]
+    workspace: str | None = None
+    by: str = ""
+
+
 @event(name="treenail.SessionForked", policy=SlicePolicy.LOG)
 @dataclass(frozen=True, slots=True)
 class SessionForked:
@@ -175,3 +223,4 @@ class SessionForked:
     side: Literal["before", "after"]
     workspace: str | None = None
     """The directory of its workspace, so that a resume finds it; None for one in memory."""
+    by: str = ""

@@ -214,6 +214,11 @@ class HostFilesystem(Files):
         with self._lock:
             return self.undo.restore(snapshot)
 
+    def preview_restore(self, snapshot: FilesystemSnapshot) -> WorkspaceDiff:
+        """Say what `restore` would change, or raise the error that it would raise."""
+        with self._lock:
+            return self.undo.preview(snapshot)
+
     def diff(self, before: FilesystemSnapshot, after: FilesystemSnapshot | None = None) -> WorkspaceDiff:
         """Say what differs between two boundaries, or between one and now."""
         with self._lock:

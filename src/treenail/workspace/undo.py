@@ -35,7 +35,7 @@ from treenail.errors import (
 )
 from treenail.workspace.base import FilesystemSnapshot, RestoreReport, WorkspaceDiff
 from treenail.workspace.calls import HostCall, edited_since
-from treenail.workspace.diffs import describe
+from treenail.workspace.diffs import describe, shown_path
 from treenail.workspace.disk import FULL, sync_directory
 from treenail.workspace.history import History, writer_path
 from treenail.workspace.journal import Journal, JournalKind
@@ -674,6 +674,12 @@ class Undo:
                 self._apply_as_restore(label, plan, current, report)
         return report.build()
 
+    def preview(self, snapshot: FilesystemSnapshot) -> WorkspaceDiff:
+        """Say what a restore would change, or raise the error that it would raise."""
+        plan, current, _ = self.way_back(snapshot, {})
+        version = self.opened().version
+        return describe((path, version(current[path]), version(goal)) for path, goal in plan.items())
+
     def bring_back(self, files: Mapping[str, State], call_id: str) -> RestoreReport:
         """Bring back what an undo has kept. What is there now is kept in its turn."""
         self.require_writable()
@@ -760,9 +766,9 @@ class Undo:
             current[path] = now
         if conflicts and strict:
             raise WorkspaceConflictError(
-                f"somebody else changed {', '.join(sorted(conflicts)[:10])}"
-                f"{' and more' if len(conflicts) > 10 else ''} since that boundary; nothing was restored: "
-                f"put those paths back, or restore a scanned snapshot, which overwrites them",
+                f"somebody else changed {', '.join(map(shown_path, sorted(conflicts)[:10]))}"
+                f"{' and more' if len(conflicts) > 10 else ''} since; nothing was restored: put that aside, "
+                f"or back as it was, and try again",
                 paths=sorted(conflicts),
             )
         return plan, current, notes

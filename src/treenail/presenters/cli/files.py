@@ -1,15 +1,36 @@
-"""The commands about a run's files: diff, rollback, fork."""
+"""The commands about a run's files: diff, rollback, undo, redo, fork."""
 
 from __future__ import annotations
 
+import getpass
+import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from treenail.history import diff_run, fork_run, rollback_run
-from treenail.presenters.cli.options import json_option, run_argument, run_named, store_option
-from treenail.presenters.cli.output import print_result
+from treenail.errors import UsageError
+from treenail.history import (
+    counted,
+    diff_run,
+    fork_run,
+    preview_undo,
+    redo_run,
+    rollback_run,
+    undo_run,
+    undone_text,
+)
+from treenail.presenters.cli.options import (
+    json_option,
+    run_argument,
+    run_named,
+    store_option,
+    take_over_option,
+)
+from treenail.presenters.cli.output import print_json, print_result
 from treenail.presenters.cli.stores import flag_for
+from treenail.tools import EndedCall, RolledBack
 
 
 @click.command
@@ -21,35 +42,127 @@ from treenail.presenters.cli.stores import flag_for
 def diff(run: str, call: str | None, upto: str | None, store: str | None, as_json: bool) -> None:
     """Show what a run changed in the files, as a diff.
 
-    RUN is a run's id, the beginning of it, or @last.
+    A call that was undone is named, and is not in the diff unless it is asked for with --call. RUN is a run's
+    id, the beginning of it, or @last.
 
     Example: treenail diff @last --call call_3_1
     """
-    first, last, found = diff_run(*run_named(store, run), call, upto)
-    changes = [{"path": each.path, "kind": each.kind} for each in found.changes]
-    data = {"from": first, "to": last, "changes": changes, "text": found.text}
-    print_result(as_json, data, found.text or "nothing changed")
+    found = diff_run(*run_named(store, run), call, upto)
+    undone = [
+        {"call": each.call_id, "tool": each.tool_name, "by": each.undone.by, "at": each.undone.at.isoformat()}
+        for each in found.undone
+        if each.undone is not None
+    ]
+    data = {
+        "from": found.first,
+        "to": found.last,
+        "changes": [{"path": each.path, "kind": each.kind} for each in found.diff.changes],
+        "text": found.diff.text,
+        "undone": undone,
+    }
+    notes = "".join(f"# {undone_text(each)}\n" for each in found.undone)
+    print_result(as_json, data, notes + (found.diff.text or "nothing changed"))
 
 
 @click.command
 @run_argument
-@click.option("--call", help="The call to undo, with all later ones. By default the newest one.")
+@click.option("--call", help="The call to undo, with all later ones. By default the newest one that stands.")
+@take_over_option
 @store_option
 @json_option
-def rollback(run: str, call: str | None, store: str | None, as_json: bool) -> None:
+def rollback(run: str, call: str | None, take_over: bool, store: str | None, as_json: bool) -> None:
     """Restore files and state to before a tool call.
 
-    RUN is a run's id, the beginning of it, or @last.
+    A second rollback undoes the call before. What you have edited since is left alone; if it is in the way,
+    nothing is changed. RUN is a run's id, the beginning of it, or @last.
 
     Example: treenail rollback @last --call call_2_1
     """
     place, run_id = run_named(store, run)
-    undone = rollback_run(place, run_id, call)
+    boundary, done = rollback_run(place, run_id, call, by=_person(), take_over=take_over)
+    data = {"run": str(run_id), "rolled_back_to": boundary.call_id, "side": "before"}
     print_result(
         as_json,
-        {"run": str(run_id), "rolled_back_to": undone.call_id, "side": "before"},
-        f"files and state are as they were before {undone.tool_name} ({undone.call_id})",
+        data | _rolled_back(done),
+        f"files and state are as they were before {boundary.tool_name} ({boundary.call_id})\n"
+        f"undone: {_listed(done.undone)}\n"
+        f"take that back with: treenail redo {str(run_id)[:8]}{flag_for(place)}",
     )
+
+
+@click.command
+@run_argument
+@click.option("--yes", is_flag=True, help="Undo without asking.")
+@take_over_option
+@store_option
+@json_option
+def undo(run: str, yes: bool, take_over: bool, store: str | None, as_json: bool) -> int:
+    """Undo everything that a run did to the files.
+
+    Shows what would change and asks first; without a terminal it needs --yes. If you have edited one of these
+    files since, nothing is undone. RUN is a run's id, the beginning of it, or @last.
+
+    Example: treenail undo @last
+    """
+    place, run_id = run_named(store, run)
+    found = preview_undo(place, run_id, take_over=take_over)
+    changes = [{"path": each.path, "kind": each.kind} for each in found.changes]
+    data: dict[str, Any] = {"run": str(run_id), "changes": changes, "text": found.text}
+    asks = not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
+    if not as_json:
+        print(found.text or "no file would change")
+    if asks and not click.confirm(f"undo {counted(len(found.changes), 'change')} of run {str(run_id)[:8]}?"):
+        print("nothing was undone")
+        return 1
+    if not yes and not asks:
+        if as_json:
+            print_json({**data, "is_undone": False})
+            return 2
+        raise UsageError("nothing was undone; that is what would change: add --yes to undo it")
+    done = undo_run(place, run_id, by=_person())
+    again = f"treenail redo {str(run_id)[:8]}{flag_for(place)}"
+    text = f"undone: {_listed(done.undone)}\ntake that back with: {again}"
+    print_result(as_json, {**data, "is_undone": True} | _rolled_back(done), text)
+    return 0
+
+
+@click.command
+@run_argument
+@take_over_option
+@store_option
+@json_option
+def redo(run: str, take_over: bool, store: str | None, as_json: bool) -> None:
+    """Take the last undo or rollback of a run back.
+
+    RUN is a run's id, the beginning of it, or @last.
+
+    Example: treenail redo @last
+    """
+    place, run_id = run_named(store, run)
+    done = redo_run(place, run_id, by=_person(), take_over=take_over)
+    data = {"run": str(run_id)} | _rolled_back(done)
+    print_result(as_json, data, f"these calls stand again: {_listed(done.redone)}")
+
+
+def _rolled_back(done: RolledBack) -> dict[str, Any]:
+    return {
+        "undone": [each.call_id for each in done.undone],
+        "redone": [each.call_id for each in done.redone],
+        "paths": list(done.paths),
+        "by": done.by,
+    }
+
+
+def _listed(calls: tuple[EndedCall, ...]) -> str:
+    return ", ".join(f"{each.tool_name} ({each.call_id})" for each in calls) or "nothing"
+
+
+def _person() -> str:
+    """Return the name of whoever types the command."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 @click.command
@@ -67,7 +180,7 @@ def fork(into: Path, run: str, call: str | None, after: bool, store: str | None,
     Example: treenail fork ../try-2 --call call_2_1
     """
     place, run_id = run_named(store, run)
-    made, at = fork_run(place, run_id, into, call, after=after)
+    made, at = fork_run(place, run_id, into, call, after=after, by=_person())
     side = "after" if after else "before"
     print_result(
         as_json,
