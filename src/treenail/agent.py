@@ -56,7 +56,7 @@ from treenail.turns import (
     contain,
     pasteable,
 )
-from treenail.workspace import Filesystem, InMemoryFilesystem, WorkspaceDiff
+from treenail.workspace import Filesystem, InMemoryFilesystem, WorkspaceDiff, end_other_writer
 from treenail.workspace.host import HostFilesystem
 
 Ceilings = Limits | ExecutionConfig | Callable[[Session], ExecutionContext]
@@ -222,17 +222,17 @@ class Agent:
     ) -> InnerLoop:
         """Open or make the session and its workspace, and make a loop on them."""
         log = open_log(store, must_exist=run_id is not None)
-        if run_id is None:
+        known = UUID(run_id) if isinstance(run_id, str) else run_id
+        if take_over:
+            end_other_writers(log, known, workspace)
+        if known is None:
             session = Session(log=log, tags={**(tags or {}), "agent": self.name})
         else:
-            known = run_id if isinstance(run_id, UUID) else UUID(run_id)
-            if take_over:
-                end_writer_of(log, known)
             session = Session.open(log, known)
             enable_inner_message_recording(session)
             workspace = workspace if workspace is not None else workspace_of(session)
             limits = limits if limits is not None else ceilings_of(session)
-        state, root = open_state(session, workspace, store, take_over=take_over, sandbox=sandbox)
+        state, root = open_state(session, workspace, store, sandbox=sandbox)
         return InnerLoop(
             state=state,
             provider=provider,
@@ -382,8 +382,26 @@ def _close_workspace(state: ExecutionState) -> None:
         filesystem.close()
 
 
-def end_writer_of(log: Log, run_id: UUID) -> None:
-    """Kill the other process that writes a run, if there is one, and wait for its end."""
+def end_other_writers(
+    log: Log, run_id: UUID | None, workspace: str | Path | Filesystem | None = None
+) -> None:
+    """Kill the processes that write a run and the files of its workspace, and wait for their end.
+
+    That comes before anything is written to the log: a process that is stopped may keep it locked. Raises
+    `LeaseHeldError` or `WorkspaceBusyError` if a process cannot be ended from here.
+    """
+    if run_id is not None:
+        _end_writer_of(log, run_id)
+        if workspace is None:
+            with closing(Session.open(log, run_id, read_only=True)) as session:
+                workspace = workspace_of(session)
+    beside = getattr(log, "path", None)
+    if isinstance(workspace, (str, Path)) and isinstance(beside, (str, Path)):
+        end_other_writer(workspace_store(Path(beside).resolve()), workspace)
+        wait_for_orphans(Path(workspace))
+
+
+def _end_writer_of(log: Log, run_id: UUID) -> None:
     owner = log.info(run_id).owner
     if owner is None or owner_process(owner) in (None, os.getpid()):
         return  # Opening the run says who writes it, if anybody does.
@@ -402,10 +420,10 @@ def end_writer_of(log: Log, run_id: UUID) -> None:
 def opened(
     store: str | Path, run_id: UUID, *, read_only: bool = True, take_over: bool = False
 ) -> Iterator[Session]:
-    """Open a stored session, read-only by default; with `take_over`, end the process that writes it first."""
+    """Open a stored session, read-only by default; with `take_over`, end the processes that write it."""
     with closing(open_log(store, must_exist=True)) as log:
         if take_over:
-            end_writer_of(log, run_id)
+            end_other_writers(log, run_id)
         with closing(Session.open(log, run_id, read_only=read_only)) as session:
             enable_inner_message_recording(session)
             yield session
@@ -427,7 +445,7 @@ def reopened(
     """
     with opened(store, run_id, read_only=False, take_over=take_over) as session:
         place = workspace if workspace is not None else workspace_of(session)
-        state, _ = open_state(session, place, store, take_over=take_over)
+        state, _ = open_state(session, place, store)
         try:
             recover(state)
             yield state
@@ -477,7 +495,6 @@ def open_state(
     workspace: str | Path | Filesystem | None,
     store: str | Path | Log | None,
     *,
-    take_over: bool = False,
     sandbox: Sandbox | None = None,
 ) -> tuple[ExecutionState, str | None]:
     """Combine a session with its workspace; return the state, and the workspace's directory if it has one."""
@@ -499,9 +516,6 @@ def open_state(
             exclude=() if beside is None else _own_files(place, beside),
             sandbox=(sandbox or Sandbox()).hiding(() if beside is None else _files_of(beside)),
         )
-        if take_over:
-            filesystem.end_other_writer()
-            wait_for_orphans(place)
     else:
         if sandbox is not None:
             raise UsageError(

@@ -38,7 +38,7 @@ from random import Random
 from types import FrameType
 from typing import Any, Literal
 
-from tests.forks import ProcessKilled, in_child
+from tests.forks import ProcessKilled, fork, in_child
 
 COMPUTING = frozenset(
     {
@@ -230,9 +230,10 @@ class _Recorder:
 
 
 class _Killer:
-    """Ends the process when a moment is reached."""
+    """Ends the process when a moment is reached, or stops it."""
 
-    def __init__(self, moment: Moment, disk: Disk) -> None:
+    def __init__(self, moment: Moment, disk: Disk, number: int = signal.SIGKILL) -> None:
+        self._number = number
         self._moment = moment
         self._disk = disk
         self._calls = self._returns = 0
@@ -246,7 +247,7 @@ class _Killer:
         with _hooked(self._see, since):
             yield
         if self._moment == END:
-            _die()
+            self._die()
 
     def _see(self, frame: FrameType, event: str, function: Any) -> None:
         # Nearly every call is somebody else's: what is cheap to ask is asked first.
@@ -261,7 +262,7 @@ class _Killer:
             self._calls += 1
             if self._calls == moment.occurrence:
                 if moment.when == "before":
-                    _die()
+                    self._die()
                 if moment.when == "within":
                     self._seen = self._disk.look()
             return
@@ -271,11 +272,10 @@ class _Killer:
                 grown = _grown(self._seen, self._disk.look())
                 if grown is not None:
                     os.truncate(*grown)
-            _die()
+            self._die()
 
-
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    def _die(self) -> None:
+        os.kill(os.getpid(), self._number)
 
 
 def moments(work: Callable[[Watch], object], disk: Disk) -> tuple[list[Moment], int]:
@@ -321,3 +321,10 @@ def killed(work: Callable[[Watch], object], moment: Moment, disk: Disk, *, orpha
     except ProcessKilled:
         return True
     return False
+
+
+def stopped(work: Callable[[Watch], object], moment: Moment, disk: Disk) -> int | None:
+    """Do the work in a process that is stopped at a moment, and return its number. None if it never came."""
+    child = fork(lambda: work(_Killer(moment, disk, signal.SIGSTOP).watching))
+    _, status = os.waitpid(child, os.WUNTRACED)
+    return child if os.WIFSTOPPED(status) else None

@@ -444,26 +444,25 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.boundaries)
     @rule(data=st.data(), side=st.sampled_from(("before", "after")))
     def roll_back_to_a_call(self, data: st.DataObject, side: Literal["before", "after"]) -> None:
-        """Either side of any call can be gone to, also forward, also after a restart."""
+        """Either side of any call can be gone to, also forward, also after a restart; theirs stays theirs."""
         call_id = data.draw(st.sampled_from(sorted(self.boundaries)))
-        before, after, theirs = self.boundaries[call_id]
+        before, after, _ = self.boundaries[call_id]
         rollback_to_call(self.state, call_id, side=side)
         self.model = before if side == "before" else after
-        self._bring_back(theirs)
 
     def _bring_back(self, theirs: dict[str, str] | None) -> None:
         """Somebody else's files went back as well, if the boundary knew them.
 
-        That was a change by Treenail, so going to an older boundary that did not look at the whole tree would
-        give them back what they had: it undoes what Treenail did, and nothing else. That is left to the tests
-        of the workspace, and such boundaries are forgotten here.
+        That was a change by Treenail, so going back to an older call would give them back what they had: it
+        undoes what Treenail did, and nothing else. That is left to the tests of the workspace, and older
+        calls are forgotten here.
         """
         if theirs is None or theirs == self.theirs:
             return
         self.theirs = dict(theirs)
         self.saved = []
-        self.boundaries = {each: kept for each, kept in self.boundaries.items() if kept[2] is not None}
-        self.checkpoints = {each: kept for each, kept in self.checkpoints.items() if each in self.boundaries}
+        self.boundaries = {}
+        self.checkpoints = {}
 
     @precondition(lambda self: self.checkpoints)
     @rule(data=st.data())

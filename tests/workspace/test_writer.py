@@ -13,6 +13,7 @@ import pytest
 from tests.forks import ended, fork, in_child
 
 from treenail.errors import StaleWorkspaceError, WorkspaceBusyError
+from treenail.workspace import end_other_writer
 from treenail.workspace.host import HostFilesystem
 
 
@@ -85,8 +86,8 @@ def test_a_stopped_process_keeps_the_workspace_and_the_next_one_is_told_who_it_i
 def test_taking_over_ends_the_process_first(root: Path, store: Path) -> None:
     """Afterwards the other one is dead, and its call can be undone."""
     with process(hold(root, store)) as pid, HostFilesystem(root, store=store, line="a") as fs:
-        assert fs.end_other_writer()
-        assert not fs.end_other_writer()
+        assert end_other_writer(store, root)
+        assert not end_other_writer(store, root)
         assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT).si_status == signal.SIGKILL
         fs.recover("call", committed=False)
         assert fs.read("a.txt").content == "original\n"
@@ -255,9 +256,8 @@ def test_a_process_that_cannot_be_ended_is_not_taken_over(root: Path, store: Pat
 
         def as_nobody() -> str:
             os.setuid(65534)
-            fs = HostFilesystem(root, store=store, line="b")
             try:
-                fs.end_other_writer()
+                end_other_writer(store, root)
             except WorkspaceBusyError as error:
                 return str(error)
             return "it was ended"

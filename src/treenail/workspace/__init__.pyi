@@ -18,6 +18,7 @@ from .base import sandbox_of as sandbox_of
 from .diffs import is_binary as is_binary
 from .diffs import shown_path as shown_path
 from .diffs import unified_text as unified_text
+from .history import end_other_writer as end_other_writer
 from .history import kept_files as kept_files
 from .history import left_open as left_open
 from .history import line_names as line_names

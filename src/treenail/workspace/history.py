@@ -46,6 +46,7 @@ from treenail.workspace.manifest import Manifest, PathChange, State, load_manife
 from treenail.workspace.objects import MODE_TREE, ObjectStore
 from treenail.workspace.paths import ROOT
 from treenail.workspace.trees import patch_tree, tree_entry, write_trees
+from treenail.workspace.writer import writer_lock
 
 _OWN_DIRECTORY = "treenail"
 _LINE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -311,6 +312,16 @@ def line_names(store: str | os.PathLike[str]) -> list[str]:
 def writer_path(store: str, root: str) -> str:
     """Return the file in a store that says which process writes to a workspace."""
     return os.path.join(store, _OWN_DIRECTORY, f"writer-{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}")
+
+
+def end_other_writer(store: str | os.PathLike[str], root: str | os.PathLike[str]) -> bool:
+    """Kill the other process that writes to a workspace, and wait for its end. Says whether there was one.
+
+    Raises `WorkspaceBusyError` if it cannot be ended from here.
+    """
+    place = os.path.realpath(root)
+    path = writer_path(os.path.realpath(store), place)
+    return os.path.exists(path) and writer_lock(path, place).end_other()
 
 
 def left_open(store: str | os.PathLike[str], line: str) -> str | None:

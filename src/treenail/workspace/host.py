@@ -175,14 +175,6 @@ class HostFilesystem(Files):
         with self._lock:
             self.undo.check_epoch()
 
-    def end_other_writer(self) -> bool:
-        """Kill the other process that writes here, and wait for its end. Says whether there was one.
-
-        Raises `WorkspaceBusyError` if it cannot be ended from here.
-        """
-        with self._lock:
-            return self.undo.end_other_writer()
-
     def read_only_view(self) -> Filesystem:
         """Return a view of the same tree that cannot change it."""
         return ReadOnlyFilesystem(self)

@@ -284,12 +284,6 @@ class Undo:
         if self._is_writer and self._writer is not None:
             self._writer.check()
 
-    def end_other_writer(self) -> bool:
-        """End the other process that writes to the workspace. Says whether there was one."""
-        if self.store_path is not None:
-            self.opened()
-        return self._writer is not None and not self._is_writer and self._writer.end_other()
-
     def _become_writer(self) -> None:
         if self._is_writer:
             self.check_epoch()
