@@ -275,7 +275,8 @@ class _Killer:
             self._die()
 
     def _die(self) -> None:
-        os.kill(os.getpid(), self._number)
+        # To this thread: one that is sent to the process may be taken by another thread a little later.
+        signal.pthread_kill(threading.get_ident(), self._number)
 
 
 def moments(work: Callable[[Watch], object], disk: Disk) -> tuple[list[Moment], int]:

@@ -505,7 +505,7 @@ _FOLDS: dict[type, Callable[[Projection, Envelope, Any], None]] = {
     ForkMade: _item_of(
         "fork",
         lambda e: {
-            "text": f"{e.side} {e.call_id}, into {e.workspace or 'memory'}{f', by {e.by}' if e.by else ''}",
+            "text": f"{e.side} {e.call_id}{f', by {e.by}' if e.by else ''}, in {e.workspace or 'memory'}",
             "title": f"made {e.to_session[:8]}",
         },
     ),
