@@ -146,12 +146,15 @@ def test_the_status_of_a_call_is_true_whenever_messages_are_read(tmp_path: Path)
             again.read_only_view().select_all(InnerMessage),
             get_inner_messages(again),
             get_inner_messages(again, "e"),
+            again.snapshot().slices[InnerMessage],
+            Snapshot.from_json(again.snapshot().to_json()).slices[InnerMessage],
         ):
             assert statuses(found) == expected
         assert [each.call_id for each in get_pending_tool_calls(again, "e")] == ["c3"]
         # Derived, and not stored: the log has what the model said.
         stored = [value for _, value in again.events() if isinstance(value, InnerMessage)]
         assert statuses(stored) == ["pending"] * 3
+        assert "completed" not in again.snapshot().to_json()
     log.close()
 
 

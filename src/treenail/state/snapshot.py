@@ -25,6 +25,7 @@ from uuid import UUID
 from treenail.codec import Codec, codec, parse_json
 from treenail.errors import CodecError, DecodeError, SnapshotRestoreError
 from treenail.log import SlicePolicy
+from treenail.state.events import as_read
 from treenail.state.slices import Slice, sealed
 
 SNAPSHOT_VERSION = "1"
@@ -39,7 +40,7 @@ class SnapshotState(Mapping[type, tuple[Any, ...]]):
         self._slices = dict(slices)
 
     def __getitem__(self, slice_type: type) -> tuple[Any, ...]:
-        return self._slices[slice_type].all()
+        return as_read(slice_type, self._slices[slice_type].all())
 
     def __iter__(self) -> Iterator[type]:
         return iter(self._slices)
@@ -91,7 +92,7 @@ def snapshot_to_data(snapshot: Snapshot, codec: Codec) -> dict[str, Any]:
     name_of = codec.registry.name_of
     slices = []
     for slice_type in snapshot.slices:
-        items = snapshot.slices[slice_type]
+        items = snapshot.slices.captured(slice_type).all()
         kinds = {type(item) for item in items}
         if len(kinds) == 1:
             (item_type,) = kinds
