@@ -88,6 +88,24 @@ def test_a_save_after_a_kill_is_not_lost_by_the_resume(project: Path) -> None:
     brought_back(project)
 
 
+def test_a_save_while_a_check_runs_is_not_lost(project: Path) -> None:
+    """The check passes, what it changed is undone, and the person's edit with it: named, and kept."""
+    file = project.parent / "script.json"
+    file.write_text(json.dumps(["done"]))
+    check = "touch begun; until [ -e ../go ]; do sleep 0.1; done"
+    arguments = ("run", "go", "--model", f"scripted:{file}", "--check", check)
+    with Terminal(*arguments, cwd=project, env=SCAN) as terminal:
+        while not (project / "begun").exists():
+            terminal.wait_for("s · Ctrl-C")
+        save(project)
+        (project.parent / "go").touch()
+        assert terminal.end() == 0, terminal.text
+        assert "calc.py" in terminal.text
+    assert "completed" in terminal.text
+    assert "a - b" in (project / "calc.py").read_text()
+    brought_back(project)
+
+
 def test_a_path_that_no_undo_took_away_is_said_to_be_unknown(project: Path) -> None:
     with started(project, "touch begun; sleep 600") as terminal:
         save(project)

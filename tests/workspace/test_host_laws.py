@@ -161,6 +161,34 @@ def test_a_foreign_call_that_is_rolled_back_leaves_no_trace(
 
 
 @RELAXED
+@given(before=OPERATIONS, during=OPERATIONS, crash=st.booleans())
+def test_whatever_an_undo_takes_away_is_kept(
+    before: list[Operation], during: list[Operation], crash: bool
+) -> None:
+    """Each file and link that was there before the undo and is not afterwards is in the history."""
+    with World(before) as world, tempfile.TemporaryDirectory() as other:
+        call = world.fs.begin("call", foreign=True)
+        from_outside(world.root, during)
+        tree = world.look()
+        if crash:
+            world.reopen()
+            report = world.fs.recover("call", committed=False)
+        else:
+            report = call.rollback()
+        after = world.look()
+        lost = {
+            path: found
+            for path, found in tree.items()
+            if found[0] in ("file", "link") and after.get(path) != found
+        }
+        assert {os.fsencode(path) for path in report.kept} >= lost.keys()
+        for kept in world.fs.kept():
+            world.fs.copy_kept(kept, other)
+        back = look_at(Path(other))
+        assert {path: back.get(path) for path in lost} == lost
+
+
+@RELAXED
 @given(
     before=OPERATIONS,
     calls=st.lists(st.tuples(OPERATIONS, st.booleans(), st.booleans()), max_size=4),

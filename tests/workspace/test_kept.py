@@ -165,3 +165,31 @@ def test_kept_files_survive_a_sweep_and_git_can_show_them(fs: HostFilesystem, ro
     assert (root / "notes.txt").read_text() == "mine, and hours of work\n"
     sweep(store, [])
     assert not os.path.exists(store / "refs/kept/main")
+
+
+def test_what_another_run_wrote_since_is_left_alone(root: Path, tmp_path: Path) -> None:
+    """A run died in a command, another worked in the same directory and completed; the first is undone."""
+    store = tmp_path / "store"
+    (root / "a.txt").write_text("original")
+    dead = HostFilesystem(root, store=store, line="dead")
+    dead.begin("call-1", tool_name="run_command", foreign=True)
+    (root / "half.o").write_text("of the dead command")
+    (root / "a.txt").write_text("of the dead command")
+    with HostFilesystem(root, store=store, line="other") as other:
+        plain = other.begin("call-2", tool_name="write_file")
+        other.write("a.txt", "the other run's")
+        other.write("d/b.txt", "the other run's")
+        plain.prepare()
+        plain.finish()
+        command = other.begin("call-3", tool_name="run_command", foreign=True)
+        (root / "c.txt").write_text("the other run's command's")
+        command.prepare()
+        command.finish()
+    with HostFilesystem(root, store=store, line="dead") as fs:
+        report = fs.recover("call-1", committed=False)
+    assert set(report.conflicts) == {"a.txt", "c.txt", "d", "d/b.txt"}
+    assert report.kept == ("half.o",)
+    assert (root / "a.txt").read_text() == "the other run's"
+    assert (root / "d/b.txt").read_text() == "the other run's"
+    assert (root / "c.txt").read_text() == "the other run's command's"
+    assert not (root / "half.o").exists()

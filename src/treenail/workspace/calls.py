@@ -390,8 +390,16 @@ class HostCall:
         own_states = journal.own_states()
         beyond = [path for path in own_states if survey.is_beyond(manifest, path)]
         self._undo_paths(report, [path for path in beyond if path not in plan])
+        for path, state in self._undo.written_by_others(journal.started_ns).items():
+            if path in plan and same(self._undo.look(path, keep=False), state):
+                # Another run wrote it since the process of this call died.
+                report.conflicts.append(path)
         # Whose the rest is, nobody can tell: the process's, or a person's who saved something meanwhile.
-        unproven = [change.path for change in scan.differences if not _is_own(change, own_states)]
+        unproven = [
+            change.path
+            for change in scan.differences
+            if change.path not in report.conflicts and not _is_own(change, own_states)
+        ]
         current |= self._undo.set_aside(unproven, self.call_id, journal.tool_name, report)
         self._undo.apply(plan, current, journal.id, report, is_original=manifest.is_at)
         if scan.root_mode != manifest.root_mode:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -31,7 +32,7 @@ JournalKind = Literal["call", "restore", "ambient"]
 """`ambient` collects what is written outside of calls, from one boundary to the next."""
 
 _MAGIC = b"treenail journal 2\n"
-_HEADER = ("id", "kind", "base", "call_id", "tool_name", "foreign")
+_HEADER = ("id", "kind", "base", "call_id", "tool_name", "foreign", "started_ns")
 """The fields that the first record of a journal holds."""
 
 
@@ -52,6 +53,8 @@ class Journal:
     tool_name: str = ""
     foreign: bool = False
     durable: bool = False
+    started_ns: int = 0
+    """When its header was written, on the machine's clock."""
     intents: list[PathChange] = field(default_factory=list)
     """In the order of intention: what was there, and what will be."""
     temporaries: list[str] = field(default_factory=list)
@@ -84,6 +87,7 @@ class Journal:
         if size != len(_MAGIC):
             # A crash tore the header.
             os.ftruncate(self._descriptor, 0)
+        self.started_ns = time.time_ns()
         header = {"type": "begin", **{name: getattr(self, name) for name in _HEADER}}
         record = encode_record(json.dumps(header, separators=(",", ":")).encode("ascii"))
         write_all(self._descriptor, (b"" if size == len(_MAGIC) else _MAGIC) + record)
@@ -105,7 +109,7 @@ class Journal:
             record = json.loads(payload)
             kind = record["type"]
             if kind == "begin":
-                fields = {name: record[name] for name in _HEADER}
+                fields = {name: record[name] for name in _HEADER if name in record}
                 journal = cls(path, durable=durable, _unwritten=False, **fields)
             elif journal is None:
                 return None

@@ -37,11 +37,11 @@ from treenail.workspace.base import FilesystemSnapshot, RestoreReport, Workspace
 from treenail.workspace.calls import HostCall, edited_since
 from treenail.workspace.diffs import describe, shown_path
 from treenail.workspace.disk import FULL, sync_directory
-from treenail.workspace.history import History, writer_path
+from treenail.workspace.history import History, line_names, writer_path
 from treenail.workspace.journal import Journal, JournalKind
 from treenail.workspace.kept import KeptReason
 from treenail.workspace.layers import drop_left_layers
-from treenail.workspace.line import LineEntry, fold
+from treenail.workspace.line import LineEntry, LineFile, fold
 from treenail.workspace.manifest import (
     ABSENT,
     ANY,
@@ -829,6 +829,21 @@ class Undo:
         objects = self.opened().objects
         restorer = Restorer(self.tree, objects, owner, report, sync=self._durable, is_original=is_original)
         restorer.apply(plan, current)
+
+    def written_by_others(self, since_ns: int) -> dict[str, State]:
+        """Return what calls of the store's other lines, written to since then, have last made of each path.
+
+        Several runs may work in one directory, one after the other; each has a line of its own.
+        """
+        history, found = self.opened(), dict[str, State]()
+        for name in line_names(history.store_path):
+            path = os.path.join(os.path.dirname(history.directory), name, "line")
+            if name == self._line_name or not os.path.exists(path) or os.stat(path).st_mtime_ns < since_ns:
+                continue
+            for entry in LineFile(path, durable=False).entries:
+                if entry.kind != "scan":
+                    found.update((change.path, change.after) for change in entry.changes)
+        return found
 
     # --- what an undo takes away --------------------------------------------------------------------
 
