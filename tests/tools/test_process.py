@@ -261,11 +261,15 @@ class TestEndings:
         # The command and its daemon hold this FIFO open for writing; its end is theirs.
         os.mkfifo(yard.directory / "held")
         script = (
-            "import sys; from treenail.tools.process import run_command;"
-            "run_command(sys.argv[1], cwd='.', timeout_s=None)"
+            "import sys; from treenail.sandbox import Sandbox\n"
+            "from treenail.tools.process import run_command\n"
+            "run_command(sys.argv[1], cwd='.', timeout_s=None, sandbox=Sandbox(sys.argv[2]))"
         )
+        mode = "off" if yard.sandbox is None else "require"
         command = "exec 3> held; (setsid cat never &); echo > ready; cat never"
-        runner = subprocess.Popen([sys.executable, "-c", script, command], cwd=yard.directory, env=yard.env)
+        runner = subprocess.Popen(
+            [sys.executable, "-c", script, command, mode], cwd=yard.directory, env=yard.env
+        )
         with open(yard.directory / "held", "rb") as held:
             yard.wait_ready()
             runner.kill()

@@ -25,6 +25,7 @@ from treenail.containment import number
 from treenail.errors import CancelledByToken, UsageError
 from treenail.judges.calls import ask
 from treenail.judges.context import MAX_NESTED_DURATION, JudgeContext
+from treenail.sandbox import told_to_the_model
 from treenail.tools import CommandResult, command_environment, run_in_workspace, workspace_call_id
 from treenail.workspace import Filesystem, layered, sandbox_of
 
@@ -271,6 +272,7 @@ class CommandChecker:
         )
         return TaskCompletionResult.incomplete(
             f"`{self._shown()}` {how}; it must exit with 0 before you stop.{said}"
+            f"{told_to_the_model(result.refused)}"
         )
 
     def _shown(self) -> str:

@@ -121,7 +121,7 @@ def confined(
             *_mounts(workspace, grants, hidden),
             *_environment(workspace, grants, given),
         ]
-        words += ["--chdir", str(directory)]
+        words += ["--chdir", os.path.realpath(directory)]
         passed.append(_readable(b"".join(os.fsencode(each) + b"\0" for each in words), opened))
         command = ["/bin/sh", "-c", _INSIDE, "sh", *argv] if waits else list(argv)
         line = [*_layered(layer), system_program("bwrap"), "--args", str(passed[-1]), "--", *command]
@@ -163,7 +163,7 @@ def _layered(layer: Layer | None) -> list[str]:
     is_root = os.geteuid() == 0
     user = [] if is_root else ["--user", "--map-root-user"]
     options = "".join(f",{each}" for each in (*layer.options, *(() if is_root else ("userxattr",))))
-    paths = [str(layer.lower), str(layer.upper), str(layer.work)]
+    paths = [os.path.realpath(each) for each in (layer.lower, layer.upper, layer.work)]
     mounted = ["/bin/sh", "-c", _MOUNT_LAYER, "sh", system_program("mount"), *paths, options]
     return [system_program("unshare"), *user, "--mount", "--", *mounted]
 

@@ -27,6 +27,7 @@ _CACHES = (
 def cache_directory(workspace: Path, environ: Mapping[str, str] = os.environ) -> Path:
     """Return the directory of a workspace's private caches, which may not exist yet."""
     base = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or str(Path.home()), ".cache")
+    workspace = workspace.resolve()
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", workspace.name) or "root"
     digest = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:12]
     return Path(base) / "treenail" / "commands" / f"{name}-{digest}"

@@ -47,7 +47,7 @@ import anyio
 from treenail.clock import Clock, SystemClock, new_id
 from treenail.containment import CancellationToken, call_later, wait_finished, workers
 from treenail.errors import SandboxError, ToolError, UsageError
-from treenail.sandbox import OWN_PROCESSES, WITHOUT, Layer, Sandbox, confined
+from treenail.sandbox import OWN_PROCESSES, WITHOUT, Layer, Refusal, Sandbox, confined, refusals
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 """How much of each output stream is kept unless the caller says otherwise."""
@@ -96,6 +96,8 @@ class CommandResult:
     leftover_processes: int = 0
     confinement: str = "none"
     """What confined it, as the log keeps it: `none`, or for example `bubblewrap, no network`."""
+    refused: tuple[Refusal, ...] = ()
+    """What the sandbox refused, as far as the output tells."""
 
 
 def command_environment(
@@ -660,6 +662,7 @@ class _ConfinedRun(_Run):
             elapsed=elapsed,
             leftover_processes=0 if self._alive is None else max(0, self._alive - OWN_PROCESSES),
             confinement=self._sandbox.described(),
+            refused=refusals(self._sandbox, out.text(), err.text(), code),
         )
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treenail.errors import SandboxError, UsageError
-from treenail.sandbox import refusals, told_to_the_model
+from treenail.sandbox import told_to_the_model
 from treenail.tools.commands import run_in_workspace
 from treenail.tools.context import ToolContext
 from treenail.tools.events import CommandRan
@@ -95,13 +95,12 @@ def shell_tool(
             context.session.dispatch(CommandRan(context.call_id, "refused", ("command",)))
             return ToolResult.error(f"{error}{told_to_the_model(('command',))}")
         result = ran.result
-        refused = refusals(sandbox, result.stdout, result.stderr, result.exit_code)
         context.session.dispatch(
-            CommandRan(context.call_id, result.confinement, refused, ran.way, ran.because)
+            CommandRan(context.call_id, result.confinement, result.refused, ran.way, ran.because)
         )
         if result.cancelled:
             context.cancellation.raise_if_cancelled()
-        text = _shown(result, wanted_s) + told_to_the_model(refused)
+        text = _shown(result, wanted_s) + told_to_the_model(result.refused)
         if result.timed_out:
             if context.deadline is not None:
                 context.deadline.raise_if_passed(f"the command {params.command[:80]!r}")
