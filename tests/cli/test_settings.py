@@ -135,7 +135,7 @@ def test_paths_in_a_settings_file_lie_beside_it(tmp_path: Path) -> None:
     inner = tmp_path / "src"
     inner.mkdir()
     env = {"XDG_CONFIG_HOME": str(tmp_path.parent / f"{tmp_path.name}-config")}
-    approve(tmp_path / "treenail.toml", env)
+    approve(load({}, env, inner), env)
     told = load({}, env, inner)
     assert told["store"] == str(tmp_path / ".runs/runs.db")
     assert told["agent"] == str(tmp_path / "agents/mine.toml")
@@ -185,12 +185,12 @@ def test_a_cloned_project_widens_nothing_until_its_file_is_approved(
 ) -> None:
     """What a person sets with a flag needs no approval; what the file sets has no effect without one."""
     plain = load({}, env, project)[name]
-    file = write(project, WIDENING[name] + "\n")
+    write(project, WIDENING[name] + "\n")
     found = load({}, env, project)
     assert (found[name], found.unapproved) == (plain, (name,))
     with pytest.raises(UsageError, match=f"{name}.*treenail config approve"):
         found.check_approved()
-    approve(file, env)
+    approve(load({}, env, project), env)
     found = load({}, env, project)
     assert found[name] != plain and found.unapproved == ()
 
@@ -199,14 +199,14 @@ def test_an_approval_is_for_that_content_at_that_place(project: Path, env: dict[
     """A changed file, its agent file, or a copy in another project has to be approved again."""
     (project / "agent.toml").write_text('instructions = "good"')
     file = write(project, 'check = "make test"\nagent = "agent.toml"\n')
-    approve(file, env)
+    approve(load({}, env, project), env)
     assert load({}, env, project)["check"] == "make test"
     other = project.with_name("other")
     shutil.copytree(project, other)
     assert load({}, env, other).unapproved == ("check", "agent")
     (project / "agent.toml").write_text('instructions = "evil"')
     assert load({}, env, project).unapproved == ("check", "agent")
-    approve(file, env)
+    approve(load({}, env, project), env)
     file.write_text(file.read_text() + "allow_network = true\n")
     assert load({}, env, project)["allow_network"] is False
     assert load({"check": "true", "agent": "x", "allow_network": True}, env, project).unapproved == ()
@@ -241,6 +241,7 @@ def test_settings_that_an_agent_could_write_are_not_the_users(tmp_path: Path) ->
     own = user_file(env)
     own.parent.mkdir(parents=True)
     own.write_text("allow_network = true\n")
-    approve(write(home, 'sandbox = "off"\n'), env)
+    write(home, 'sandbox = "off"\n')
+    approve(load({}, env, home), env)
     found = load({}, env, home)
     assert (found["allow_network"], found["sandbox"]) == (False, "auto")

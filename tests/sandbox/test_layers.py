@@ -1,4 +1,4 @@
-"""A command on a layer: the workspace stays as it is, and the changes are in the layer."""
+"""What a command changes lands in its layer or in its workspace, and nothing does if it must not begin."""
 
 import os
 import subprocess
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from treenail.errors import SandboxError
 from treenail.sandbox import Layer, confined
 
 
@@ -42,3 +43,21 @@ def test_without_a_layer_a_command_writes_to_the_workspace(tmp_path):
     assert (workspace / "made").read_text() == "new\n"
     assert os.listdir(tmp_path) == ["workspace"]
     assert ran.stdout.split() == ["0", "1", "2", "3"], "no descriptor leads out of the sandbox"
+
+
+def test_a_command_whose_starter_died_does_not_begin(tmp_path):
+    """It waits for a word that is sent when its sandbox is tied to its starter; without it, it ends."""
+    argv = ["touch", "begun"]
+    with confined(argv, tmp_path, workspace=tmp_path, waits=True) as line:
+        ran = subprocess.run(line.argv, check=False, pass_fds=line.descriptors, stdin=subprocess.DEVNULL)
+    assert ran.returncode == 125
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_whole_system_is_not_a_workspace():
+    """Nothing would be left to keep out."""
+    with (
+        pytest.raises(SandboxError, match="the whole system"),
+        confined(["true"], Path("/"), workspace=Path("/")),
+    ):
+        pass

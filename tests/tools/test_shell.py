@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import socket
 import threading
 from datetime import timedelta
 
@@ -11,9 +12,10 @@ import pytest
 
 from treenail.containment import CancellationToken
 from treenail.errors import CancelledByToken, DeadlineExceededError, UsageError
+from treenail.sandbox import Grants, Sandbox
 from treenail.state import Deadline, ExecutionState, ResourceRegistry, Session
 from treenail.testing.clock import FakeClock
-from treenail.tools import ToolContext, shell_tool
+from treenail.tools import CommandRan, ToolCall, ToolContext, ToolRunner, ToolStarted, shell_tool
 from treenail.tools.shell import MAX_OUTPUT_BYTES, RunCommand, run_command
 from treenail.workspace import Filesystem, InMemoryFilesystem
 from treenail.workspace.host import HostFilesystem
@@ -254,3 +256,25 @@ def test_a_foreign_call_is_rolled_back_with_what_the_command_did(workspace):
     assert workspace.read("keep.txt").content == "old"
     assert workspace.read("gone.txt").content == "old"
     assert not workspace.exists("d")
+
+
+@pytest.mark.parametrize("kind", ["a socket", "a directory"])
+def test_a_command_that_may_use_a_socket_acts_outside(tmp_path, kind):
+    """What is behind a socket cannot be undone, so the call is external; a directory changes nothing."""
+    granted = tmp_path / "granted"
+    with socket.socket(socket.AF_UNIX) as server:
+        if kind == "a socket":
+            server.bind(str(granted))
+        else:
+            granted.mkdir()
+        sandbox = Sandbox(grants=Grants(write=(granted,)))
+        (tmp_path / "work").mkdir()
+        with HostFilesystem(tmp_path / "work", store=tmp_path / "store", sandbox=sandbox) as workspace:
+            session = Session()
+            state = ExecutionState(session, ResourceRegistry.build({Filesystem: workspace}))
+            runner = ToolRunner(state, {"run_command": run_command})
+            assert runner.execute(ToolCall("c1", "run_command", {"command": "true"})).success
+    (started,) = session[ToolStarted].all()
+    assert started.effects == ("external" if kind == "a socket" else "workspace")
+    (ran,) = session[CommandRan].all()
+    assert ran.confinement == f"bubblewrap, no network, may write {granted}"

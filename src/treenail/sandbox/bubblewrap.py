@@ -180,14 +180,13 @@ def _namespaces(grants: Grants) -> list[str]:
 
 def _mounts(workspace: Path, grants: Grants, hidden: Collection[Path]) -> list[str]:
     """Return the words that make the command's view of the files."""
-    open_to = {
-        os.path.realpath(each) for each in (workspace, _cache(workspace), *grants.write) if each is not None
-    }
+    open_to = _open_to(workspace, grants)
     emptied = {
         os.path.realpath(each) for each in ("/run", "/var/run", "/tmp", "/var/tmp") if os.path.isdir(each)
     }
     hides = {os.path.realpath(each) for each in (*secret_paths(), *hidden)}
     hides = {each for each in (*hides, *listening_sockets()) if os.path.lexists(each)} - emptied - open_to
+    hides -= {str(each) for each in grants.write}
     words = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
     if os.geteuid() == 0:
         for name in _PROC_READ_ONLY.split():
@@ -215,6 +214,32 @@ def _mounts(workspace: Path, grants: Grants, hidden: Collection[Path]) -> list[s
     if grants.network and (resolver := os.path.realpath("/etc/resolv.conf")).startswith("/run/"):
         words += ["--ro-bind-try", resolver, resolver]
     return words + sealed  # Sealed last: a workspace may lie in a hidden directory.
+
+
+def _open_to(workspace: Path, grants: Grants) -> set[str]:
+    """Return the directories to mount for writing.
+
+    A command may replace what it can write to by links that lead elsewhere, which the next one must not
+    follow. So a grant below another one, or in the workspace, is not mounted by itself.
+    """
+    named, root = os.path.abspath(workspace), os.path.realpath(workspace)
+    if root == "/":
+        raise SandboxError(
+            f"commands cannot be confined: their workspace is the whole system; choose another, or {WITHOUT}"
+        )
+    covered, found = [named, root], {root}
+    for each in sorted(grants.write, key=lambda each: len(each.parts)):
+        if named != root and Path(named).is_relative_to(each):
+            raise SandboxError(
+                f"the command was not run: the way to the workspace {named} leads through a link in {each}, "
+                "which commands may write to; remove the link"
+            )
+        if not any(each.is_relative_to(other) for other in covered):
+            real = os.path.realpath(each)
+            covered += [str(each), real]
+            found.add(real)
+    cache = _cache(workspace)
+    return found if cache is None else {*found, os.path.realpath(cache)}
 
 
 def _cache(workspace: Path) -> Path | None:

@@ -45,17 +45,14 @@ class Grants:
     """Directories, files or sockets outside of the workspace that it may write to."""
 
     def __post_init__(self) -> None:
-        real = tuple(Path(os.path.realpath(each)) for each in self.write)
-        for given, each in zip(self.write, real, strict=True):
+        # Links are not followed yet: in a place that commands may write to, a command may have made them.
+        whole = tuple(Path(os.path.abspath(each)) for each in self.write)
+        for each in whole:
             if not each.exists():
-                raise UsageError(
-                    f"commands cannot be allowed to write to {given}: it does not exist; make it first"
-                )
-            if each == Path("/"):
-                raise UsageError(
-                    "commands cannot be allowed to write to /; use --sandbox off if you want that"
-                )
-        object.__setattr__(self, "write", real)
+                raise UsageError(f"commands cannot be allowed to write to {each}: it does not exist; make it")
+            if os.path.realpath(each) == "/":
+                raise UsageError("commands cannot be allowed to write to /; --sandbox off allows everything")
+        object.__setattr__(self, "write", whole)
 
     @property
     def reach_outside(self) -> bool:

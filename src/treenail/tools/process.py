@@ -35,7 +35,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -529,8 +529,11 @@ class _Leash(_Control):
         """Let the command begin, below the process `first`."""
         with self._lock:
             if not self._is_closed:
-                self._first = os.pidfd_open(first)
-                self._line.sendall(b"\n")
+                try:
+                    self._first = os.pidfd_open(first)
+                    self._line.sendall(b"\n")
+                except (ProcessLookupError, BrokenPipeError):
+                    pass  # it has failed already; the status says so
 
     def close(self) -> None:
         """End everything. A command that has not begun does not begin."""
@@ -538,14 +541,14 @@ class _Leash(_Control):
             if self._is_closed:
                 return
             self._is_closed = True
-            self._line.shutdown(socket.SHUT_WR)
-            try:
+            # An error means that it has ended.
+            with suppress(OSError):
+                self._line.shutdown(socket.SHUT_WR)
+            with suppress(OSError):
                 if self._first is None:
                     self._process.kill()
                 else:
                     signal.pidfd_send_signal(self._first, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # it has ended
 
     def outlast(self) -> int | None:
         """Wait until everything has ended. Return how many processes were alive when the command ended."""

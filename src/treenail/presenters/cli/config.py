@@ -54,9 +54,8 @@ def approve(as_json: bool) -> int:
     found = settings.load({}, os.environ, Path.cwd())
     if found.file is None:
         raise UsageError("there is no treenail.toml here or above, so there is nothing to approve")
-    wanted = settings.wanted(found)
-    if wanted:
-        settings.approve(found.file, os.environ)
+    if found.unapproved:
+        settings.approve(found, os.environ)
     if settings.load({}, os.environ, Path.cwd()).unapproved:
         raise UsageError(
             f"{settings.user_directory(os.environ)} lies in this project, where an agent could change it, so "
@@ -65,5 +64,5 @@ def approve(as_json: bool) -> int:
     if as_json:
         print_json({"file": str(found.file), "approved": list(found.unapproved)})
     else:
-        print(f"approved {found.file}: {wanted}" if wanted else f"{found.file} needs no approval")
+        print(f"approved {found.file}: {found.wanted}" if found.wanted else f"{found.file} needs no approval")
     return 0

@@ -125,10 +125,8 @@ class RunSetup:
 
     def _ask_to_approve(self, known: Settings) -> None:
         """Ask whether what a project's file widens may take effect. Raises `UsageError` if not."""
-        assert known.file is not None
-        wanted = settings.wanted(known)
-        if self._asks(f"{known.file} wants to set {wanted}. Approve this file as it is?"):
-            settings.approve(known.file, os.environ)
+        if self._asks(f"{known.file} wants to set {known.wanted}. Approve this file as it is?"):
+            settings.approve(known, os.environ)
         else:
             known.check_approved()
 

@@ -17,7 +17,7 @@ import ipaddress
 import math
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -184,6 +184,10 @@ class Settings:
     """The project's file."""
     unapproved: tuple[str, ...] = ()
     """The settings that the project's file widens and nobody has approved; they have no effect."""
+    wanted: str = ""
+    """What these settings would be, as text for a person."""
+    fingerprint: str = ""
+    """The hash of what was read, which an approval is for."""
 
     def __getitem__(self, name: str) -> Value:
         return self.chosen[name].value
@@ -228,7 +232,8 @@ def load(
     own = user_file(environ)
     # In a workspace that holds them, an agent could change the user's own settings and approvals.
     mine = _read_file(own) if own.is_file() and not own.is_relative_to(directory) else {}
-    approved = file is None or is_approved(file, written, environ, directory)
+    fingerprint = "" if file is None else _fingerprint(file, written)
+    approved = fingerprint in _approvals(environ, directory)
     chosen: dict[str, Chosen] = {}
     unapproved: list[str] = []
     for each in SETTINGS:
@@ -257,7 +262,8 @@ def load(
             else:
                 chosen[name] = plain
                 unapproved.append(name)
-    return Settings(chosen, file, tuple(unapproved))
+    wanted = ", ".join(f"{name} = {written[name]!r}" for name in unapproved)
+    return Settings(chosen, file, tuple(unapproved), wanted, fingerprint)
 
 
 def _widens(name: str, value: Value, plain: Value) -> bool:
@@ -268,13 +274,6 @@ def _widens(name: str, value: Value, plain: Value) -> bool:
         order = _STRICTER[name]
         return order.index(value) > order.index(plain)
     return name in _RUNS
-
-
-def wanted(found: Settings) -> str:
-    """Return what the project's file would widen, as text for a person."""
-    assert found.file is not None
-    written = _read_file(found.file)
-    return ", ".join(f"{name} = {written[name]!r}" for name in found.unapproved)
 
 
 def user_directory(environ: Mapping[str, str]) -> Path:
@@ -289,35 +288,29 @@ def user_file(environ: Mapping[str, str]) -> Path:
 
 
 def _fingerprint(file: Path, written: Mapping[str, object]) -> str:
-    """Return the hash of a settings file, its place, and the agent file that it names."""
-    digest = hashlib.sha256(os.fsencode(file.resolve()) + b"\0")
+    """Return the hash of what a settings file says, its place, and the agent file that it names."""
     agent = written.get("agent")
-    named = [] if not isinstance(agent, str) else [file.parent / Path(agent.partition(":")[0]).expanduser()]
-    for each in (file, *named):
-        content = each.read_bytes() if each.is_file() else b""
-        digest.update(b"%d\0" % len(content) + content)
-    return digest.hexdigest()
+    named = file.parent / Path(agent.partition(":")[0]).expanduser() if isinstance(agent, str) else None
+    content = named.read_bytes() if named is not None and named.is_file() else b""
+    whole = [str(file.resolve()), sorted((name, repr(value)) for name, value in written.items())]
+    return hashlib.sha256(repr(whole).encode("utf-8", "surrogateescape") + content).hexdigest()
 
 
-def is_approved(
-    file: Path, written: Mapping[str, object], environ: Mapping[str, str], directory: Path
-) -> bool:
-    """Say whether the user has approved a settings file with just this content."""
+def _approvals(environ: Mapping[str, str], directory: Path) -> Collection[str]:
+    """Return the fingerprints that the user has approved; none if an agent could write them."""
     known = user_directory(environ) / APPROVALS
-    if known.is_relative_to(directory):
-        return False
     try:
-        return _fingerprint(file, written) in known.read_text("utf-8", "replace").split()
+        return () if known.is_relative_to(directory) else known.read_text("utf-8", "replace").split()
     except OSError:
-        return False
+        return ()
 
 
-def approve(file: Path, environ: Mapping[str, str]) -> None:
-    """Record that the user approves a settings file as it is now."""
+def approve(found: Settings, environ: Mapping[str, str]) -> None:
+    """Record that the user approves the project's settings file as it was read."""
     known = user_directory(environ) / APPROVALS
     known.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with known.open("a", encoding="utf-8") as lines:
-        lines.write(_fingerprint(file, _read_file(file)) + "\n")
+        lines.write(found.fingerprint + "\n")
 
 
 def _from_file(name: str, value: Value, file: Path, *, trusted: bool = False) -> Value:
