@@ -37,6 +37,7 @@ from treenail.providers import ModelEvent, ModelRequest, Provider
 from treenail.providers.anthropic import Anthropic
 from treenail.providers.openai import OpenAI
 from treenail.providers.scripted import Answer, Scripted, ScriptedProvider
+from treenail.sandbox import Grants, Sandbox
 from treenail.state import Deadline, ExecutionState, ResourceRegistry, Session, TokenUsage
 from treenail.subagents import LoopRunner, SubagentLimits, Subagents, with_subagents
 from treenail.testing import FakeClock
@@ -286,45 +287,41 @@ def test_ctrl_c_in_a_run_closes_the_connection_to_the_model() -> None:
             process.communicate(timeout=60)
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return state == "Z"
-
-
 @pytest.mark.parametrize("cause", ["timeout", "abort"])
 def test_a_stopped_run_leaves_no_process_of_its_command(cause: str, tmp_path: Path, clock: FakeClock) -> None:
     """The command, its child in the background and one that has left its process group are gone."""
     (tmp_path / "work").mkdir()
-    fifo = tmp_path / "pids"
-    os.mkfifo(fifo)
-    command = f"sleep 300 & a=$!; setsid sleep 300 & b=$!; echo $$ $a $b > {fifo}; wait"
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for name in ("told", "held"):
+        os.mkfifo(outside / name)
+    command = f"exec 3> {outside}/held; sleep 300 & setsid sleep 300 & echo > {outside}/told; wait"
     script: list[Scripted] = [Answer("", [("run_command", {"command": command})]), "done"]
     session = Session(clock=clock)
     context = contain(session, Limits(max_steps=9, timeout=60.0))
     token = CancellationToken()
-    pids: list[int] = []
+    ends: list[str] = []
 
     def stop() -> None:
-        pids.extend(int(each) for each in fifo.read_text().split())
-        if cause == "abort":
-            token.cancel(detail="enough")
-        else:
-            clock.advance(60.0)
+        with (outside / "held").open() as held:
+            (outside / "told").read_text()
+            if cause == "abort":
+                token.cancel(detail="enough")
+            else:
+                clock.advance(60.0)
+            ends.append(held.read())
 
     stopping = threading.Thread(target=stop)
     stopping.start()
-    with HostFilesystem(tmp_path / "work", store=tmp_path / "files") as filesystem:
+    sandbox = Sandbox(grants=Grants(write=(outside,)))
+    with HostFilesystem(tmp_path / "work", store=tmp_path / "files", sandbox=sandbox) as filesystem:
         state = ExecutionState(session, ResourceRegistry.build({Filesystem: filesystem}))
         prompt = Agent("worker", tools=(shell_tool(),)).prompt
         loop = InnerLoop(state, ScriptedProvider(script), prompt, containment=context, cancellation=token)
         result = anyio.run(loop.run, "go")
     assert result.state is (TurnState.TIMED_OUT if cause == "timeout" else TurnState.INTERRUPTED)
     stopping.join(60)
-    assert len(pids) == 3
-    assert [is_gone(pid) for pid in pids] == [True] * 3
+    assert ends == [""], "the last process that held the pipe has ended"
 
 
 # --- a model call, cut at every point --------------------------------------------------------------------
