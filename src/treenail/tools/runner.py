@@ -74,7 +74,7 @@ class ToolRunner:
         if workspace is not None and sandbox_of(workspace).grants.reach_outside:
             # A command that may use a socket can act outside, where nothing is rolled back.
             self.tool_registry = {
-                name: replace(each, effects="external") if each.files == "any" else each
+                name: replace(each, effects="external") if each.files == "commands" else each
                 for name, each in self.tool_registry.items()
             }
         self._admission = Admission(self.environment, self.permissions, self.policies)
