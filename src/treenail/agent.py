@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +39,7 @@ from treenail.tools import (
     diff_calls,
     filesystem_of,
     fork_at,
+    listed,
     recover,
     run_blocking,
     wait_for_orphans,
@@ -103,7 +104,8 @@ class Agent:
 
     name: str
     instructions: str = "You are a helpful agent."
-    tools: Sequence[Tool[Any, Any] | Callable[..., Any]] = ()
+    tools: Collection[Tool[Any, Any] | Callable[..., Any]] = ()
+    """What the model may call. A list keeps its order; a set or a mapping is sorted by name."""
     max_iterations: int = 100
     output_type: Any = None
     policies: Sequence[ToolPolicy] = ()
@@ -124,8 +126,7 @@ class Agent:
     def tool_registry(self) -> dict[str, Tool[Any, Any]]:
         """Return the agent's tools by name. Raises `UsageError` if two share one."""
         registry: dict[str, Tool[Any, Any]] = {}
-        for each in self.tools:
-            made = each if isinstance(each, Tool) else Tool.wrap(each)
+        for made in listed(self.tools):
             if made.name in registry:
                 raise UsageError(f"the agent {self.name!r} has two tools named {made.name!r}; rename one")
             registry[made.name] = made

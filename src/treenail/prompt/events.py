@@ -53,6 +53,8 @@ class PromptRendered:
     descriptor: PromptDescriptor | None = None
     run_context: RunContext | None = None
     event_id: UUID = field(default_factory=new_id)
+    tools: tuple[str, ...] = ()
+    """The tools that the model is given, in the order in which every request has them."""
 
     @classmethod
     def of(
@@ -77,6 +79,7 @@ class PromptRendered:
             created_at=created_at,
             descriptor=rendered.descriptor,
             run_context=run_context,
+            tools=tuple(tool.name for tool in rendered.tools),
         )
 
 

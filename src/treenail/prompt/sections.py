@@ -28,7 +28,7 @@ from treenail.prompt.capture import Captures, name_of
 from treenail.prompt.values import as_text, is_record, names_of, values_of
 from treenail.prompt.visibility import SectionPath, SectionVisibility
 from treenail.state import ResourceRegistry, SessionProtocol
-from treenail.tools import Tool, ToolPolicy
+from treenail.tools import Tool, ToolPolicy, listed
 
 if TYPE_CHECKING:
     # At run time typing's own will do: only a type checker reads the default.
@@ -67,7 +67,9 @@ class Section(Captures, ABC, Generic[ParamsT]):
     enabled: Enabled = field(default=True, kw_only=True)
     """A section that is not enabled is not there, and neither is anything below it."""
     tools: Sequence[Tool[Any, Any] | Callable[..., Any]] = field(default=(), kw_only=True)
-    """What the model may call while it sees the section in full; functions are wrapped."""
+    """What the model may call while it sees the section in full; functions are wrapped. A list keeps its
+    order; a set or a mapping is sorted by name.
+    """
     policies: Sequence[ToolPolicy] = field(default=(), kw_only=True)
     """Rules for the tools of this section and of those below it."""
     summary: str | None = field(default=None, kw_only=True)
@@ -88,7 +90,7 @@ class Section(Captures, ABC, Generic[ParamsT]):
         put(self, "key", _section_key(self.key, title))
         put(self, "children", tuple(self.children))
         put(self, "policies", tuple(self.policies))
-        put(self, "tools", tuple(each if isinstance(each, Tool) else Tool.wrap(each) for each in self.tools))
+        put(self, "tools", listed(self.tools))
         if self.summary is not None:
             put(self, "summary", trimmed(self.summary))
 

@@ -10,7 +10,7 @@ from treenail.agent import Agent
 from treenail.containment import CancellationToken, ExecutionContext
 from treenail.providers import Provider
 from treenail.state import ExecutionState
-from treenail.tools import Permissions, Tool
+from treenail.tools import Permissions, Tool, listed
 from treenail.turns import InnerLoop, ModelAdapter, TurnResult
 
 
@@ -51,7 +51,7 @@ class LoopRunner:
         """Run one turn: a new one for a task, or the unfinished one."""
         agent = run.agent
         if run.extra_tools:
-            agent = replace(agent, tools=(*agent.tools, *run.extra_tools))
+            agent = replace(agent, tools=(*listed(agent.tools), *run.extra_tools))
         chosen = self._provider
         # A provider, also a proxy of one, has `stream`; a function that chooses one does not.
         provider = cast("Provider", chosen if hasattr(chosen, "stream") else chosen(run.agent))

@@ -72,6 +72,7 @@ from .tool import ToolCall as ToolCall
 from .tool import ToolExample as ToolExample
 from .tool import ToolResult as ToolResult
 from .tool import described as described
+from .tool import listed as listed
 from .tool import tool as tool
 from .transaction import Record as Record
 from .transaction import enclosing_calls as enclosing_calls

@@ -13,7 +13,7 @@ import inspect
 import json
 import re
 import typing
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
@@ -547,6 +547,16 @@ def _explain(name: str, error: ValidationError) -> str:
     if len(errors) > _SHOWN_ERRORS:
         lines.append(f"- and {len(errors) - _SHOWN_ERRORS} more")
     return f"The arguments of {name} do not fit. Correct these and call it again:\n" + "\n".join(lines)
+
+
+def listed(tools: Iterable[Tool[Any, Any] | Callable[..., Any]]) -> tuple[Tool[Any, Any], ...]:
+    """Return tools in an order that is the same in every process: as a list has them, or else by name.
+
+    Functions are wrapped. Of a mapping, the values are taken.
+    """
+    given = tools.values() if isinstance(tools, Mapping) else tools
+    made = (each if isinstance(each, Tool) else Tool.wrap(each) for each in given)
+    return tuple(made) if isinstance(tools, list | tuple) else tuple(sorted(made, key=lambda tool: tool.name))
 
 
 def _location(loc: tuple[int | str, ...]) -> str:

@@ -157,7 +157,7 @@ class InnerLoop:
             record = self._prepare(traced)
             started = record.resume(self.agent, self._frame.rendered.text, self.workspace)
             if turn_state(session) is TurnState.COMPLETED:
-                text = "" if record.last is None else record.last.content
+                text = self._answer_text()
                 traced.ended(TurnState.COMPLETED.value, None)
                 return TurnResult(TurnState.COMPLETED, text, output=parse_output(text, self._frame.rendered))
             pending = get_pending_tool_calls(session, record.evaluation_id)
@@ -197,6 +197,7 @@ class InnerLoop:
         """Make the prompt's text and tools as the session wants them now, with some sections opened."""
         frame = self._frame
         rendered = self.prompt.render(self.state.session, visibility=opened, deadline=self.deadline)
+        rendered = replace(rendered, tools=self._as_before(rendered.tools))
         if self.state.session[ResultRest].view():
             rendered = replace(rendered, tools=(*rendered.tools, read_result))
         output, follows = rendered.structured_output, takes_output_schema(self.provider)
@@ -222,6 +223,16 @@ class InnerLoop:
             adapter=self.provider.name,
             heartbeat=self.heartbeat,
         )
+
+    def _as_before(self, tools: tuple[Tool[Any, Any], ...]) -> tuple[Tool[Any, Any], ...]:
+        """Return tools in the order that the log has, new ones last: what was sent stays a prefix."""
+        before = [
+            each.tools
+            for each in self.state.session[PromptRendered].all()
+            if (each.prompt_ns, each.prompt_key) == (self.prompt.ns, self.prompt.key)
+        ]
+        places = {name: place for place, name in enumerate(before[-1] if before else ())}
+        return tuple(sorted(tools, key=lambda tool: places.get(tool.name, len(places))))
 
     def _registry(self) -> Mapping[str, Tool[Any, Any]]:
         """Return the tools that can be run: the prompt's, and the native ones of a vendor's loop."""
