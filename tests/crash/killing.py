@@ -134,7 +134,11 @@ class Disk:
 
 
 def _walk(directory: str) -> Iterator[tuple[str, os.stat_result]]:
-    with os.scandir(directory) as listing:
+    try:
+        listing = os.scandir(directory)
+    except PermissionError:
+        return  # An overlay's own.
+    with listing:
         for entry in listing:
             status = entry.stat(follow_symlinks=False)
             yield entry.path, status

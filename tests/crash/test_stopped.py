@@ -21,7 +21,7 @@ from treenail import tool
 from treenail.agent import close_state, end_other_writers, open_state, reopened
 from treenail.log.sqlite import SqliteLog
 from treenail.state import Session
-from treenail.tools import SessionForked, ToolCall, ToolContext, ToolRunner, filesystem_of
+from treenail.tools import SessionForked, ToolCall, ToolContext, ToolRunner, filesystem_of, shell_tool
 from treenail.workspace import writer_for_turn
 
 NOBODY = 65534
@@ -66,7 +66,13 @@ def take(*, context: ToolContext) -> str:
     return "done"
 
 
-SCRIPTS = {"kept": ("change", False), "undone": ("change", True), "undone by scan": ("change_by_hand", True)}
+COMMAND = "set -e; mkdir new; echo A > a.txt; echo A > new/file.txt; rm deleted.txt; mv moved.txt target.txt"
+SCRIPTS = {
+    "kept": ("change", {"fail": False}),
+    "undone": ("change", {"fail": True}),
+    "undone by scan": ("change_by_hand", {"fail": True}),
+    "command": ("run_command", {"command": COMMAND}),
+}
 
 
 class World:
@@ -102,15 +108,16 @@ class World:
 
     def work(self, script: str, uid: int) -> Callable[[Watch], None]:
         """Return the work of the first process: one call."""
-        name, fails = SCRIPTS[script]
+        name, arguments = SCRIPTS[script]
 
         def run(watch: Watch) -> None:
             os.setuid(uid)
             os.environ["STOPPED_ROOT"] = str(self.root)
             with reopened(self.store, self.first) as state:
-                runner = ToolRunner(state, {"change": change, "change_by_hand": change_by_hand})
+                tools = {each.name: each for each in (change, change_by_hand, shell_tool())}
+                runner = ToolRunner(state, tools)
                 with watch(), writer_for_turn(filesystem_of(state)):
-                    runner.execute(ToolCall("call-a", name, {"fail": fails}))
+                    runner.execute(ToolCall("call-a", name, arguments))
 
         return run
 

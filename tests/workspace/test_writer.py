@@ -244,6 +244,22 @@ def test_a_writer_whose_epoch_is_old_changes_and_undoes_nothing_more(root: Path,
         assert json.loads(record.read_text())["epoch"] == 100
 
 
+def test_a_layer_is_not_applied_by_a_writer_whose_epoch_is_old(root: Path, store: Path) -> None:
+    """What the command did stays in the layer, which is dropped."""
+    fs = HostFilesystem(root, store=store)
+    call = fs.undo.begin("call", tool_name="run_command", foreign=False)
+    layer = call.open_layer()
+    assert not isinstance(layer, str), layer
+    (Path(layer.upper) / "a.txt").write_text("from the command\n")
+    [record] = (store / "treenail").glob("writer-*")
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"epoch": 99}) + "\n")
+    for end in (call.prepare, call.rollback):
+        with pytest.raises(StaleWorkspaceError):
+            end()
+    fs.close()
+    assert (root / "a.txt").read_text() == "original\n"
+
+
 def test_a_process_that_cannot_be_ended_is_not_taken_over(root: Path, store: Path) -> None:
     """An ordinary user is told to end root's process, and nothing changes hands."""
     if os.getuid() != 0:
