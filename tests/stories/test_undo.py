@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.stories.terminal import LIMIT_S, Terminal, clean_environment, treenail
+from tests.stories.terminal import Terminal, treenail
 
 WRITES = (("a.txt", "two\n"), ("b.txt", "new\n"), ("a.txt", "three\n"))
 
@@ -152,65 +148,3 @@ def test_a_fork_is_told_in_both_runs(project: Path) -> None:
     assert f"before call_2_1, by {who}, in /" in shown
     assert f"from {first[:8]}, before call_2_1" in treenail("show", made, cwd=project).stdout
     assert "Another branch of this conversation" in treenail("replay", made, "--json", cwd=project).stdout
-
-
-STOPPING = """
-import signal, threading
-from treenail import Agent, tool
-
-@tool(effects="workspace")
-def change(*, context):
-    "Change a file and stop in the middle, the first time."
-    context.filesystem.write("a.txt", "A")
-    context.filesystem.write("new.txt", "A")
-    if not context.is_resume:
-        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-    context.filesystem.write("a.txt", "changed")
-    return "changed"
-
-agent = Agent("stopping", tools=[change])
-"""
-
-
-@pytest.mark.parametrize("way", ["resume", "run"])
-def test_a_stopped_process_is_named_and_replaced_only_by_a_take_over(project: Path, way: str) -> None:
-    """Its successor resumes its run, or starts another in the same directory; then it is continued."""
-    agent = project.parent / "agent.py"
-    agent.write_text(STOPPING)
-    change = {"calls": [{"name": "change", "arguments": {}}]}
-    first = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "treenail", "run", "go"),
-            *("--agent", str(agent), "--model", script(project, change, "Done.")),
-        ],
-        cwd=project,
-        env=clean_environment(project),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Nothing that ends beside it continues it.
-    )
-    try:
-        os.waitid(os.P_PID, first.pid, os.WSTOPPED)
-        model = script(project, *(write(name, "B\n") for name in ("a.txt", "new.txt")), "Done.")
-        command = ("resume",) if way == "resume" else ("run", "go", "--model", model)
-        refused = treenail(*command, cwd=project)
-        assert refused.returncode == 1
-        assert f"process {first.pid}" in refused.stderr
-        assert "--take-over" in refused.stderr
-        assert (project / "a.txt").read_text() == "A"
-        # The run that was refused is there, too: only the older one can be resumed like this.
-        if way == "run":
-            assert f"process {first.pid} (which is stopped)" in refused.stderr
-            assert "since 20" in refused.stderr
-            command = ("resume", "--take-over")
-        taken = treenail(*command, *(() if way == "run" else ("--take-over",)), cwd=project)
-        assert taken.returncode == 0, taken.stderr
-        first.send_signal(signal.SIGCONT)
-        assert first.wait(LIMIT_S) == -signal.SIGKILL
-    finally:
-        first.kill()
-        first.wait()
-    if way == "resume":
-        assert files(project) == {"a.txt": "changed", "new.txt": "A", "mine.txt": "mine\n"}
-    else:
-        assert files(project) == {"a.txt": "B\n", "new.txt": "B\n", "mine.txt": "mine\n"}
