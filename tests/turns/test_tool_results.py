@@ -362,6 +362,12 @@ def reads_on(request: ModelRequest) -> Answer:
     return Answer(calls=[("read_result", {"call_id": call, "start": int(start)})])
 
 
+def joined(run: Any) -> str:
+    """Put the pieces that the model was shown together again, without their notes."""
+    shown = [each.content for each in run.messages if each.role == "tool"]
+    return "".join(each.rpartition("\n[")[0] if each.endswith("]") else each for each in shown)
+
+
 def test_long_output_is_cut_for_the_model_and_can_be_read_to_its_end(tmp_path: Path) -> None:
     """In pieces, by a tool that is offered from then on; the whole is in the log."""
     offered: list[list[str]] = []
@@ -376,7 +382,7 @@ def test_long_output_is_cut_for_the_model_and_can_be_read_to_its_end(tmp_path: P
     results = [each.content for each in run.messages if each.role == "tool"]
     assert all(len(each) <= MAX_SHOWN_CHARS + 300 for each in results)
     assert f"{len(WHOLE):,} characters" in results[0]
-    assert "".join(each.rpartition("\n[")[0] if each.endswith("]") else each for each in results) == WHOLE
+    assert joined(run) == WHOLE
     assert offered[0] == ["talk", "read_result"]
     run.close()
 
@@ -391,6 +397,7 @@ def test_a_resumed_run_offers_to_read_on_as_well(tmp_path: Path) -> None:
     script = [Answer(calls=[("talk", {})]), *[reads_on] * 12]
     resumed = agent.resume(store, run.id, provider=ScriptedProvider(script))
     assert (resumed.state, resumed.output) == (TurnState.COMPLETED, "all read")
+    assert joined(resumed) == WHOLE
     resumed.close()
 
 
