@@ -381,6 +381,9 @@ def test_caches_are_private_and_kept(attacker: Attacker) -> None:
     cargo.mkdir()
     os.chown(cargo, attacker.user, attacker.user)
     assert attacker.run("echo ${CARGO_HOME-unset}", write=[str(cargo)]).stdout == "unset\n"
+    home = str(attacker.workspace)
+    assert attacker.run("echo $CARGO_HOME", home=home).stdout == "/tmp/caches/cargo\n", "no link leads out"
+    assert not (attacker.workspace / ".cache").exists()
 
 
 def test_other_owners_files_in_a_workspace_can_be_written_by_root(attacker: Attacker) -> None:

@@ -238,13 +238,16 @@ def _open_to(workspace: Path, grants: Grants) -> set[str]:
             real = os.path.realpath(each)
             covered += [str(each), real]
             found.add(real)
-    cache = _cache(workspace)
+    cache = _cache(workspace, grants)
     return found if cache is None else {*found, os.path.realpath(cache)}
 
 
-def _cache(workspace: Path) -> Path | None:
+def _cache(workspace: Path, grants: Grants) -> Path | None:
     """Make the directory of the workspace's private caches; None if there is no place for it."""
     cache = cache_directory(workspace)
+    writable = [Path(os.path.abspath(workspace)), Path(os.path.realpath(workspace)), *grants.write]
+    if any(cache.is_relative_to(each) for each in writable):
+        return None  # A command could put a link in its place.
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
@@ -261,5 +264,5 @@ def _environment(workspace: Path, grants: Grants, given: Mapping[str, str]) -> l
         if name not in ("TMPDIR", "TEMP", "TMP")
         and (name not in SOCKET_VARIABLES or any(each in value for each in granted))
     }
-    env |= redirected(_cache(workspace) or Path("/tmp/caches"), grants.write, given)
+    env |= redirected(_cache(workspace, grants) or Path("/tmp/caches"), grants.write, given)
     return ["--clearenv", *(word for name, value in env.items() for word in ("--setenv", name, value))]
