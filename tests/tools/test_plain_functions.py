@@ -199,3 +199,17 @@ def test_an_async_function_without_a_context_is_caught_as_well(root: Path) -> No
     result = ToolRunner(state_in(root), {"scribble": scribble}).execute(ToolCall("c1", "scribble"))
     assert not result.success
     assert sorted(os.listdir(root)) == ["a.txt"]
+
+
+def test_a_file_name_cannot_steer_the_terminal_it_is_named_on(root: Path) -> None:
+    """What a model's command calls its files is shown escaped wherever an undo names them."""
+    name = "evil\x1b]0;owned\x07[red].txt"
+
+    @tool
+    def scribble() -> str:
+        """Scribble."""
+        (root / name).write_text("x")
+        raise RuntimeError("no")
+
+    result = ToolRunner(state_in(root), {"scribble": scribble}).execute(ToolCall("c1", "scribble"))
+    assert "evil\\x1b" in result.message and "\x1b" not in result.message

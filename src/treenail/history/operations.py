@@ -39,6 +39,7 @@ from treenail.workspace import (
     kept_files,
     left_open,
     line_names,
+    shown_path,
     sweep,
 )
 from treenail.workspace.host import HostFilesystem
@@ -233,8 +234,8 @@ def recover_files(
         report = cast(HostFilesystem, filesystem_of(state)).bring_back(kept.files, under)
     if report.conflicts:
         raise UsageError(
-            f"{', '.join(report.conflicts)} could not be brought back, because something is in the way; "
-            "write them to another directory with --into"
+            f"{', '.join(map(shown_path, report.conflicts))} could not be brought back, because something is "
+            "in the way; write them to another directory with --into"
         )
     return kept, report.restored, report.kept
 
@@ -251,7 +252,7 @@ def _find_kept(known: Sequence[KeptByRun], what: str, directory: Path) -> tuple[
         if each.call_id == what:
             return each, "."
     paths = dict.fromkeys(name for each in reversed(known) for name in each.files.paths)
-    shown = ", ".join(list(paths)[:10]) + (" ..." if len(paths) > 10 else "")
+    shown = ", ".join(map(shown_path, list(paths)[:10])) + (" ..." if len(paths) > 10 else "")
     known_paths = f"these can be brought back: {shown}" if paths else "there is nothing to bring back"
     raise UsageError(f"no undo has taken {what!r} away; {known_paths}")
 

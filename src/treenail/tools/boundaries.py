@@ -35,7 +35,7 @@ from treenail.tools.events import (
 )
 from treenail.tools.process import wait_for_orphans
 from treenail.tools.tool import ToolResult
-from treenail.workspace import Filesystem, FilesystemSnapshot, WorkspaceDiff
+from treenail.workspace import Filesystem, FilesystemSnapshot, WorkspaceDiff, shown_path
 
 _TOLD_PATHS = 10
 """How many paths a message names."""
@@ -63,11 +63,15 @@ class RecoveredCall:
     conflicts: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     """Paths that were taken away without knowing whose they were; `treenail recover` brings them back."""
+    lost: tuple[str, ...] = ()
+    """Files among them for which a full disk had no room."""
 
 
-def told_of_undo(conflicts: Sequence[str], kept: Sequence[str]) -> str:
-    """Say what an undo left alone, and what it took away and kept."""
+def told_of_undo(conflicts: Sequence[str], kept: Sequence[str], lost: Sequence[str] = ()) -> str:
+    """Say what an undo left alone, what it took away and kept, and what it could not keep."""
     told = []
+    if lost:
+        told.append(f"(removed, and not kept because the disk was full: {_listed(lost)})")
     if conflicts:
         told.append(f"(left as somebody else changed them: {_listed(conflicts)})")
     if kept:
@@ -77,7 +81,7 @@ def told_of_undo(conflicts: Sequence[str], kept: Sequence[str]) -> str:
 
 def _listed(paths: Sequence[str]) -> str:
     more = f" and {len(paths) - _TOLD_PATHS} more" if len(paths) > _TOLD_PATHS else ""
-    return ", ".join(paths[:_TOLD_PATHS]) + more
+    return ", ".join(map(shown_path, paths[:_TOLD_PATHS])) + more
 
 
 def recover(state: ExecutionState) -> tuple[RecoveredCall, ...]:
@@ -105,18 +109,23 @@ def recover(state: ExecutionState) -> tuple[RecoveredCall, ...]:
         report = cast(Filesystem, filesystem_of(state)).recover(workspace_id, committed=committed)
         name = "" if attempt is None else attempt.tool_name
         recovered[call_id] = RecoveredCall(
-            call_id, name, "committed" if committed else "rolled_back", report.conflicts, report.kept
+            call_id,
+            name,
+            "committed" if committed else "rolled_back",
+            report.conflicts,
+            report.kept,
+            report.lost,
         )
     for attempt in started:
         if attempt.attempt_id in ended:
             continue
         unknown = attempt.effects == "external" and not attempt.idempotent
         known = recovered.get(attempt.call_id)
-        conflicts, kept = (known.conflicts, known.kept) if known is not None else ((), ())
-        session.dispatch(_ended_by_crash(state, attempt, unknown=unknown, conflicts=conflicts, kept=kept))
+        left = RecoveredCall("", "", "rolled_back") if known is None else known
+        session.dispatch(_ended_by_crash(state, attempt, left, unknown=unknown))
         outcome: Literal["unknown", "rolled_back"] = "unknown" if unknown else "rolled_back"
         recovered[attempt.call_id] = RecoveredCall(
-            attempt.call_id, attempt.tool_name, outcome, conflicts, kept
+            attempt.call_id, attempt.tool_name, outcome, left.conflicts, left.kept, left.lost
         )
     return tuple(recovered.values())
 
@@ -133,10 +142,9 @@ def _left_open(state: ExecutionState) -> Sequence[tuple[str, str]]:
 def _ended_by_crash(
     state: ExecutionState,
     attempt: ToolStarted,
+    left: RecoveredCall,
     *,
     unknown: bool,
-    conflicts: tuple[str, ...],
-    kept: tuple[str, ...],
 ) -> ToolInvoked:
     if unknown:
         message = (
@@ -148,7 +156,7 @@ def _ended_by_crash(
             f"{attempt.tool_name} was interrupted when the process ended; "
             "everything it had changed was rolled back."
         )
-    message = f"{message} {told_of_undo(conflicts, kept)}".strip()
+    message = f"{message} {told_of_undo(left.conflicts, left.kept, left.lost)}".strip()
     return ToolInvoked(
         prompt_name="",
         adapter="",
@@ -160,8 +168,8 @@ def _ended_by_crash(
         call_id=attempt.call_id,
         attempt_id=attempt.attempt_id,
         outcome="unknown" if unknown else "interrupted",
-        conflicts=conflicts,
-        kept=kept,
+        conflicts=left.conflicts,
+        kept=left.kept,
     )
 
 

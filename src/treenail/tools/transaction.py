@@ -477,8 +477,9 @@ class OpenCall:
         if self.is_left_behind:
             result = replace(result, message=f"{result.message} {_LEFT_BEHIND}")
         conflicts, kept = (report.conflicts, report.kept) if report is not None else ((), ())
-        if conflicts or kept:
-            result = replace(result, message=f"{result.message} {told_of_undo(conflicts, kept)}".strip())
+        if report is not None and (conflicts or kept or report.lost):
+            told = told_of_undo(conflicts, kept, report.lost)
+            result = replace(result, message=f"{result.message} {told}".strip())
         result = replace(result, value=None)
         recorded, record_problem = _recorded(self.plan.record, result) if tell else ((), None)
         events: list[object] = list(recorded)

@@ -193,13 +193,15 @@ class RestoreReport:
     """What a restore or a rollback did.
 
     `conflicts` are paths that somebody else had changed meanwhile; they were left as found. `kept` are
-    paths that it took away without knowing whose they were: what was there is in the private history.
+    paths that it took away without knowing whose they were: what was there is in the private history. `lost`
+    are the files among them for which a full disk had no room there.
     """
 
     restored: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
     kept: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 @runtime_checkable

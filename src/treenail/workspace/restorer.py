@@ -53,6 +53,7 @@ class ReportBuilder:
     conflicts: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     kept: set[str] = field(default_factory=set)
+    lost: list[str] = field(default_factory=list)
 
     def build(self, notes: Iterable[str] = ()) -> RestoreReport:
         """Return the report for the caller."""
@@ -61,6 +62,7 @@ class ReportBuilder:
             conflicts=tuple(sorted(set(self.conflicts))),
             notes=(*self.notes, *notes),
             kept=tuple(sorted(self.kept - set(self.conflicts))),
+            lost=tuple(sorted(self.lost)),
         )
 
 

@@ -891,7 +891,7 @@ class Undo:
                         path: each for path, each in found.items() if state is None or each.oid != state.oid
                     }
                     found[largest] = ABSENT
-                    report.notes.append(f"{largest} was removed and could not be kept: the disk is full")
+                    report.lost.append(largest)
 
     def _look_hard(self, path: str) -> State:
         """Return what is at a path and store its content, even if its bits forbid its owner to read it."""
