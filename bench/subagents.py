@@ -203,7 +203,7 @@ def copies(directory: Path, count: int) -> Iterator[Row]:
     call.rollback()
     copy.close()
     base.close()
-    yield Row(f"isolated workspace of {label}: first command, written out, ms", out, copied, out / copied)
+    yield Row(f"isolated workspace of {label}: first command without layers, ms", out, copied, out / copied)
 
 
 def rows(size: Size) -> Iterator[Row]:

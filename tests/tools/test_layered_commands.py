@@ -8,6 +8,7 @@ import stat
 import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import anyio
 import pytest
@@ -15,10 +16,10 @@ from tests.forks import in_child
 
 from treenail.sandbox import Grants, Sandbox
 from treenail.state import ExecutionState, ResourceRegistry, Session
-from treenail.tools import ToolCall, ToolInvoked, ToolResult, ToolRunner
+from treenail.tools import Tool, ToolCall, ToolInvoked, ToolResult, ToolRunner, shell_tool
 from treenail.tools.events import CommandRan
 from treenail.tools.shell import run_command
-from treenail.workspace import Filesystem
+from treenail.workspace import Filesystem, isolate
 from treenail.workspace.host import HostFilesystem
 
 SCRIPTS = int(os.environ.get("TREENAIL_SCRIPTS", "200"))
@@ -89,15 +90,24 @@ def look_at(root: Path) -> dict[str, object]:
 class Shell:
     """The tool in a session of its own."""
 
-    def __init__(self, root: Path, store: Path, sandbox: Sandbox | None = None) -> None:
-        self.filesystem = HostFilesystem(root, store=store, sandbox=sandbox)
+    def __init__(
+        self,
+        root: Path,
+        store: Path,
+        sandbox: Sandbox | None = None,
+        filesystem: Any = None,
+        tool: Tool[Any, Any] = run_command,
+    ) -> None:
+        self.filesystem = filesystem or HostFilesystem(root, store=store, sandbox=sandbox)
+        self._tool = tool
         self.state = ExecutionState(Session(), ResourceRegistry.build({Filesystem: self.filesystem}))
         self._count = 0
 
-    def __call__(self, command: str) -> ToolResult[object]:
+    def __call__(self, command: str, **arguments: str) -> ToolResult[object]:
         self._count += 1
-        runner = ToolRunner(self.state, {"run_command": run_command}, "prompt", "adapter")
-        return runner.execute(ToolCall(f"call-{self._count}", "run_command", {"command": command}))
+        runner = ToolRunner(self.state, {"run_command": self._tool}, "prompt", "adapter")
+        wanted = {"command": command, **arguments}
+        return runner.execute(ToolCall(f"call-{self._count}", "run_command", wanted))
 
     @property
     def ran(self) -> CommandRan:
@@ -213,6 +223,106 @@ def _change_a_file_of_an_unknown_group(public_path: Path) -> None:
         way, because = in_child(as_nobody)
         assert way == "scan" and "user or group" in because
         assert (root / "shared").read_text() == "1\n2\n"
+
+
+# --- in a subagent's copy --------------------------------------------------------------------------------
+
+
+def shown(filesystem: Filesystem) -> dict[str, object]:
+    """Return what a workspace shows: types, bits, content."""
+    found: dict[str, object] = {}
+    for each in filesystem.glob("**/*"):
+        status = filesystem.stat(each.path)
+        bits = oct(status.permissions)
+        if status.is_link:
+            found[each.path] = ("link", status.link_target)
+        elif status.is_directory:
+            found[each.path] = ("directory", bits)
+        elif status.is_file:
+            found[each.path] = ("file", bits, filesystem.read_bytes(each.path).content)
+    return found
+
+
+def change(filesystem: Filesystem) -> None:
+    """Do what a copy may have done before its command."""
+    filesystem.write("a", "changed\n")
+    filesystem.write("only/here/f", "new\n")
+    filesystem.delete("b")
+    filesystem.delete("d/e", recursive=True)
+    filesystem.write("d/e", "a file now\n")
+
+
+def test_a_command_in_a_copy_works_on_what_the_copy_shows(root: Path, tmp_path: Path) -> None:
+    """The copy's own changes, and the rest as it was at the boundary; the original is not touched."""
+    base = HostFilesystem(root, store=tmp_path / "store")
+    copy = isolate(base, place=tmp_path / "copy")
+    change(copy)
+    base.write("d/x", "after the boundary\n")
+    base.delete("d/y")
+    base.write("late", "after the boundary\n")
+    before = look_at(root)
+    shell = Shell(root, tmp_path / "store", filesystem=copy)
+    command = "cat a d/x d/y d/e f; ls; test ! -e ../../b; echo 2 >> f; rm -r ../../d; echo 3 > ../../a; pwd"
+    result = shell(command, directory="only/here")
+    assert shell.ran.way == "layer", shell.ran
+    assert result.success, result.message
+    assert "late" not in shell("ls").message
+    assert copy.read("only/here/f").content == "new\n2\n"
+    assert copy.read("a").content == "3\n"
+    assert not copy.exists("d")
+    assert look_at(root) == before
+    kinds = {each.path: each.after.kind for each in copy.changes()}
+    assert kinds == {
+        "a": "file",
+        "b": "absent",
+        "d": "absent",
+        "d/e": "absent",
+        "d/e/z": "absent",
+        "d/x": "absent",
+        "d/y": "absent",
+        "only": "directory",
+        "only/here": "directory",
+        "only/here/f": "file",
+    }
+
+
+def test_a_failed_command_leaves_a_copy_as_it_was(root: Path, tmp_path: Path) -> None:
+    copy = isolate(HostFilesystem(root, store=tmp_path / "store"), place=tmp_path / "copy")
+    change(copy)
+    before = shown(copy)
+    shell = Shell(root, tmp_path / "store", filesystem=copy, tool=shell_tool(undo_on_failure=True))
+    assert not shell("rm -rf *; echo x > y; exit 1").success
+    assert shown(copy) == before
+    assert not list((tmp_path / "copy/layers").iterdir())
+
+
+def test_a_command_in_a_copy_is_the_command_itself(tmp_path: Path) -> None:
+    """Random scripts, on a copy that has changes of its own, leave what they leave when run directly."""
+    dice = random.Random(3)
+    for number in range(max(10, SCRIPTS // 20)):
+        script = "; ".join(
+            dice.choice(STEPS).format(p=dice.choice(NAMES), q=dice.choice(NAMES), r=dice.randint(1, 9))
+            for _ in range(dice.randint(1, 6))
+        )
+        base = tmp_path / str(number)
+        for name in ("direct", "root"):
+            (base / name).mkdir(parents=True)
+            fill(base / name)
+            (base / name / "h2").unlink()
+        direct = HostFilesystem(base / "direct", store=base / "direct-store")
+        copy = isolate(HostFilesystem(base / "root", store=base / "store"), place=base / "copy")
+        for each in (direct, copy):
+            change(each)
+        subprocess.run(
+            ["bash", "-c", script],
+            cwd=direct.root,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+        shell = Shell(base / "root", base / "store", filesystem=copy)
+        shell(script)
+        assert shown(copy) == shown(direct), (script, shell.ran)
 
 
 def test_a_conflict_is_told_by_path(root: Path, tmp_path: Path) -> None:

@@ -116,14 +116,13 @@ class TaskCompletionContext(JudgeContext):
             ran = await run_in_workspace(
                 workspace,
                 command,
-                cwd=place,
+                directory=str(place.relative_to(root.resolve())),
                 env=env,
                 timeout_s=timeout_s,
                 max_output_bytes=max_output_bytes,
                 cancellation=self.cancellation,
                 clock=clock,
                 sandbox=sandbox_of(workspace),
-                workspace=root,
             )
             if layers is not None and ran.way == "layer":
                 await _finished(partial(layers.keep_caches, tuple(caches)))

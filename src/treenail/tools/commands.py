@@ -16,20 +16,21 @@ different.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypedDict, Unpack
 
 import anyio
 import anyio.to_thread
 
+from treenail.clock import Clock
 from treenail.containment import CancellationToken
-from treenail.errors import SandboxError, WorkspaceError
+from treenail.errors import SandboxError, UsageError, WorkspaceError
 from treenail.sandbox import Layer, Sandbox
 from treenail.tools.events import Way
-from treenail.tools.process import CommandOptions, CommandResult, run_command_async, shown_command
+from treenail.tools.process import CommandResult, default_shell, run_command_async, shown_command
 from treenail.workspace import CommandLayer, Filesystem, LayeredFilesystem, layered
 
 _logger = logging.getLogger("treenail.tools")
@@ -43,8 +44,19 @@ _UNLIKE = {
 }
 """What a layer cannot do, and how programs name it."""
 
-_refused: dict[Path, str] = {}
+_CHANGE_DIRECTORY = ("/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh")
+
+_refused: dict[str, str] = {}
 """The workspaces over which no layer could be mounted in this process, and why."""
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of `run_in_workspace`, as `run_command` has them."""
+
+    env: Mapping[str, str] | None
+    timeout_s: float | None
+    max_output_bytes: int
+    clock: Clock | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +73,32 @@ async def run_in_workspace(
     filesystem: Filesystem,
     command: str | Sequence[str],
     *,
+    directory: str = ".",
+    sandbox: Sandbox | None = None,
     cancellation: CancellationToken | None = None,
-    **options: Unpack[CommandOptions],
+    **options: Unpack[RunOptions],
 ) -> WorkspaceRun:
-    """Run a command in the workspace that the open call holds; see the theory of operation.
+    """Run a command in a directory of the workspace that the open call holds; see the theory of operation.
 
     The call must have been begun without a scan if the filesystem has layers, and with one if not.
     """
-    sandbox = options.get("sandbox") or Sandbox("off")
-    run = partial(run_command_async, command, cancellation=cancellation, **options)
+    sandbox = sandbox or Sandbox("off")
+    start = partial(run_command_async, cancellation=cancellation, sandbox=sandbox, **options)
+
+    def run(root: Path, layer: Layer | None = None) -> Awaitable[CommandResult]:
+        if layer is None or (root / directory).is_dir():
+            return start(command, cwd=root / directory, workspace=root, layer=layer)
+        # The layer of a copy has directories that are not there without it.
+        words = [default_shell(), "-c", command] if isinstance(command, str) else command
+        return start([*_CHANGE_DIRECTORY, directory, *words], cwd=root, workspace=root, layer=layer)
+
     layers = layered(filesystem)
     if layers is None:
-        return WorkspaceRun(await run(), "scan", "this kind of workspace has no layers")
+        return WorkspaceRun(await run(_root(filesystem)), "scan", "this kind of workspace has no layers")
     if layers.open_call is None:
-        return WorkspaceRun(await run(), "scan", "no call holds the workspace, so nothing can be undone")
-    result, because = await _on_layer(layers, Path(filesystem.root), run, sandbox)
+        because = "no call holds the workspace, so nothing can be undone"
+        return WorkspaceRun(await run(_root(filesystem)), "scan", because)
+    result, because = await _on_layer(layers, run, sandbox)
     if result is not None and not because:
         return WorkspaceRun(result, "layer")
     if result is not None and (sandbox.grants.network or sandbox.grants.write):
@@ -84,18 +107,23 @@ async def run_in_workspace(
     level = logging.INFO if result is None else logging.WARNING
     _logger.log(level, "%s runs without a layer: %s", shown_command([str(command)]), because)
     await _to_the_end(layers.capture)
-    return WorkspaceRun(await run(), "scan", because)
+    return WorkspaceRun(await run(_root(filesystem)), "scan", because)
+
+
+def _root(filesystem: Filesystem) -> Path:
+    root = filesystem.host_root
+    if root is None:
+        raise UsageError("a command needs a workspace on disk that can be written, and this one is not")
+    return root
 
 
 async def _on_layer(
-    layers: LayeredFilesystem, root: Path, run: Any, sandbox: Sandbox
+    layers: LayeredFilesystem, run: Any, sandbox: Sandbox
 ) -> tuple[CommandResult | None, str]:
     """Run on a layer. Return the result, if there is one, and why it does not do, if so."""
     if sandbox.mode == "off":
         return None, "there is no sandbox"
-    if root in _refused:
-        return None, _refused[root]
-    because = ""
+    because = root = ""
     for elsewhere in (False, True):
         try:
             layer = layers.open_layer(elsewhere=elsewhere)
@@ -103,10 +131,12 @@ async def _on_layer(
             layer = str(error)
         if isinstance(layer, str):
             return None, because or layer
+        root = layer.lower
+        if root in _refused:
+            return None, _refused[root]
+        mounted = Layer(Path(root), Path(layer.upper), Path(layer.work), layer.options)
         try:
-            result: CommandResult = await run(
-                layer=Layer(root, Path(layer.upper), Path(layer.work), layer.options)
-            )
+            result: CommandResult = await run(Path(root), mounted)
         except SandboxError as error:
             # The layer's filesystem cannot hold one, or no layer can be mounted, or there is no sandbox.
             because = f"no layer can be mounted here: {error}"

@@ -17,16 +17,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from treenail.errors import SandboxError, UsageError
+from treenail.errors import PathEscapeError, SandboxError, UsageError
 from treenail.sandbox import told_to_the_model
 from treenail.tools.commands import run_in_workspace
 from treenail.tools.context import ToolContext
 from treenail.tools.events import CommandRan
 from treenail.tools.process import CommandResult, command_environment
 from treenail.tools.tool import ReadyTool, Tool, ToolExample, ToolResult, described
-from treenail.workspace import Filesystem, normalize, sandbox_of
+from treenail.workspace import Filesystem, layered, normalize, sandbox_of
 
 MAX_OUTPUT_BYTES = 20_000
 """How much of each output stream is shown to the model."""
@@ -72,9 +71,9 @@ def shell_tool(
             return ToolResult.error(f"timeout_seconds must be more than 0 and at most {MAX_TIMEOUT_S:g}.")
         if not params.command.strip() or "\0" in params.command:
             return ToolResult.error("The command is empty or contains a NUL character; send a shell command.")
-        directory = _directory(context.filesystem, params.directory)
-        if isinstance(directory, str):
-            return ToolResult.error(directory)
+        refusal = _refusal(context.filesystem, params.directory)
+        if refusal is not None:
+            return ToolResult.error(refusal)
         if context.deadline is not None:
             wanted_s = min(wanted_s, max(context.deadline.remaining().total_seconds(), 0.001))
         sandbox = sandbox_of(context.filesystem)
@@ -82,14 +81,13 @@ def shell_tool(
             ran = await run_in_workspace(
                 context.filesystem,
                 params.command,
-                cwd=directory,
+                directory=normalize(params.directory),
                 env=command_environment(allow=allow_env, extra=env),
                 timeout_s=wanted_s,
                 max_output_bytes=max_output_bytes,
                 cancellation=context.cancellation,
                 clock=context.state.clock,
                 sandbox=sandbox,
-                workspace=context.filesystem.root,
             )
         except SandboxError as error:
             context.session.dispatch(CommandRan(context.call_id, "refused", ("command",)))
@@ -138,21 +136,21 @@ def shell_tool(
     )
 
 
-def _directory(filesystem: Filesystem, directory: str) -> Path | str:
-    """Return the directory on disk to run in, or a message that says why there is none."""
-    root = filesystem.host_root
-    if root is None:
+def _refusal(filesystem: Filesystem, directory: str) -> str | None:
+    """Say why no command can run in a directory of the workspace, or None if one can."""
+    if filesystem.host_root is None and layered(filesystem) is None:
         reason = "is read-only here" if filesystem.read_only else "is not on disk"
         return f"Commands cannot run: the workspace {reason}. Use the file tools instead."
     try:
-        wanted = (root / normalize(directory)).resolve()
+        if normalize(directory) != ".":
+            filesystem.list(directory)
+    except PathEscapeError as error:
+        return f"Cannot run in {directory!r}: it is outside of the workspace: {error}."
+    except (FileNotFoundError, NotADirectoryError):
+        return f"Cannot run in {directory!r}: there is no such directory in the workspace."
     except (OSError, ValueError) as error:
         return f"Cannot run in {directory!r}: {error}."
-    if not wanted.is_relative_to(root.resolve()):
-        return f"Cannot run in {directory!r}: it is outside of the workspace."
-    if not wanted.is_dir():
-        return f"Cannot run in {directory!r}: there is no such directory in the workspace."
-    return wanted
+    return None
 
 
 def _shown(result: CommandResult, timeout_s: float) -> str:

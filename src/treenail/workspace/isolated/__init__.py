@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 An `IsolatedFilesystem` begins at a boundary of a workspace on disk and goes its own way from there. It
-has three parts, each in a file of its own:
+has four parts, each in a file of its own:
 
 - **The past** (`past`): the other workspace as it was at the boundary. A path that nobody has changed since
   is read where it is; for one that was changed, the other workspace's own history knows what was there. So
@@ -12,8 +12,11 @@ has three parts, each in a file of its own:
   so that calls, crashes, boundaries and restores work in here as they do anywhere. A path that was changed or
   deleted has a *note* in the layer (`notes`): what was there at the boundary, and whether the past is hidden
   below it.
-- **The scratch tree** (`scratch`): a process needs a real directory. During a foreign call every operation
-  goes to a tree that was written out for it, and at the call's end what differs is taken into the layer.
+- **Commands** (`commands`): a command works on an overlay of the other workspace's directory that begins with
+  what the copy shows otherwise, and what it leaves there is taken into the layer.
+- **The scratch tree** (`scratch`): without overlays a process needs a directory of its own. During a foreign
+  call every operation goes to a tree that was written out for it, and at the call's end what differs is taken
+  into the layer.
 
 What the copy has changed comes back as `ForkChange`s (`changes`). `apply_changes` brings them into a
 workspace inside a tool call, whose transaction makes it all or nothing. A path that is not there what it was

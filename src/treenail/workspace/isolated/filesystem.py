@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,12 +26,14 @@ from treenail.workspace.base import (
 from treenail.workspace.diffs import describe
 from treenail.workspace.host import HostFilesystem
 from treenail.workspace.isolated.changes import ForkChange, diff_of
+from treenail.workspace.isolated.commands import CopyLayer
 from treenail.workspace.isolated.differences import differences
 from treenail.workspace.isolated.fingerprints import NOTHING, Fingerprint, fingerprint
 from treenail.workspace.isolated.notes import own_paths
 from treenail.workspace.isolated.overlay import Overlay
 from treenail.workspace.isolated.past import Past
 from treenail.workspace.isolated.scratch import ScratchTree
+from treenail.workspace.layers import CommandLayer, drop_left_layers, is_inside, memory_place, why_not
 from treenail.workspace.views import PassedReads, ReadOnlyFilesystem
 
 
@@ -59,6 +61,9 @@ class IsolatedFilesystem(PassedReads[Overlay | HostFilesystem]):
         self._base = base
         self._overlay = Overlay(Past(base, snapshot), layer)
         self._scratch = ScratchTree(self._overlay, self._place, clock)
+        self._layer: CopyLayer | None = None
+        """What a command of the open call works on."""
+        drop_left_layers(str(self._place / "layers"))
         # While a foreign call is open, operations go to the scratch tree.
         super().__init__(lambda: self._scratch.in_use or self._overlay)
 
@@ -176,6 +181,53 @@ class IsolatedFilesystem(PassedReads[Overlay | HostFilesystem]):
                 raise
             return _IsolatedCall(self, call)
 
+    @property
+    def open_call(self) -> WorkspaceCall | None:
+        """The call that holds this copy."""
+        return self._overlay.layer.open_call
+
+    def open_layer(self, *, elsewhere: bool = False) -> CommandLayer | str:
+        """Open a layer for a command of the open call, or say why there can be none."""
+        with self._overlay.lock:
+            base, place = self._base, str(self._place / "layers")
+            if elsewhere or is_inside(base.root, place):
+                place = memory_place(place)
+            refusal = why_not(base.root, place)
+            if refusal is not None:
+                return refusal
+            unlike = self._overlay.unlike_host()
+            if unlike is None:
+                return "another command works in the original workspace itself"
+            layer = CommandLayer(base.undo.tree, place, private=base.undo.private)
+            try:
+                self._layer = CopyLayer(self._overlay, layer, unlike)
+            except BaseException:
+                layer.drop()
+                raise
+            return layer
+
+    def drop_layer(self) -> None:
+        """Forget what the command on the open call's layer did."""
+        with self._overlay.lock:
+            layer, self._layer = self._layer, None
+            if layer is not None:
+                layer.layer.drop()
+
+    def keep_caches(self, names: Collection[str]) -> None:
+        """Do nothing: what a check leaves in a copy is of no use to the next."""
+
+    def capture(self) -> None:
+        """Write the tree out, for a command of the open call that works on a directory."""
+        with self._overlay.lock:
+            self._scratch.begin()
+
+    def _settle(self) -> None:
+        """Take what a command has done into the layer of the copy."""
+        if self._layer is not None:
+            self._layer.absorb()
+            self.drop_layer()
+        self._scratch.settle()
+
     def unfinished(self) -> Sequence[str]:
         """List the calls that are open, oldest first: those that a crash left, and this object's own."""
         return self._overlay.layer.unfinished()
@@ -241,19 +293,20 @@ class _IsolatedCall:
     def prepare(self) -> FilesystemSnapshot:
         """Write the boundary after the call; the call can still be rolled back."""
         with self._filesystem._overlay.lock:
-            self._filesystem._scratch.settle()
+            self._filesystem._settle()
             return self._call.prepare()
 
     def finish(self) -> None:
         """Forget how to undo the call. Only after the log has committed it."""
         with self._filesystem._overlay.lock:
-            self._filesystem._scratch.settle()
+            self._filesystem._settle()
             self._call.finish()
             self._filesystem._ended(undone=False)
 
     def rollback(self) -> RestoreReport:
         """Put back exactly what the call changed. Calling it again does nothing."""
         with self._filesystem._overlay.lock:
+            self._filesystem.drop_layer()
             is_open = self.call_id in self._filesystem.unfinished()
             report = self._call.rollback()
             undone = self._filesystem._ended(undone=True) if is_open else ()

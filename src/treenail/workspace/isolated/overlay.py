@@ -204,6 +204,11 @@ class Overlay(VirtualTree):
                 found.update(self.past.below(path))
         return found
 
+    def unlike_host(self) -> set[str] | None:
+        """Return every path that may differ from the other workspace's directory; None if that is unknown."""
+        since = self.past.changed_paths()
+        return None if since is None else since | self.changed_paths()
+
     def restore(self, snapshot: FilesystemSnapshot) -> RestoreReport:
         """Go back to a boundary of the layer."""
         notes = self.notes

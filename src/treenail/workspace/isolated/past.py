@@ -156,6 +156,11 @@ class Past:
                     )
         return found
 
+    def changed_paths(self) -> set[str] | None:
+        """Return every path that was changed since the boundary; None while a foreign process works there."""
+        with self.host.undo.lock:
+            return None if self._refresh() is not None else {*self._firsts, *self._open} - {ROOT}
+
     def below(self, path: str) -> Iterator[str]:
         """Yield every path that was below a directory."""
         for name, entry in self.entries(path).items():
