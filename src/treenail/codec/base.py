@@ -25,8 +25,8 @@ class Coder(NamedTuple):
 
     encode: Encode
     decode: Decode
-    plain: frozenset[type] = frozenset()
-    """The types whose values `encode` returns as they are."""
+    as_is: str = "False"
+    """A condition on `item`, in Python, under which the printer takes a value as it is, without `encode`."""
 
 
 def at(part: str, error: CodecError) -> CodecError:

@@ -29,12 +29,15 @@ class Codec:
     def encode(self, value: object) -> bytes:
         """Encode a dataclass or pydantic model. Raises `EncodeError` with the path to the field."""
         cls = type(value)
-        if cls not in self._records and not is_record(cls):
-            raise EncodeError(
-                f"{cls.__qualname__} is not a dataclass or a pydantic model; wrap the value in one",
-                path=cls.__qualname__,
-            )
-        return _encode(self.record(cls).encode_fields, value)
+        record = self._records.get(cls)
+        if record is None:
+            if not is_record(cls):
+                raise EncodeError(
+                    f"{cls.__qualname__} is not a dataclass or a pydantic model; wrap the value in one",
+                    path=cls.__qualname__,
+                )
+            record = self.record(cls)
+        return _encode(record.encode_fields, value)
 
     def decode(self, cls: type[T], payload: bytes | str) -> T:
         """Decode what `encode` made of a value of that very class. Raises `DecodeError`."""

@@ -52,6 +52,7 @@ class FrozenDict(dict[K, V]):
         return f"FrozenDict({dict(self)!r})"
 
 
+_NOTHING = ()
 _LEAVES = frozenset((*NATIVE, *(each.kind for each in SCALARS.values())))
 
 
@@ -63,8 +64,8 @@ def is_immutable(value: object) -> bool:
     parts_of = _parts_of(kind)
     if parts_of is None:
         return False
-    for each in parts_of(value):  # noqa: SIM110  # a generator costs more than the check
-        if type(each) not in _LEAVES and not is_immutable(each):
+    for each in parts_of(value):
+        if type(each) not in _LEAVES and each is not _NOTHING and not is_immutable(each):
             return False
     return True
 

@@ -48,14 +48,14 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def print_json(data: Json) -> bytes:
-    """Print JSON data as UTF-8. Raises `CodecError` for what is too deep."""
+    """Print JSON data, UUIDs in it as text, as UTF-8. Raises `CodecError` for what is too deep."""
     try:
         return to_json(data)
     except PydanticSerializationError:
         if _is_too_deep(data):
             raise CodecError(TOO_DEEP) from None
         # Half of a surrogate pair: its escaped form keeps it exactly.
-        return json.dumps(_without_pairs(data), separators=(",", ":")).encode()
+        return json.dumps(_without_pairs(data), separators=(",", ":"), default=str).encode()
 
 
 def _is_too_deep(data: Json) -> bool:

@@ -37,9 +37,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Generic, Literal, NamedTuple, TypeVar, overload
-from uuid import UUID
 
-from treenail.codec import Codec
+from pydantic_core import from_json
+
+from treenail.codec import Codec, quick
 from treenail.conversation.events import (
     BranchSummary,
     HistoryCompacted,
@@ -133,6 +134,7 @@ class Growing(Sequence[T], Generic[T]):
         return repr(tuple(self))
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ReplayCall:
     """A tool call as it is sent: its id is unique in the input."""
@@ -142,6 +144,7 @@ class ReplayCall:
     arguments: str
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ReplayItem:
     """One message of the input, provider-neutral."""
@@ -184,6 +187,7 @@ class LeftOut(NamedTuple):
     reason: str
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Replay:
     """What a provider is sent, and what was left out of it."""
@@ -247,8 +251,8 @@ class Replayer:
     """The newest event that was taken."""
     _said: list[tuple[int, Said]] = field(default_factory=list)
     """What the conversation is made of, with its places in the log."""
-    _places: dict[UUID, int] = field(default_factory=dict)
-    """Where in `_said` a message is, by its id."""
+    _places: dict[int, int] = field(default_factory=dict)
+    """Where in `_said` a message is, by its id as a number, which is hashed faster."""
     _taken_back: dict[int, InnerMessage] = field(default_factory=dict)
     _left_out: list[LeftOut] = field(default_factory=list)
     _breaks: list[str] = field(default_factory=list)
@@ -355,7 +359,7 @@ class Replayer:
 
     def _take_message(self, seq: int, message: InnerMessage) -> None:
         end = len(self._said)
-        place = self._places.setdefault(message.message_id, end)
+        place = self._places.setdefault(message.message_id.int, end)
         if place == end:
             self._said.append((seq, message))
             self._add_message(seq, message)
@@ -436,7 +440,7 @@ class Replayer:
             ]
             self._fold_again(f"event {seq} took back {len(gone)} messages")
         for at, each in wanted:
-            place = self._places.get(each.message_id)
+            place = self._places.get(each.message_id.int)
             if place is None:
                 self._take_message(at, each)
             elif _as_sent(self._said[place][1]) != _as_sent(each):
@@ -451,7 +455,7 @@ class Replayer:
         self._open, self._used, self._system, self._summary = {}, {}, None, None
         self._begin_hash_anew()
         self._places = {
-            each.message_id: place
+            each.message_id.int: place
             for place, (_, each) in enumerate(self._said)
             if isinstance(each, InnerMessage)
         }
@@ -729,9 +733,10 @@ class _Digest:
         content = item.canonical()
         self._hash.update(len(content).to_bytes(8, "big") + content)
         self.count += 1
-        self.bytes += len(content) + IMAGE_BYTES * sum(
-            not isinstance(each, ReasoningPart) for each in item.parts
-        )
+        self.bytes += len(content)
+        for each in item.parts:
+            if not isinstance(each, ReasoningPart):
+                self.bytes += IMAGE_BYTES
 
     def copy(self) -> _Digest:
         """Return one that can grow on its own."""
@@ -755,9 +760,12 @@ def _framed(tag: str, text: str) -> str:
 def _arguments(text: str) -> str:
     """Return arguments that are a JSON object: providers refuse others, and the model saw the error."""
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        return "{}"
+        data = from_json(text)
+    except (ValueError, TypeError):
+        try:
+            data = json.loads(text)  # It reads what the faster parser refuses: deep nesting, half characters.
+        except (ValueError, RecursionError):
+            return "{}"
     return text if isinstance(data, dict) else "{}"
 
 

@@ -75,18 +75,19 @@ def check_drafts(drafts: Sequence[Draft]) -> None:
     """Refuse a batch that could not be stored or could not be read again."""
     if len(drafts) > MAX_BATCH:
         raise UsageError(f"one append takes at most {MAX_BATCH} events, not {len(drafts)}; append in parts")
+    stamp: object = None
     for draft in drafts:
         kind, payload, at_us, turn_id, run_id, trace_id, rolled_back = draft
         check_text("an event's type", kind)
         if not kind:
             raise UsageError("an event's type must not be empty")
-        if turn_id is not None:
-            check_text("turn_id", turn_id)
-        if run_id is not None:
-            check_text("run_id", run_id)
-        if trace_id is not None:
-            check_text("trace_id", trace_id)
-        check_payload(f"the payload of {kind!r}", payload)
+        if draft[3:6] != stamp:  # Mostly the events of an append have one stamp.
+            for what, text in (("turn_id", turn_id), ("run_id", run_id), ("trace_id", trace_id)):
+                if text is not None:
+                    check_text(what, text)
+            stamp = draft[3:6]
+        if type(payload) is not bytes or len(payload) > MAX_PAYLOAD_BYTES:
+            check_payload(f"the payload of {kind!r}", payload)
         if type(at_us) is not int or not _EARLIEST_US <= at_us <= _LATEST_US:
             raise UsageError(f"at_us of {kind!r} must be whole microseconds since 1970, not {at_us!r}")
         if rolled_back not in (False, True):

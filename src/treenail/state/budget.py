@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final, Literal, NoReturn, TypeVar
 
 from treenail.clock import Clock, SystemClock, WallClock, whole_clock
-from treenail.codec import sparse
+from treenail.codec import quick, sparse
 from treenail.errors import BudgetExceededError, DeadlineExceededError, UsageError
 from treenail.log import SlicePolicy
 
@@ -41,6 +41,7 @@ Dimension = Literal["deadline", "input", "output", "total", "cost"]
 
 
 @sparse
+@quick
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
     """Tokens that were used; None stands for "the provider did not say".
@@ -57,7 +58,7 @@ class TokenUsage:
     def __post_init__(self) -> None:
         for name in ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"):
             count = getattr(self, name)
-            if count is not None:
+            if count is not None and (type(count) is not int or count < 0):
                 _check_count(f"TokenUsage.{name}", count, least=0)
 
     @property

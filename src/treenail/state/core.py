@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -154,7 +154,8 @@ class Core:
 
     def ensure_loaded(self) -> None:
         """Fold the log unless that was done, or if a type has become known that events waited for."""
-        self.fold.check_not_reducing()
+        if self.fold.reducing is not None:
+            self.fold.check_not_reducing()
         if not self.loaded or (self.unknown and any(map(self.codec.registry.knows, self.unknown))):
             self.load()
 
@@ -252,7 +253,8 @@ class Core:
             raise ReadOnlyError(
                 f"session {self.session_id} was opened for reading; open it without read_only to change it"
             )
-        self.fold.check_not_reducing()
+        if self.fold.reducing is not None:
+            self.fold.check_not_reducing()
 
     def append(
         self, staged: Sequence[Staged], *, written: Callable[[], None] | None = None
@@ -433,8 +435,7 @@ class Core:
                 failure = HandlerFailure(self.dispatcher.dispatch, error)
                 told[index] = each.with_handler(self.dispatcher.dispatch, failure)
             else:
-                told[index] = replace(
-                    each,
+                told[index] = each._replace(
                     handlers_invoked=each.handlers_invoked + delivered.handlers_invoked,
                     errors=each.errors + delivered.errors,
                 )

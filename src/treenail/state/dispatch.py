@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -26,8 +26,7 @@ class HandlerFailure:
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class DispatchResult:
+class DispatchResult(NamedTuple):
     """What became of one dispatched event."""
 
     event: object

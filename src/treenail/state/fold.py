@@ -40,7 +40,7 @@ from treenail.state.events import (
     spec_of,
 )
 from treenail.state.reducers import Made, Registration, reducer_name, takes_context
-from treenail.state.slices import EMPTY, Kept, Slice, entries_of
+from treenail.state.slices import EMPTY, Append, Kept, Slice, entries_of
 from treenail.state.stored import Folding, Read, read_values, rebuilt, seal
 from treenail.state.views import SessionView
 
@@ -121,7 +121,7 @@ class Fold:
         """The slices that this session uses, oldest first."""
         self.reducers: dict[type, list[Registration]] = {}
         self.policies: dict[type, SlicePolicy] = {}
-        self._reducing: int | None = None
+        self.reducing: int | None = None
         """The thread in which a reducer runs."""
         for each in SYSTEM_EVENTS:
             self.name_of(each)
@@ -207,7 +207,7 @@ class Fold:
         A reducer is asked again whenever the log is folded. It says what becomes of its slice, from
         what it is given; the session itself is in the middle of a change.
         """
-        if self._reducing is not None and self._reducing == threading.get_ident():
+        if self.reducing is not None and self.reducing == threading.get_ident():
             raise UsageError(
                 "a reducer used its session; read through context.session, return what the slice "
                 "becomes, and dispatch from an observer or a subscriber"
@@ -261,13 +261,22 @@ class Fold:
         event, payload = staged.event, staged.logged.payload
         given = event if staged.immutable else self.codec.decode(type(event), payload)
         before = working.get(registration.slice_type)
-        self._reducing = threading.get_ident()
+        slice_type = registration.slice_type
+        self.reducing = threading.get_ident()
         try:
-            outcome = registration.call(before, given, Context(working))
-            made = Made(self.codec, registration.slice_type, given, payload, seq, staged.immutable)
-            working.changes[registration.slice_type] = made.of(before, outcome)
+            if registration.takes_context:
+                outcome = registration.reducer(before, given, context=Context(working))
+            else:
+                outcome = registration.reducer(before, given)
+            is_kept = type(outcome) is Append and outcome.item is event and type(event) is slice_type
+            if is_kept and staged.immutable:  # Almost every event is.
+                after = before.append(event, seq)
+            else:
+                made = Made(self.codec, slice_type, given, payload, seq, staged.immutable)
+                after = made.of(before, outcome)
+            working.changes[slice_type] = after
         finally:
-            self._reducing = None
+            self.reducing = None
 
     def _apply_system(
         self,

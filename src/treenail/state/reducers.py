@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from treenail.codec import Codec
@@ -30,14 +31,6 @@ class Registration:
     slice_type: type
     reducer: Callable[..., Any]
     takes_context: bool
-
-    def call(self, before: Slice[Any], event: object, context: object) -> object:
-        """Run the reducer."""
-        return (
-            self.reducer(before, event, context=context)
-            if self.takes_context
-            else self.reducer(before, event)
-        )
 
 
 class Made(NamedTuple):
@@ -150,6 +143,13 @@ def reducer_name(reducer: Callable[..., Any]) -> str:
 
 def takes_context(function: Callable[..., Any]) -> bool:
     """Say whether a reducer takes the context."""
+    if isinstance(function, DeclaredReducer):
+        return True
+    if isinstance(function, FunctionType) and not vars(function).keys() & {"__wrapped__", "__signature__"}:
+        # The same answer as a signature's, a hundred times faster: reducers are registered in each run.
+        code = function.__code__
+        named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        return "context" in named or bool(code.co_flags & inspect.CO_VARKEYWORDS)
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

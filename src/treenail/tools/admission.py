@@ -48,6 +48,8 @@ class Admission:
 
     def refusal(self, plan: PlannedCall, tool: Tool[Any, Any]) -> Refusal | None:
         """Return why a call may not begin, or None. Raises `HoldRequired` if a person has to answer first."""
+        if tool.effects == "none" and not plan.policies:
+            return None
         refused = self._unknown(plan, tool) or self._denied(plan, tool)
         if refused is not None or tool.effects == "none":
             return refused

@@ -28,7 +28,7 @@ async def run_batch(
     while len(results) < len(calls):
         first = len(results)
         end = first + 1
-        if is_free(calls[first]):
+        if end < len(calls) and is_free(calls[first]):
             while end < len(calls) and is_free(calls[end]):
                 end += 1
         if first:

@@ -162,11 +162,14 @@ def _kept_result(result: ToolResult[Any]) -> ToolResult[Any]:
 
 
 def _kept_arguments(call: ToolCall) -> FrozenDict[str, object]:
+    text = call.arguments_json or "{}"
     try:
-        data = from_json(call.arguments_json or "{}")  # The parser that the tool's own parameters go through.
+        data = from_json(text)  # The parser that the tool's own parameters go through.
     except ValueError:
         return FrozenDict()
-    return FrozenDict(_shortened(data)) if isinstance(data, dict) else FrozenDict()
+    if len(text) > _KEPT_ARGUMENT:
+        data = _shortened(data)
+    return FrozenDict(data) if isinstance(data, dict) else FrozenDict()
 
 
 def _shortened(value: Any) -> Any:

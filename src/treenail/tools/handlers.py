@@ -25,13 +25,16 @@ GRACE_S = 5.0
 
 async def run_handler(opened: OpenCall) -> Any:
     """Run the handler of a call until it is done, the deadline passes or the call's token is set."""
-    token, deadline = opened.cancellation, opened.plan.context.deadline
+    given, tool = opened.plan.context, opened.tool
+    # Only a handler that knows the call's own token, or has a thread to stop, needs one.
+    token = given.cancellation if tool.is_async and not tool.takes_context else opened.cancellation
+    deadline = given.deadline
     seconds = None if deadline is None else max(deadline.remaining().total_seconds(), 0)
     with anyio.move_on_after(seconds) as scope:
         forget = token.on_cancel(threadsafe(scope.cancel))
         try:
             with opened.entered():
-                if opened.tool.is_async:
+                if tool.is_async:
                     outcome = await opened.call_handler()
                 else:
                     outcome = await _on_worker(opened)

@@ -153,7 +153,8 @@ class ToolRunner:
         is_slow = plan.tool is not None and self.environment.scans_for(plan.tool)
         begun: list[OpenCall] = []
         try:
-            await self.take_tickets(plan)
+            if plan.tickets is not None:
+                await self.take_tickets(plan)
             if is_slow or self.permissions.approver is not None:
                 opened = await run_beside(self.begin, plan, begun)
             else:

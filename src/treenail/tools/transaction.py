@@ -23,8 +23,8 @@ Everything here is plain sync code; waiting is the runner's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -124,8 +124,8 @@ class OpenCall:
     """The id of the event that ends the call."""
     started_at: float
     transaction: Transaction
-    cancellation: CancellationToken = field(init=False)
-    """The call's own, below the caller's."""
+    made_cancellation: CancellationToken | None = field(default=None, repr=False)
+    """The call's own token, once something has asked for it."""
     made_context: ToolContext | None = field(default=None, repr=False)
     """The handler's context, once something has asked for it."""
     filesystem: CallFilesystem | None = None
@@ -155,6 +155,13 @@ class OpenCall:
     def call(self) -> ToolCall:
         """The model's request."""
         return self.plan.call
+
+    @property
+    def cancellation(self) -> CancellationToken:
+        """The call's own token, below the caller's."""
+        if self.made_cancellation is None:
+            self.made_cancellation = CancellationToken(self.plan.context.cancellation)
+        return self.made_cancellation
 
     @property
     def base(self) -> Filesystem | None:
@@ -210,7 +217,6 @@ class OpenCall:
 
     def _make_parts(self) -> None:
         """Make what the handler is given of the call's own."""
-        self.cancellation = CancellationToken(self.plan.context.cancellation)
         seen = self.environment.read_only if self.tool.effects == "none" else self.environment.filesystem
         self.filesystem = None if seen is None else CallFilesystem(seen, self.call.id)
         resources = self.environment.state.resources
@@ -277,21 +283,9 @@ class OpenCall:
         _inside.set((*_inside.get(), self))
         self.transaction.enter()
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self) -> Entered:
         """Make the block part of the call. A cancellation that the block swallows is raised at its end."""
-        before = cancellations()
-        inside = _inside.set((*_inside.get(), self))
-        staging = self.transaction.enter()
-        try:
-            yield
-        except Exception:
-            heed_cancellations(before)
-            raise
-        finally:
-            self.transaction.leave(staging)
-            _inside.reset(inside)
-        heed_cancellations(before)
+        return Entered(self)
 
     # .. end ..
 
@@ -303,7 +297,8 @@ class OpenCall:
                 result = self._with_file(result)
             given = self.plan.context
             given.cancellation.raise_if_cancelled()  # It is set before those below it follow.
-            self.cancellation.raise_if_cancelled()
+            if self.made_cancellation is not None:
+                self.made_cancellation.raise_if_cancelled()
             if given.deadline is not None:
                 given.deadline.raise_if_passed(f"the tool call {self.call.id}")
             typed = _typed_values(result) if result.success else ()
@@ -406,7 +401,8 @@ class OpenCall:
     def _finish(self) -> None:
         """Let go of a call that is in the log. What cannot be cleared up now is left for a recovery."""
         self.is_over = True
-        self.cancellation.unlink()
+        if self.made_cancellation is not None:
+            self.made_cancellation.unlink()
         if self.workspace is None:
             return
         try:
@@ -512,9 +508,8 @@ class OpenCall:
     def _close_context(self) -> None:
         """Make the handler's parts refuse. A call that was interrupted early may not have them yet."""
         self._close_outbox()
-        cancellation: CancellationToken | None = getattr(self, "cancellation", None)
-        if cancellation is not None:
-            cancellation.unlink()
+        if self.made_cancellation is not None:
+            self.made_cancellation.unlink()
         if self.filesystem is not None:
             self.filesystem.end()
 
@@ -592,7 +587,28 @@ _inside: ContextVar[tuple[OpenCall, ...]] = ContextVar("treenail_inside_calls", 
 
 def enclosing_calls() -> tuple[OpenCall, ...]:
     """Return the calls that the running code is part of, the outermost first."""
-    return tuple(each for each in _inside.get() if not each.is_over)
+    inside = _inside.get()
+    return tuple(each for each in inside if not each.is_over) if inside else inside
+
+
+class Entered:
+    """A block that is part of a call; see `OpenCall.entered`."""
+
+    __slots__ = ("_before", "_inside", "_opened", "_staging")
+
+    def __init__(self, opened: OpenCall) -> None:
+        self._opened = opened
+
+    def __enter__(self) -> None:
+        self._before = cancellations()
+        self._inside = _inside.set((*_inside.get(), self._opened))
+        self._staging = self._opened.transaction.enter()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._opened.transaction.leave(self._staging)
+        _inside.reset(self._inside)
+        if error is None or isinstance(error, Exception):
+            heed_cancellations(self._before)
 
 
 class _Rollback:

@@ -88,11 +88,10 @@ class FactReader:
 
     def is_new(self, value: object) -> bool:
         """Return whether a value was not seen before, and remember it."""
-        key = value.message_id if isinstance(value, InnerMessage) else (type(value), repr(value))
-        if key in self._seen:
-            return False
+        key = value.message_id.int if isinstance(value, InnerMessage) else (type(value), repr(value))
+        count = len(self._seen)
         self._seen.add(key)
-        return True
+        return len(self._seen) > count
 
 
 def _in_order(values: Sequence[object]) -> Iterator[object]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import anyio
 
+from treenail import telemetry
 from treenail.containment import (
     DEFAULT_MAX_OUTPUT_TOKENS,
     MIN_OUTPUT_TOKENS,
@@ -151,19 +151,31 @@ class ModelCaller:
             self._degrade(asked, contained.plan)
             self._bound(asked, contained)
         frame = self._frame
-        model = asked.request.model or frame.record.model
-        with model_span(frame.record.provider, model, frame.state.clock, asked.collector):
-            try:
-                # Closed whatever happens: an answer that nobody reads any more is not paid for.
-                async with aclosing(frame.seat.provider.stream(asked.request)) as events:
-                    async for each in events:
-                        asked.add(each)
-                        if not asked.is_summary:
-                            frame.display.model(each)
-            finally:
-                if contained is not None:
-                    report_usage(contained, asked.collector.usage)
+        try:
+            if not telemetry.is_on():
+                await self._collect(asked)
+            else:
+                model = asked.request.model or frame.record.model
+                with model_span(frame.record.provider, model, frame.state.clock, asked.collector):
+                    await self._collect(asked)
+        finally:
+            if contained is not None:
+                report_usage(contained, asked.collector.usage)
         return asked.collector.answer()
+
+    async def _collect(self, asked: _Asked) -> None:
+        """Take what the model says, and show it unless it is a summary."""
+        display = self._frame.display
+        is_shown = display.watch is not None and not asked.is_summary
+        events = self._frame.seat.provider.stream(asked.request)
+        try:
+            async for each in events:
+                asked.add(each)
+                if is_shown:
+                    display.model(each)
+        finally:
+            # Whatever happens: an answer that nobody reads any more is not paid for.
+            await events.aclose()
 
     def _degrade(self, asked: _Asked, plan: DegradePlan | None) -> None:
         """Send less, if the shield wants that, and note what was left out."""
@@ -222,11 +234,12 @@ class ModelCaller:
 
     async def _in_attempts(self, asked: _Asked) -> CollectedAnswer:
         """Ask the model, and again after a failure that may pass, if the policy and the limits allow it."""
-        waits = Waits(self._retry, self._frame.state.clock)
+        waits: Waits | None = None
         while True:
             try:
                 return await self._attempt(asked)
             except ModelCallError as error:
+                waits = waits or Waits(self._retry, self._frame.state.clock)
                 delay_s = waits.after(error)
                 if asked.has_begun:
                     error.partial = error.partial or asked.collector.text
@@ -258,9 +271,10 @@ class ModelCaller:
 
     async def _attempt(self, asked: _Asked) -> CollectedAnswer:
         """Ask the model once, inside the containment."""
-        containment, call = self._frame.containment, partial(self._answered, asked)
+        containment = self._frame.containment
         if containment is None:
-            return await call()
+            return await self._answered(asked)
+        call = partial(self._answered, asked)
         outcome = asked.outcome = await containment.acall_llm(call, self._options(asked))
         if outcome.ok:
             assert outcome.value is not None

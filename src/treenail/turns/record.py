@@ -277,7 +277,7 @@ class TurnRecord:
         """Record a model's answer together with what it used."""
         self._turn += 1
         self.answers_so_far += 1
-        calls = tuple(ToolCallRecord(each.id, each.name, each.arguments_json) for each in answer.calls)
+        calls = tuple([ToolCallRecord(each.id, each.name, each.arguments_json) for each in answer.calls])
         message = self.message("assistant", answer.text, self.reserve(), tool_calls=calls, parts=answer.parts)
         self.session.dispatch_all((usage, message))
         self.messages.append(message)

@@ -65,6 +65,8 @@ Next = Callable[[TurnCall], Awaitable[ToolResult[Any]]]
 async def show(proceed: Next, call: TurnCall) -> ToolResult[Any]:
     """Show the call as it begins and ends, also if it is refused, held or cut off."""
     display, clock = call.frame.display, call.frame.state.clock
+    if display.watch is None:
+        return await proceed(call)
     display.call_began(call.request)
     began = clock.monotonic()
     result: ToolResult[Any] | None = None

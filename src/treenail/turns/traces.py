@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -62,17 +62,9 @@ def turn_span(
         yield TurnSpan(span, context)
 
 
-def model_span(
-    provider: str, model: str, clock: Clock, collector: Collector
-) -> AbstractContextManager[object]:
-    """Put a model call into a span, while its answer is collected."""
-    if not telemetry.is_on():
-        return nullcontext()
-    return _model_span(provider, model, clock, collector)
-
-
 @contextmanager
-def _model_span(provider: str, model: str, clock: Clock, collector: Collector) -> Iterator[None]:
+def model_span(provider: str, model: str, clock: Clock, collector: Collector) -> Iterator[None]:
+    """Put a model call into a span, while its answer is collected."""
     began = clock.monotonic()
     about = {
         "gen_ai__operation__name": "chat",

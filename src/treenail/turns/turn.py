@@ -390,11 +390,11 @@ class InnerLoop:
         frame.display.status("running_tools")
         calls = [TurnCall(each, frame, frame.record.reserve(), resumed) for each in requests]
         await run_batch(calls, run_call, is_free=lambda call: frame.runner.is_free(call.request))
-        frame.record.messages.extend(each.message for each in calls if each.message is not None)
+        frame.record.messages += [each.message for each in calls if each.message is not None]
         for each in calls:
             if each.expansion is not None:
                 self._open_sections(each)
-        if any(each.rest is not None for each in calls):
+        if [each for each in calls if each.rest is not None]:
             self._offer_the_rest()
         if self._judges.has_feedback:
             await self._hear_feedback()
