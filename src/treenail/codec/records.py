@@ -42,12 +42,13 @@ def sparse(cls: type[T]) -> type[T]:
 
 
 def quick(cls: type[T]) -> type[T]:
-    """Let a frozen dataclass with slots fill its slots directly, in half the time that it takes otherwise.
+    """Let a frozen dataclass with slots fill its slots directly, in two thirds of the usual time.
 
     It is for types that are made several times in each tool call. Nothing else about them changes.
     """
     given: Any = cls.__init__
     fields = dataclasses.fields(cast(Any, cls))
+    assert all(each.init and not each.kw_only for each in fields)
     names = [each.name for each in fields]
     defaults = given.__defaults__ or ()
     unset = dict(zip(reversed(names), reversed(defaults), strict=False))
