@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +23,11 @@ from treenail.containment.pots import (
     DynamicAllocator,
     FairShareAllocator,
     LocalBudgetBackend,
+    SharedPot,
     WeightedAllocator,
 )
 from treenail.errors import UsageError
+from treenail.log.sqlite import SqliteLog
 
 Config = Callable[..., ExecutionConfig]
 
@@ -60,9 +63,12 @@ def test_a_call_that_is_not_made_leaves_the_pot_alone(config: Config) -> None:
     assert (pot.get(), pot.get_reserved()) == (0.25, 0.0)
 
 
-def test_a_pot_keeps_books() -> None:
+@pytest.mark.parametrize(
+    "make", [lambda _: LocalBudgetBackend(), lambda place: SharedPot(SqliteLog(place), "team")]
+)
+def test_a_pot_keeps_books(make: Any, tmp_path: Path) -> None:
     """Reserve, commit, roll back, add and reset do what they say, and nothing is settled twice."""
-    pot = LocalBudgetBackend()
+    pot = make(tmp_path / "pot.db")
     first, second = pot.reserve(0.4, 1.0), pot.reserve(0.6, 1.0)
     assert first is not None
     assert second is not None

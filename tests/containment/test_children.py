@@ -248,6 +248,37 @@ def test_a_child_that_is_opened_again_goes_on_from_what_it_had_spent(config: Con
         assert other.wrap_llm_call(lambda: None) is Decision.ALLOW
 
 
+def test_two_live_children_with_one_id_share_one_allowance(config: Config, clock: FakeClock) -> None:
+    """Of money, steps, retries and time, also while a call of the other one is under way."""
+    parent = ExecutionContext(config(), clock=clock)
+    limits = Limits(max_steps=3, max_cost_usd=0.03, max_retries=1, timeout=10.0)
+    first, second = (parent.spawn_child(limits, metadata=ChainMetadata("r", "one")) for _ in range(2))
+    dear = WrapOptions("ask", cost_estimate_hint=0.02)
+    during = first.call_llm(lambda: second.call_llm(lambda: None, dear), dear)
+    assert during.value is not None
+    assert during.value.stop_reason == "budget_exceeded"
+
+    def fail() -> None:
+        raise OSError("no")
+
+    assert second.wrap_llm_call(fail) is Decision.RETRY
+    assert first.wrap_llm_call(lambda: None) is Decision.HALT
+    assert first.stop_reason == "retry_budget_exceeded"
+    spent = [each.get_snapshot() for each in (first, second)]
+    assert {(each.step_count, each.cost_usd_accumulated, each.retries_used) for each in spent} == {
+        (2, 0.02, 1)
+    }
+    assert parent.get_snapshot().step_count == 2
+    clock.advance(6)
+    third = parent.spawn_child(limits, metadata=ChainMetadata("r", "one"))
+    assert third.remaining_s == 4
+    for each in (first, second, third):
+        each.close()
+    clock.advance(100)
+    again = parent.spawn_child(limits, metadata=ChainMetadata("r", "one"))
+    assert again.remaining_s == 4, "the time between two contexts of a chain is not the chain's"
+
+
 def test_a_child_has_an_id_of_its_own(config: Config) -> None:
     """Under its parent's id, what it spends would count twice."""
     parent = ExecutionContext(config(), metadata=ChainMetadata("r", "run"))

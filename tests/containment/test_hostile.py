@@ -148,6 +148,32 @@ def test_a_journal_that_cannot_write_leaves_the_guards_as_they_were(config: Conf
     assert ctx.call_llm(int).decision is Decision.ALLOW
 
 
+def test_a_reservation_that_could_not_be_written_is_not_charged(config: Config) -> None:
+    """The call is not made, so it is neither money nor a step, here and above; the next one is counted."""
+    broken = [True]
+
+    def journal(event: object) -> None:
+        if broken and isinstance(event, Reserved):
+            raise OSError("the disk is full")
+
+    pot = LocalBudgetBackend()
+    parent = ExecutionContext(config(max_cost_usd=1.0, budget_backend=pot), journal=journal)
+    child = parent.spawn_child(Limits(max_steps=1))
+    dear = WrapOptions("ask", cost_estimate_hint=0.6)
+    made: list[int] = []
+    for _ in range(3):
+        with pytest.raises(OSError, match="the disk is full"):
+            child.call_llm(lambda: made.append(1), dear)
+    for chain in (parent, child):
+        snapshot = chain.get_snapshot()
+        assert (snapshot.step_count, snapshot.cost_usd_accumulated, snapshot.cost_usd_reserved) == (0, 0, 0)
+    assert {node.attempts for node in child.get_snapshot().nodes} == {0}
+    assert (pot.get(), pot.get_reserved(), made) == (0.0, 0.0, [])
+    broken.clear()
+    assert child.call_llm(lambda: made.append(1), dear).ok
+    assert (parent.get_snapshot().cost_usd_accumulated, pot.get(), made) == (0.6, 0.6, [1])
+
+
 @pytest.mark.parametrize("stop", ["abort", "step limit"])
 def test_a_stop_that_cannot_be_journalled_holds(config: Config, stop: str) -> None:
     """`abort()` raises nothing and a refusal is HALT, whatever the journal does."""

@@ -92,7 +92,7 @@ def test_an_empty_pipeline_allows() -> None:
     assert pipeline.before_charge(CTX, 1.0) is Decision.ALLOW
     assert pipeline.on_error(CTX, Flaky()) is Decision.HALT
     assert ShieldPipeline(on_error_policy=Decision.RETRY).on_error(CTX, Flaky()) is Decision.RETRY
-    assert pipeline.get_events() == []
+    assert [event.event_type for event in pipeline.get_events()] == ["on_error_policy"]
 
 
 def test_a_retry_hook_that_defers_allows() -> None:
@@ -326,6 +326,27 @@ def test_a_pipeline_is_shared_without_mixing_events(config: Config) -> None:
     assert (len(one.get_snapshot().events), len(other.get_snapshot().events)) == (1, 0)
 
 
+def test_a_halt_by_default_has_its_event(config: Config) -> None:
+    """By `on_error_policy`, and because a call's own retries are used up: each says why, at its node."""
+
+    def fail() -> None:
+        raise OSError("no")
+
+    shielded = ExecutionContext(config(), ShieldPipeline())
+    halted = shielded.call_llm(fail)
+    retried = ExecutionContext(config())
+    given_up = retried.call_llm(fail, WrapOptions("ask", retry_policy_override=1))
+    for context, outcome, kind in (
+        (shielded, halted, "on_error_policy"),
+        (retried, given_up, "call_retries_exhausted"),
+    ):
+        assert outcome.decision is Decision.HALT
+        (event,) = context.get_snapshot().events
+        assert (event.event_type, event.decision) == (kind, Decision.HALT)
+        assert "OSError: no" in event.reason
+        assert event.metadata["node_id"] == outcome.node.node_id
+
+
 # --- the hooks ------------------------------------------------------------------------------------------
 
 
@@ -354,6 +375,48 @@ def test_blocked_attempts_do_not_fill_the_window(config: Config, clock: FakeCloc
         assert ctx.wrap_llm_call(lambda: None) is Decision.HALT
     breaker.reset()
     assert [ctx.wrap_llm_call(lambda: None) for _ in range(4)] == [Decision.ALLOW] * 3 + [Decision.HALT]
+
+
+def test_a_place_that_is_given_back_is_ones_own(clock: FakeClock) -> None:
+    """A call that was admitted long ago and is not made frees its own place, not that of a newer call."""
+    window = BudgetWindowHook(2, window_seconds=60, degrade_threshold=1.0, clock=clock)
+    old, new = ToolCallContext("r", session_id="old"), ToolCallContext("r", session_id="new")
+    assert window.before_llm_call(old) is None
+    clock.advance(50)
+    assert window.before_llm_call(new) is None
+    window.release(old)
+    clock.advance(20)
+    # The newer call was made 20 s ago: one place is left, not two.
+    answers = [window.before_llm_call(ToolCallContext("r", session_id=f"{n}")) for n in range(2)]
+    assert answers == [None, Decision.HALT]
+
+
+def test_a_delayed_call_keeps_its_place_and_counts_from_when_it_is_made(
+    config: Config, clock: FakeClock
+) -> None:
+    """At most `max_calls` in any window, also if a plan makes a call wait for longer than the window."""
+    window = BudgetWindowHook(1, window_seconds=10, degrade_threshold=1.0, clock=clock)
+    delay = Says(DegradePlan(delay_ms=15_000))
+    ctx = ExecutionContext(config(), ShieldPipeline([window, delay]), clock=clock)
+    other = ExecutionContext(config(), ShieldPipeline(window), clock=clock)
+    made: list[tuple[str, float]] = []
+
+    def call(name: str) -> None:
+        made.append((name, clock.monotonic()))
+
+    waiting = threading.Thread(target=ctx.wrap_llm_call, args=[lambda: call("delayed")])
+    waiting.start()
+    clock.wait_for_timers(1)
+    began = clock.monotonic()
+    clock.advance(12)  # beyond the window, and still waiting: its place is held
+    assert other.wrap_llm_call(lambda: call("too early")) is Decision.HALT
+    clock.advance(3)
+    waiting.join(30)
+    clock.advance(9)
+    assert other.wrap_llm_call(lambda: call("too early")) is Decision.HALT
+    clock.advance(1)
+    assert other.wrap_llm_call(lambda: call("next")) is Decision.ALLOW
+    assert [(name, at - began) for name, at in made] == [("delayed", 15), ("next", 25)]
 
 
 def test_a_window_is_exact_among_threads(at_once: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
+import sys
 import threading
 import time
 import weakref
@@ -152,6 +154,59 @@ def test_a_snapshot_describes_its_chain(config: Config) -> None:
     assert snapshot.policy_metadata["max_steps"] == 7
     summary = snapshot.graph_summary
     assert (summary.node_count, summary.llm_calls, summary.tool_calls) == (2, 1, 1)
+
+
+def ended_before(instruction: int) -> tuple[Any, bool]:
+    """Snapshot a call that ends before the n-th instruction of what reads its node; say if there is one."""
+    ctx = ExecutionContext(Limits())
+    begun, may_end = threading.Event(), threading.Event()
+    call = threading.Thread(target=ctx.wrap_tool_call, args=[lambda: (begun.set(), may_end.wait())])
+    call.start()
+    begun.wait()
+    left = instruction
+
+    def let_it_end(frame: Any, event: str, _: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_name == "record":
+            frame.f_trace_opcodes = True
+            left -= event == "opcode"
+            if left < 0:
+                may_end.set()
+                call.join()
+        return let_it_end
+
+    tracer = sys.gettrace()
+    sys.settrace(let_it_end)
+    try:
+        node = ctx.get_snapshot().nodes[0]
+    finally:
+        sys.settrace(tracer)
+        may_end.set()
+        call.join()
+    return node, left < 0
+
+
+def test_a_snapshot_under_contention_shows_no_torn_node() -> None:
+    """A call that ends meanwhile, at whatever moment, is shown as running, or with all of its end."""
+    for moment in itertools.count():
+        node, has_ended = ended_before(moment)
+        is_running = node.status == "running"
+        assert is_running is (node.decision is None), (moment, node)
+        assert is_running is (node.end_ts is None), (moment, node)
+        if not has_ended:
+            break
+    assert moment > 20, "nobody looked at the node"
+
+
+def test_the_tags_of_a_chain_cannot_be_changed() -> None:
+    """Neither through the metadata nor through the mapping that they were given as."""
+    given = {"env": "prod"}
+    metadata = ChainMetadata("r", "c", tags=given)
+    given["env"] = "test"
+    with pytest.raises(TypeError):
+        metadata.tags["env"] = "test"  # type: ignore[index]  # that it is read-only is the point
+    assert metadata.tags == {"env": "prod"}
+    assert dataclasses.replace(metadata, team="t").tags == {"env": "prod"}
 
 
 def test_a_snapshot_costs_the_same_at_ten_thousand_nodes() -> None:

@@ -89,21 +89,27 @@ class Call:
         return self.operation_name or f"the {self.kind} call"
 
     def record(self) -> NodeRecord:
-        """Return the node as it is now."""
+        """Return the node as it is now.
+
+        The status is written last when a call ends, and read first and once here: so another thread sees
+        the call running, with nothing of its end, or ended, with all of it.
+        """
+        status = self.status
+        is_running = status == "running"
         return NodeRecord(
             node_id=self.node_id,
             parent_id=None if self.parent is None else self.parent.node_id,
             kind=self.kind,
             operation_name=self.operation_name,
             start_ts=self.start_ts,
-            end_ts=self.end_ts,
-            status=self.status,
+            end_ts=None if is_running else self.end_ts,
+            status=status,
             cost_usd=to_usd(self.cost),
             retries_used=self.retries_used,
             chain_id=self.context.chain_id,
             attempts=self.attempts,
-            decision=None if self.status == "running" else self.decision,
-            stop_reason=self.stop_reason,
+            decision=None if is_running else self.decision,
+            stop_reason=None if is_running else self.stop_reason,
         )
 
     def take_outcome(self) -> CallOutcome[Any]:

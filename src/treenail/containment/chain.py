@@ -100,13 +100,12 @@ class Chain:
         if parent is not None and not is_onlooker:
             parent._check_depth()
 
-        self.account = Account(config)
+        self.account: Account = ledger.open_account(config, self.id)
         theirs = parent.books if parent else Books((), ())
         self.books: Books = Books(
             (self.account, *theirs.accounts),
             (self.account, *(() if is_onlooker else theirs.retry_accounts)),
         )
-        ledger.open_account(self.account, self.id)
 
         digits = secrets.token_hex(9)
         self.id_prefix = f"{digits[:8]}-{digits[8:12]}-8{digits[12:15]}-8{digits[15:18]}-"
@@ -375,14 +374,14 @@ class Chain:
 
     def snapshot(self) -> ContextSnapshot:
         """Return the state of the chain now, at a cost that does not grow with its calls; hold the lock."""
-        account, count = self.account, len(self._nodes)
+        tally, count = self.account.tally, len(self._nodes)
         stop = self.stop_reason
         return ContextSnapshot(
             chain_id=self.id,
             request_id=self.metadata.request_id,
-            step_count=account.steps,
-            cost_usd_accumulated=to_usd(account.spent),
-            retries_used=account.retries,
+            step_count=tally.steps,
+            cost_usd_accumulated=to_usd(tally.spent),
+            retries_used=tally.retries,
             aborted=StopReason.ABORTED in self._final_stops,
             abort_reason=self.abort_reason or stop,
             elapsed_ms=self.elapsed_ms(),
@@ -393,7 +392,7 @@ class Chain:
                 {index: call.record() for index, call in self._running.copy().items()},
             ),
             events=Frozen(self._events, _unchanged),
-            cost_usd_reserved=to_usd(account.reserved),
+            cost_usd_reserved=to_usd(tally.reserved),
             stop_reason=stop,
             graph_summary=GraphSummary(
                 node_count=count,

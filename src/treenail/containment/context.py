@@ -258,8 +258,10 @@ class ExecutionContext:
         """Return what is left of the ceilings here and above, as ceilings; None if nothing is left of one."""
         with self._ledger.lock:
             accounts, counted = self._books.accounts, self._books.retry_accounts
-            steps = [each.max_steps - each.steps for each in accounts if each.max_steps is not None]
-            retries = [each.max_retries - each.retries for each in counted if each.max_retries is not None]
+            steps = [each.max_steps - each.tally.steps for each in accounts if each.max_steps is not None]
+            retries = [
+                each.max_retries - each.tally.retries for each in counted if each.max_retries is not None
+            ]
         usd, seconds = self.remaining_usd, self.remaining_s
         most_steps, most_retries = min(steps, default=None), min(retries, default=None)
         if any(each is not None and each <= 0 for each in (usd, seconds, most_steps, most_retries)):
@@ -580,6 +582,8 @@ class ExecutionContext:
         if ledger.journal is not None:
             self.chain.journal_reserved(attempt)
         attempt.is_dispatched = True
+        if self._guards.has_shield:
+            self._guards.shield.made(attempt)
         return True
 
     def _estimate(self, attempt: Attempt) -> Refusal | None:
@@ -692,7 +696,11 @@ class ExecutionContext:
         attempt_again = wanted is not None and call.retries_used < wanted and decision is Decision.RETRY
         if wanted is not None and not attempt_again:
             # Its own retries are used up, or a hook forbids more: nothing is taken from the chain's.
-            self._finish(attempt, status, Decision.HALT if decision is Decision.RETRY else decision)
+            if decision is Decision.RETRY:
+                decision = Decision.HALT
+                detail = f"{call.name}: {describe(error)}; its own {wanted} retries are used up"
+                self.chain.tell("call_retries_exhausted", decision, detail, node_id=call.node_id)
+            self._finish(attempt, status, decision)
             return True
         if status == "timeout" and not attempt_again:
             decision = Decision.HALT
@@ -730,14 +738,19 @@ class ExecutionContext:
             self._guards.withdraw(attempt)
             return
         attempt.is_open = False
+        if self._ledger.is_copy:
+            return  # The call goes on in the process that this one was forked from, and is settled there.
+        if not attempt.is_dispatched:
+            # Its reservation could not be written down, so it was not made.
+            self._ledger.unbook(self._books, attempt.reserved)
+            attempt.call.attempts -= 1
+            self._guards.withdraw(attempt)
+            return
         attempt.settled = self._costs.real(attempt, value)
         attempt.call.cost += attempt.settled
         self._ledger.settle(self._books, attempt.reserved, attempt.settled)
-        if attempt.is_dispatched:
-            for guard in self._guards.all:
-                guard.settle(attempt, value, status, error)
-        else:
-            self._guards.withdraw(attempt)
+        for guard in self._guards.all:
+            guard.settle(attempt, value, status, error)
         if self._ledger.journal is not None:
             self.chain.journal_settled(attempt, status)
         callback = attempt.options.reconciliation_callback
@@ -786,15 +799,15 @@ def _tell(listener: Callable[..., object], *details: object) -> None:
 
 
 def _limit_detail(chain: Chain, reason: StopReason, cost: int) -> str:
-    account, config = chain.account, chain.config
+    tally, config = chain.account.tally, chain.config
     if reason is StopReason.BUDGET_EXCEEDED:
         return (
-            f"{to_usd(account.spent):.6g} USD are spent and {to_usd(account.reserved):.6g} reserved of "
+            f"{to_usd(tally.spent):.6g} USD are spent and {to_usd(tally.reserved):.6g} reserved of "
             f"{config.max_cost_usd:g}; the call needs {to_usd(cost):.6g} more"
         )
     if reason is StopReason.STEP_LIMIT_EXCEEDED:
-        return f"{account.steps} of {config.max_steps} steps are used"
-    return f"{account.retries} of {config.max_retries_total} retries are used"
+        return f"{tally.steps} of {config.max_steps} steps are used"
+    return f"{tally.retries} of {config.max_retries_total} retries are used"
 
 
 def _nothing() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from treenail.containment.attempts import Attempt
 from treenail.containment.breaker import (
@@ -193,6 +193,7 @@ class ShieldGuard(Guard):
             verdict = pipeline.judge(point, judged.ctx, *details)
             self._chain.note(*verdict.events)
             judged.verdicts.append((pipeline, verdict))
+            pipeline.follow_up("hold", judged.ctx, verdict)
             if verdict.is_blocking:
                 reason = _stop_reason_of(verdict.hook)
                 if reason is not None and verdict.decision is Decision.HALT:
@@ -203,10 +204,17 @@ class ShieldGuard(Guard):
 
     def withdraw(self, attempt: Attempt) -> None:
         """Let the hooks that counted the attempt take it back."""
+        self._follow_up("release", attempt)
+
+    def made(self, attempt: Attempt) -> None:
+        """Let the hooks that counted the attempt count it from now on: it is dispatched."""
+        self._follow_up("made", attempt)
+
+    def _follow_up(self, what: Literal["made", "release"], attempt: Attempt) -> None:
         judged: _Judged | None = attempt.held.get(self)
         if judged is not None:
             for pipeline, verdict in judged.verdicts:
-                pipeline.release(judged.ctx, verdict)
+                pipeline.follow_up(what, judged.ctx, verdict)
             judged.verdicts.clear()
 
     def settle(self, attempt: Attempt, value: object, status: Status, error: BaseException | None) -> None:
@@ -283,7 +291,7 @@ class ShieldGuard(Guard):
                     "org_id": metadata.org_id,
                     "team": metadata.team,
                     "service": metadata.service,
-                    "cost_usd_accumulated": to_usd((capped or chain.account).spent),
+                    "cost_usd_accumulated": to_usd((capped or chain.account).tally.spent),
                     "max_cost_usd": to_usd(capped.max_cost) if capped and capped.max_cost else None,
                 }
             ),
@@ -300,8 +308,8 @@ class PolicyGuard(Guard):
         """Ask each policy; one that cannot answer has not allowed the attempt."""
         chain, options = self._chain, attempt.options
         context = PolicyContext(
-            cost_usd=to_usd(chain.account.spent),
-            step_count=chain.account.steps,
+            cost_usd=to_usd(chain.account.tally.spent),
+            step_count=chain.account.tally.steps,
             entity_id=options.entity_id or options.operation_name,
             chain_id=chain.id,
             timestamp=chain.clock.monotonic(),

@@ -1,13 +1,15 @@
 """Hooks that come with the shield. Each is thread-safe and may be shared by chains.
 
 A hook counts what it admits in the same locked step in which it decides, so that two threads cannot both take
-the last place; and it gives the place back when `release` says that the call was not made.
+the last place; and it gives the place back when `release` says that the call was not made. Between a call's
+admission and its dispatch there may be a delay: `hold` and `made` say so.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, tzinfo
@@ -55,7 +57,7 @@ class TimeAwarePolicy:
 
 
 class _Window:
-    """When the calls of the last `seconds` were admitted. Not locked: its owner is."""
+    """When something happened in the last `seconds`. Not locked: its owner is."""
 
     def __init__(self, seconds: float, clock: Clock) -> None:
         self._seconds = seconds
@@ -71,16 +73,71 @@ class _Window:
     def add(self) -> None:
         self._times.append(self._clock.monotonic())
 
-    def drop_newest(self) -> None:
-        if self._times:
-            self._times.pop()
+
+class _Places:
+    """The places of a window: when each was used, and those that are held for a call that waits.
+
+    A place is found again by its call. Not locked: its owner is.
+    """
+
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._serials = itertools.count()
+        self._used: OrderedDict[int, tuple[float, str | None]] = OrderedDict()
+        """By age, the oldest first."""
+        self._held: set[int] = set()
+        self._of_call: dict[str | None, list[int]] = {}
+
+    def count(self) -> int:
+        oldest = self._clock.monotonic() - self._seconds
+        while self._used:
+            serial, (at, call) = next(iter(self._used.items()))
+            if at > oldest:
+                break
+            self._used.popitem(last=False)
+            self._forget(call, serial)
+        return len(self._used) + len(self._held)
+
+    def take(self, call: str | None) -> None:
+        """Use a place now."""
+        serial = next(self._serials)
+        self._used[serial] = (self._clock.monotonic(), call)
+        self._of_call.setdefault(call, []).append(serial)
+
+    def hold(self, call: str | None) -> None:
+        """Keep a call's place, without its growing older, until the call is made."""
+        for serial in self._of_call.get(call, ())[-1:]:
+            self._used.pop(serial, None)
+            self._held.add(serial)
+
+    def use(self, call: str | None) -> None:
+        """Let a call's held places count from now on."""
+        for serial in self._of_call.get(call, ()):
+            if serial in self._held:
+                self._held.discard(serial)
+                self._used[serial] = (self._clock.monotonic(), call)
+
+    def give_back(self, call: str | None) -> None:
+        for serial in self._of_call.get(call, ())[-1:]:
+            self._used.pop(serial, None)
+            self._held.discard(serial)
+            self._forget(call, serial)
+
+    def _forget(self, call: str | None, serial: int) -> None:
+        left = [each for each in self._of_call.get(call, ()) if each != serial]
+        if left:
+            self._of_call[call] = left
+        else:
+            self._of_call.pop(call, None)
 
 
 class BudgetWindowHook:
     """At most `max_calls` calls in any `window_seconds`; from `degrade_threshold` of them on, DEGRADE.
 
-    Only calls that were made are counted: blocked attempts do not keep the window full. `schedule` scales the
-    ceiling by the time of day.
+    Only calls that were made are counted: blocked attempts do not keep the window full. A call that has to
+    wait first keeps its place meanwhile, and counts from when it is made. `schedule` scales the ceiling by
+    the time of day.
     """
 
     event_type = "budget_window"
@@ -102,17 +159,17 @@ class BudgetWindowHook:
         self._plan = plan or DegradePlan()
         self._schedule = schedule
         self._lock = threading.Lock()
-        self._window = _Window(self.window_seconds, clock or SystemClock())
+        self._places = _Places(self.window_seconds, clock or SystemClock())
         self.last_reason = ""
 
     def before_llm_call(self, ctx: ToolCallContext) -> Answer:
         """Admit and count the call, degrade it, or halt it."""
         with self._lock:
-            ceiling, used = self._ceiling(), self._window.count()
+            ceiling, used = self._ceiling(), self._places.count()
             self.last_reason = f"{used} of {ceiling} calls were made in the last {self.window_seconds:g} s"
             if used >= ceiling:
                 return Decision.HALT
-            self._window.add()
+            self._places.take(ctx.session_id)
         return self._plan if used >= ceiling * self.degrade_threshold else None
 
     def _ceiling(self) -> int:
@@ -124,10 +181,20 @@ class BudgetWindowHook:
         """Count a tool call as a model call is counted, if the hook stands at that boundary too."""
         return self.before_llm_call(ctx)
 
-    def release(self, ctx: ToolCallContext) -> None:
-        """Give back the place of a call that was not made."""
+    def hold(self, ctx: ToolCallContext) -> None:
+        """Keep the place of a call that has not been made yet."""
         with self._lock:
-            self._window.drop_newest()
+            self._places.hold(ctx.session_id)
+
+    def made(self, ctx: ToolCallContext) -> None:
+        """Count a call from now on: it is made."""
+        with self._lock:
+            self._places.use(ctx.session_id)
+
+    def release(self, ctx: ToolCallContext) -> None:
+        """Give back the place of a call that was not made: its own, not another call's."""
+        with self._lock:
+            self._places.give_back(ctx.session_id)
 
 
 class TokenBudgetHook:

@@ -3,8 +3,9 @@
 A call is paid for in three moves. *Reserve*: under the lock, ask every account from the chain up to the root
 whether one more call fits, and if so book a step and the estimated cost in all of them; no other call can
 come between the question and the booking. *Dispatch*: the call is made, without the lock. *Settle*: the
-reservation is replaced by the real cost, whatever it is. Nothing is ever given back: an attempt that failed
-is a step, and one of unknown cost costs what was reserved.
+reservation is replaced by the real cost, whatever it is. Nothing is given back of a call that was made: an
+attempt that failed is a step, and one of unknown cost costs what was reserved. Only a reservation that could
+not be written down is taken back, because its call is not made.
 
 `Reserved` is written to the journal before the dispatch and `Settled` after it. Folding the events gives what
 was spent; a reservation without its settlement belongs to a call that was cut off, and counts in full. The
@@ -192,29 +193,38 @@ def _charge_time(spent: dict[str, Spent], notes: Iterable[UsedTime]) -> None:
         chain.elapsed_ms = chain.seen_ms + (HEARTBEAT_S * 1000 if chain_id in killed else 0)
 
 
+class Tally:
+    """What one chain has spent and reserved, by its id. The ledger's lock guards it."""
+
+    __slots__ = ("reserved", "retries", "spent", "steps")
+
+    def __init__(self, before: Spent | None = None) -> None:
+        self.spent = before.cost_pico if before else 0
+        self.reserved = 0
+        self.steps = before.steps if before else 0
+        self.retries = before.retries if before else 0
+
+
 class Account:
-    """What one chain has spent and reserved, next to its ceilings. The ledger's lock guards it."""
+    """A context's ceilings, next to the tally of its chain, which contexts with one chain id share."""
 
-    __slots__ = ("max_cost", "max_retries", "max_steps", "reserved", "retries", "spent", "steps")
+    __slots__ = ("max_cost", "max_retries", "max_steps", "tally")
 
-    def __init__(self, config: ExecutionConfig) -> None:
+    def __init__(self, config: ExecutionConfig, tally: Tally) -> None:
         self.max_cost = None if config.max_cost_usd is None else to_pico(config.max_cost_usd)
         self.max_steps = config.max_steps
         self.max_retries = config.max_retries_total
-        self.spent = 0
-        self.reserved = 0
-        self.steps = 0
-        self.retries = 0
+        self.tally = tally
 
     @property
     def is_out_of_retries(self) -> bool:
         """Whether the retry ceiling is reached."""
-        return self.max_retries is not None and self.retries >= self.max_retries
+        return self.max_retries is not None and self.tally.retries >= self.max_retries
 
     def is_final(self, reason: StopReason) -> bool:
         """Say whether that ceiling is reached for good, rather than too low for one dear call."""
         return reason is not StopReason.BUDGET_EXCEEDED or (
-            self.max_cost is not None and self.spent >= self.max_cost
+            self.max_cost is not None and self.tally.spent >= self.max_cost
         )
 
 
@@ -230,7 +240,9 @@ class Books:
     def left(self) -> int | None:
         """What may still be spent: the least that an account has left; None without a ceiling."""
         left = [
-            each.max_cost - each.spent - each.reserved for each in self.accounts if each.max_cost is not None
+            each.max_cost - each.tally.spent - each.tally.reserved
+            for each in self.accounts
+            if each.max_cost is not None
         ]
         return min(left, default=None)
 
@@ -245,15 +257,16 @@ class Books:
         A retry is not held against the retry ceiling: its unit was taken when the attempt before it failed.
         """
         for account in self.accounts:
+            tally = account.tally
             if account.max_cost is not None:
-                committed = account.spent + account.reserved
+                committed = tally.spent + tally.reserved
                 if committed >= account.max_cost or committed + cost > account.max_cost:
                     return account, StopReason.BUDGET_EXCEEDED
-            if account.max_steps is not None and account.steps >= account.max_steps:
+            if account.max_steps is not None and tally.steps >= account.max_steps:
                 return account, StopReason.STEP_LIMIT_EXCEEDED
         if not is_retry:
             for account in self.retry_accounts:
-                if account.max_retries is not None and account.retries >= account.max_retries:
+                if account.max_retries is not None and account.tally.retries >= account.max_retries:
                     return account, StopReason.RETRY_BUDGET_EXCEEDED
         return None
 
@@ -262,8 +275,9 @@ class Books:
         refused = self.refusal(cost, is_retry)
         if refused is None:
             for account in self.accounts:
-                account.steps += 1
-                account.reserved += cost
+                tally = account.tally
+                tally.steps += 1
+                tally.reserved += cost
         return refused
 
 
@@ -279,7 +293,7 @@ class _Stretch:
 class Ledger:
     """The accounts of a chain and all its children, under one lock."""
 
-    __slots__ = ("__weakref__", "_accounts", "_stretches", "carried", "is_copy", "journal", "lock")
+    __slots__ = ("__weakref__", "_stretches", "_tallies", "carried", "is_copy", "journal", "lock")
 
     def __init__(self, journal: Journal | None = None, carried: dict[str, Spent] | None = None) -> None:
         # Reentrant, because a signal handler may call abort() while its own thread holds it.
@@ -288,7 +302,7 @@ class Ledger:
         self.carried = carried or {}
         self.is_copy = False
         """Whether this process got it by a fork: the original is in the process that it was forked from."""
-        self._accounts: dict[str, Account] = {}
+        self._tallies: dict[str, Tally] = {}
         self._stretches: dict[str, _Stretch] = {}
         _LEDGERS.add(self)
 
@@ -298,8 +312,8 @@ class Ledger:
             raise UsageError(
                 "this context was made in another process, and this one is a fork of it: what it spends "
                 "here would not be counted there, so nothing was run. Make a context in each process after "
-                "the fork, and let them share one ceiling with "
-                "ExecutionConfig(..., budget_backend=SharedPot(SqliteLog(path), name))"
+                "the fork, and let them share one ceiling with ExecutionConfig(max_cost_usd=..., "
+                "budget_backend=SharedPot(SqliteLog(path), name)); SharedPot is in treenail.containment.pots"
             )
 
     # --- time -------------------------------------------------------------------------------------
@@ -355,15 +369,16 @@ class Ledger:
 
     # --- money, steps and retries -----------------------------------------------------------------
 
-    def open_account(self, account: Account, chain_id: str) -> None:
-        """Let an account continue from what its chain has spent, in this process or in one before it."""
+    def open_account(self, config: ExecutionConfig, chain_id: str) -> Account:
+        """Return an account of what a chain has spent, in this process or in one before it.
+
+        Contexts with one chain id are one chain, also while both live: what one has reserved, the other has.
+        """
         with self.lock:
-            before, spent = self._accounts.get(chain_id), self.carried.get(chain_id)
-            self._accounts[chain_id] = account
-            if before is not None:
-                account.steps, account.retries, account.spent = before.steps, before.retries, before.spent
-            elif spent is not None:
-                account.steps, account.retries, account.spent = spent.steps, spent.retries, spent.cost_pico
+            tally = self._tallies.get(chain_id)
+            if tally is None:
+                tally = self._tallies[chain_id] = Tally(self.carried.get(chain_id))
+            return Account(config, tally)
 
     def settle(self, books: Books, reserved: int, cost: int) -> None:
         """Replace a reservation by the real cost in every account."""
@@ -371,8 +386,15 @@ class Ledger:
             return
         with self.lock:
             for account in books.accounts:
-                account.reserved -= reserved
-                account.spent += cost
+                account.tally.reserved -= reserved
+                account.tally.spent += cost
+
+    def unbook(self, books: Books, reserved: int) -> None:
+        """Take back a booking that could not be written down, so that its call was never made."""
+        with self.lock:
+            for account in books.accounts:
+                account.tally.steps -= 1
+                account.tally.reserved -= reserved
 
     def take_retry(self, books: Books) -> bool:
         """Take one unit of the retry budget from every account that counts it, or from none."""
@@ -380,7 +402,7 @@ class Ledger:
             if books.is_out_of_retries:
                 return False
             for account in books.retry_accounts:
-                account.retries += 1
+                account.tally.retries += 1
             return True
 
 

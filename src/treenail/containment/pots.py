@@ -50,6 +50,88 @@ class BudgetBackend(Protocol):
         ...
 
 
+class PotStore(Protocol):
+    """Where the money of shared pots is counted, in pico-dollars by the pot's name; each move is one step."""
+
+    def reserve(self, name: str, amount: int, ceiling: int) -> str | None:
+        """Set an amount aside if the pot stays within the ceiling. Return the reservation's id, or None."""
+        ...
+
+    def settle(self, name: str, reservation_id: str, amount: int) -> None:
+        """Replace a reservation by what was spent. Raises `UsageError` if it is not open."""
+        ...
+
+    def add(self, name: str, amount: int) -> int:
+        """Record money that was spent without a reservation. Return all that is spent."""
+        ...
+
+    def sums(self, name: str) -> tuple[int, int]:
+        """Return what is spent of a pot and what is reserved."""
+        ...
+
+    def reset(self, name: str) -> None:
+        """Forget what was spent of a pot and what is reserved."""
+        ...
+
+
+class HasPots(Protocol):
+    """A log that also counts shared pots, as a `SqliteLog` does."""
+
+    @property
+    def pots(self) -> PotStore:
+        """Its pots."""
+        ...
+
+
+class SharedPot:
+    """A pot for the chains of many processes, counted in a log that all of them open.
+
+    A call is made only when its reservation is in the store, so that no two processes spend the same money.
+    If a process is killed, what it had reserved stays reserved: its call may have been made. Every process
+    names the same log file and the same pot, and sets the ceiling itself.
+    """
+
+    def __init__(self, log: HasPots, name: str) -> None:
+        if not name:
+            raise UsageError("a shared pot needs a name; processes that name the same pot share it")
+        self.name = name
+        self._pots = log.pots
+
+    def reserve(self, amount: float, ceiling: float) -> str | None:
+        """Set `amount` USD aside if spent and reserved money stays within `ceiling`.
+
+        Return an id, or None.
+        """
+        return self._pots.reserve(self.name, _pico(amount), to_pico(ceiling))
+
+    def commit(self, reservation_id: str, amount: float) -> None:
+        """Replace a reservation by what was really spent, also if that is more."""
+        self._pots.settle(self.name, reservation_id, _pico(amount))
+
+    def rollback(self, reservation_id: str) -> None:
+        """Drop the reservation of a call that was never dispatched."""
+        self._pots.settle(self.name, reservation_id, 0)
+
+    def add(self, amount: float) -> float:
+        """Record money spent without a reservation; return the total."""
+        return to_usd(self._pots.add(self.name, _pico(amount)))
+
+    def get(self) -> float:
+        """Return what is spent."""
+        return to_usd(self._pots.sums(self.name)[0])
+
+    def get_reserved(self) -> float:
+        """Return what is set aside, for calls under way and for those whose process died."""
+        return to_usd(self._pots.sums(self.name)[1])
+
+    def reset(self) -> None:
+        """Forget everything, for all processes."""
+        self._pots.reset(self.name)
+
+    def close(self) -> None:
+        """Do nothing: the log is its owner's."""
+
+
 class LocalBudgetBackend:
     """A pot for the chains of one process."""
 
@@ -116,7 +198,7 @@ class LocalBudgetBackend:
 
 
 def _pico(amount: float) -> int:
-    return to_pico(number("LocalBudgetBackend", "amount", amount, zero_ok=True))
+    return to_pico(number("BudgetBackend", "amount", amount, zero_ok=True))
 
 
 class Allocator(Protocol):

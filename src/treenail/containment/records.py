@@ -36,6 +36,10 @@ class ChainMetadata:
     model: str | None = None
     """The model that calls use unless they name another."""
     tags: Mapping[str, str] = field(default_factory=lambda: _NO_TAGS)
+    """Labels. They are copied, and cannot be changed."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tags", MappingProxyType(dict(self.tags)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ A hook is asked on the caller's thread, which is quick, and waits for it as long
 raised; its caller goes on, and what it answers later is not heard.
 
 A hook that counted a call which a later boundary then blocked is told so through its optional `release(ctx)`,
-so that blocked attempts never fill a window.
+so that blocked attempts never fill a window. A call may have to wait after it was admitted: the optional
+`hold(ctx)` says that it was not made yet, and `made(ctx)` that it is made now.
 """
 
 from __future__ import annotations
@@ -288,7 +289,13 @@ class ShieldPipeline:
         """Ask the retry hooks what should follow an error."""
         if self._hooks["on_error"]:
             return self.judge("on_error", ctx, err)
-        return Verdict(self._on_error_policy, reason=describe(err))
+        decision, reason = self._on_error_policy, describe(err)
+        if decision is Decision.RETRY or decision not in BLOCKING:
+            return Verdict(decision, reason=reason)
+        reason = f"{reason}; no retry hook allows another attempt (on_error_policy)"
+        events = [self._event("on_error_policy", decision, reason, self, ctx)]
+        self._record(events)
+        return Verdict(decision, reason=reason, events=tuple(events))
 
     @property
     def has_retry_hook(self) -> bool:
@@ -325,15 +332,17 @@ class ShieldPipeline:
             raise TimeoutError(f"it has not answered within {self._hook_timeout_ms} ms")
         return asked.result()
 
-    def release(self, ctx: ToolCallContext, verdict: Verdict) -> None:
-        """Tell the hooks that admitted this call that it was not made after all."""
+    def follow_up(
+        self, what: Literal["hold", "made", "release"], ctx: ToolCallContext, verdict: Verdict
+    ) -> None:
+        """Tell the hooks that admitted a call what became of it: not made yet, made now, or not after all."""
         for hook in verdict.admitted_by:
-            undo = getattr(hook, "release", None)
+            listen = getattr(hook, what, None)
             try:
-                if callable(undo):
-                    self._ask(undo, ctx)
-            except Exception:  # noqa: BLE001 - logged; the call is not made either way
-                logger.exception("a hook could not take back a call that was not made")
+                if callable(listen):
+                    self._ask(listen, ctx)
+            except Exception:  # noqa: BLE001 - logged; what became of the call stands
+                logger.exception("a hook could not hear what became of a call (%s)", what)
 
     def _record(self, events: list[SafetyEvent]) -> None:
         with self._lock:
