@@ -90,3 +90,38 @@ def test_whoever_is_asked_keeps_nobody_from_writing(project: Path) -> None:
         terminal.type("y\n")
         assert terminal.end() == 0, terminal.text
     assert files(project) == {"a.txt": "A", "b.txt": "B", "c.txt": "A", "mine.txt": "mine\n"}
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+def test_a_command_of_a_replaced_process_writes_nothing_more(project: Path, sandbox: str) -> None:
+    """Its process was stopped in the middle of it: on a layer of its own, or in the directory itself."""
+    loop = {"command": "while :; do echo half > a.txt; done"}
+    model = script(project, {"calls": [{"name": "run_command", "arguments": loop}]}, "Done.")
+    first = subprocess.Popen(
+        [sys.executable, "-m", "treenail", "run", "go", "--sandbox", sandbox, "--model", model],
+        cwd=project,
+        env=clean_environment(project),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        while not _is_writing(project) or (sandbox == "off" and (project / "a.txt").read_text() == "one\n"):
+            assert first.poll() is None
+        first.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, first.pid, os.WSTOPPED)
+        model = script(project, write("a.txt", "B\n"), "Done.")
+        taken = treenail("run", "go", "--take-over", "--sandbox", sandbox, "--model", model, cwd=project)
+        assert taken.returncode == 0, taken.stderr
+        first.send_signal(signal.SIGCONT)
+        assert first.wait(LIMIT_S) == -signal.SIGKILL
+    finally:
+        first.kill()
+        first.wait()
+    assert files(project) == {"a.txt": "B\n", "mine.txt": "mine\n"}
+
+
+def _is_writing(project: Path) -> bool:
+    """Say whether some process is the writer of the project's files."""
+    records = project.with_name(f"{project.name}-state").glob("treenail/*/runs.db.files/treenail/writer-*")
+    return any('"owner": "treenail' in each.read_text() for each in records)
