@@ -114,3 +114,9 @@ def test_a_command_that_changed_what_a_person_saved_is_a_conflict(project: Path)
     assert fetched.returncode == 0, fetched.stderr
     assert (into / "calc.py").read_text() == (into / "other.py").read_text() == "agent\n"
     assert_saved(project)
+
+
+def test_the_doctor_says_which_way_commands_work(project: Path) -> None:
+    assert "commands work on a layer" in treenail("doctor", cwd=project).stdout
+    without = treenail("doctor", cwd=project, env={"TREENAIL_SANDBOX": "off"}).stdout
+    assert "between two scans: the sandbox is off" in without

@@ -6,6 +6,8 @@ import os
 import random
 import stat
 import subprocess
+import sys
+import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -223,6 +225,60 @@ def _change_a_file_of_an_unknown_group(public_path: Path) -> None:
         way, because = in_child(as_nobody)
         assert way == "scan" and "user or group" in because
         assert (root / "shared").read_text() == "1\n2\n"
+
+
+ON_AN_OVERLAY = """
+import os, sys
+sys.path[:0] = [{tests!r}, {root!r}]
+from pathlib import Path
+from test_layered_commands import Shell, fill
+place = Path({place!r})
+(place / "workspace").mkdir()
+fill(place / "workspace")
+shell = Shell(place / "workspace", place / "store")
+shell("echo 2 > a; rm b; mkdir n; echo 3 > n/f; ln a also")
+root = place / "workspace"
+print(shell.ran.way, shell.outcome, (root / "n/f").read_text().strip(), os.path.exists(root / "b"))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an overlay for others to see needs root")
+def test_in_a_container_the_layer_is_in_memory(tmp_path: Path) -> None:
+    """An overlay cannot hold another one's upper directory; a container's root is one."""
+    for name in ("lower", "upper", "work", "merged"):
+        (tmp_path / name).mkdir()
+    script = ON_AN_OVERLAY.format(
+        tests=str(Path(__file__).parent), root=str(Path(__file__).parents[2]), place=str(tmp_path / "merged")
+    )
+    mount = (
+        'cd "$1" && mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work container merged && '
+        'exec "$2" -c "$3"'
+    )
+    words = ["unshare", "--mount", "sh", "-c", mount, "sh", str(tmp_path), sys.executable, script]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert done.stdout == "layer ok 3 False\n", done.stderr
+
+
+def test_a_call_without_effects_sees_the_workspace_as_it_was(root: Path, tmp_path: Path) -> None:
+    """While a command works on its layer, nobody sees what it does."""
+    up, down = tmp_path / "up", tmp_path / "down"
+    os.mkfifo(up)
+    os.mkfifo(down)
+    shell = Shell(root, tmp_path / "store", Sandbox(grants=Grants(write=(up, down))))
+    seen: list[object] = []
+
+    def look() -> None:
+        up.read_text()
+        seen.append(shell.filesystem.read_only_view().read("a").content)
+        seen.append((root / "a").read_text())
+        down.write_text("go on\n")
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    assert shell(f"echo 2 > a; rm -r d; echo begun > {up}; read x < {down}").success
+    looking.join(60)
+    assert seen == ["1 a\n", "1 a\n"]
+    assert (root / "a").read_text() == "2\n"
 
 
 # --- in a subagent's copy --------------------------------------------------------------------------------

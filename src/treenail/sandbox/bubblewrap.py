@@ -184,7 +184,8 @@ def _mounts(workspace: Path, grants: Grants, hidden: Collection[Path]) -> list[s
     emptied = {
         os.path.realpath(each) for each in ("/run", "/var/run", "/tmp", "/var/tmp") if os.path.isdir(each)
     }
-    hides = {os.path.realpath(each) for each in (*secret_paths(), *hidden)}
+    # Most of them do not exist, and resolving a path costs more than a look.
+    hides = {os.path.realpath(each) for each in (*secret_paths(), *hidden) if os.path.lexists(each)}
     hides = {each for each in (*hides, *listening_sockets()) if os.path.lexists(each)} - emptied - open_to
     hides -= {str(each) for each in grants.write}
     words = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]

@@ -110,9 +110,26 @@ class AppliedLayer:
                 changes += self._changes(move)
             except (FileNotFoundError, NotADirectoryError):
                 raise conflict([move.path]) from None
+        if self.journal.durable:
+            self._sync()
         self.undo.intend(changes)
         self._note()
         return changes
+
+    def _sync(self) -> None:
+        """Make what the moves bring survive a power cut."""
+        base = RootedDirectory(self.base)
+        for move in self.moves:
+            if move.kind == "dress" or move.after is None:
+                continue
+            below = walk(base, move.source) if stat.S_ISDIR(move.after.mode) else ()
+            for path, mode in (
+                (move.source, move.after.mode),
+                *((path, each.st_mode) for path, each in below),
+            ):
+                if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+                    with base.strict(path) as place:
+                        _sync_one(place)
 
     def intend_unkept(self) -> None:
         """Write the moves down without keeping what they replace and bring, as for caches."""
@@ -200,6 +217,10 @@ class AppliedLayer:
         for move in reversed(self.moves):
             if move.kind == "dress":
                 self._dress(move, move.after)
+        if self.journal.durable:
+            for directory in {move.path.rpartition("/")[0] for move in self.moves}:
+                with self.undo.tree.strict(f"{directory}/." if directory else ".") as place:
+                    _sync_one(place)
 
     def _perform(self, move: Move) -> None:
         base, tree = RootedDirectory(self.base), self.undo.tree
@@ -446,6 +467,18 @@ def _move(move: Move, source: Place, place: Place, *, back: bool = False) -> Non
         _rename(source, place, _NOREPLACE)
     else:
         _rename(place, source, _NOREPLACE)
+
+
+def _sync_one(place: Place) -> None:
+    """Flush a file or a directory; one that may not be read is left to the system."""
+    try:
+        descriptor = os.open(place.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.descriptor)
+    except PermissionError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _rename(source: Place, target: Place, flags: int) -> None:

@@ -30,6 +30,7 @@ import stat
 import sys
 import time
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -137,6 +138,10 @@ class CommandLayer:
             os.close(self._lock)
             self._lock = -1
         remove_tree(self.directory)
+        place = os.path.dirname(self.directory)
+        if os.path.dirname(place) == _MEMORY:
+            with suppress(OSError):  # another layer is in it
+                os.rmdir(place)
 
     # --- reading -----------------------------------------------------------------------------------
 

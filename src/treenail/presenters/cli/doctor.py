@@ -10,20 +10,25 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import anyio
 import click
 
 import treenail
 from treenail.containment import default_prices
 from treenail.conversation import ReplayItem
-from treenail.errors import TreenailError
+from treenail.errors import ToolError, TreenailError
 from treenail.history import damage_text, opened_log
 from treenail.presenters.cli import models, settings, stores
 from treenail.presenters.cli.options import json_option
 from treenail.presenters.cli.output import print_json
 from treenail.providers import ModelRequest, bounds_output
 from treenail.sandbox import probe
+from treenail.tools import run_in_workspace
+from treenail.workspace.host import HostFilesystem
 
 PYTHONS = ("3.11", "3.12", "3.13")
 _SDKS = (
@@ -73,6 +78,7 @@ def examine(directory: Path) -> Iterator[Check]:
     advice = "" if writable else "the agent can only read here; use --read-only"
     yield Check("workspace", writable, f"{directory} {'can' if writable else 'cannot'} be written", advice)
     yield _confined(found)
+    yield _layered(found)
     yield from _providers()
     yield from _model(found)
     prices = default_prices()
@@ -83,6 +89,31 @@ def examine(directory: Path) -> Iterator[Check]:
         f"of {prices.date} ({prices.source})",
         "they may have changed since: treenail prices fetch" if is_old else "",
     )
+
+
+def _layered(found: settings.Settings) -> Check:
+    """Try how the changes of commands would be told from a person's."""
+    reason = "the sandbox is off" if found["sandbox"] == "off" else _why_no_layer()
+    if reason is None:
+        return Check("layers", True, "commands work on a layer, which is applied when they succeed")
+    return Check("layers", True, f"commands work on the files themselves, between two scans: {reason}")
+
+
+def _why_no_layer() -> str | None:
+    """Try a command on a layer, in a temporary workspace; return why that is not possible, or None."""
+    with TemporaryDirectory(prefix="treenail-probe-") as name:
+        root = Path(name, "workspace")
+        root.mkdir()
+        with HostFilesystem(root, store=Path(name, "store")) as workspace:
+            call = workspace.begin("probe")
+            try:
+                run = partial(run_in_workspace, workspace, ["/bin/sh", "-c", ":"], sandbox=workspace.sandbox)
+                ran = anyio.run(run)
+                return None if ran.way == "layer" else ran.because
+            except (OSError, ToolError) as error:
+                return str(error)
+            finally:
+                call.rollback()
 
 
 def _store(store: Path) -> Check:
