@@ -171,7 +171,7 @@ def test_directories_of_any_depth_are_removed(fs: HostFilesystem, root: Path) ->
     (root / "a.txt").write_text("original")
     before = look_at(root)
     call = fs.begin("call", foreign=True)
-    depth = 3 * MAX_SCAN_DEPTH + 7
+    depth = 2 * MAX_SCAN_DEPTH + 7
     here = os.open(root, os.O_RDONLY)
     for _ in range(depth):
         os.mkdir("d", dir_fd=here)

@@ -395,11 +395,11 @@ class HostCall:
                 # Another run wrote it since the process of this call died.
                 report.conflicts.append(path)
         # Whose the rest is, nobody can tell: the process's, or a person's who saved something meanwhile.
-        unproven = [
-            change.path
+        unproven = {
+            change.path: change.after
             for change in scan.differences
             if change.path not in report.conflicts and not _is_own(change, own_states)
-        ]
+        }
         current |= self._undo.set_aside(unproven, self.call_id, journal.tool_name, report)
         self._undo.apply(plan, current, journal.id, report, is_original=manifest.is_at)
         if scan.root_mode != manifest.root_mode:

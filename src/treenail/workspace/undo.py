@@ -848,14 +848,15 @@ class Undo:
     # --- what an undo takes away --------------------------------------------------------------------
 
     def set_aside(
-        self, paths: Sequence[str], call_id: str, tool_name: str, report: ReportBuilder
+        self, paths: Mapping[str, State], call_id: str, tool_name: str, report: ReportBuilder
     ) -> dict[str, State]:
         """Keep what is at paths that an undo is about to change, and return it; see `History.keep`.
 
         If the disk is too full, the largest of them are removed until there is room: otherwise nothing could
         be undone, and the disk would stay full. The report names them.
         """
-        found: dict[str, State] = {}
+        # A scan has seen all that there is to a directory.
+        found = {path: state for path, state in paths.items() if state.kind == "directory"}
         while True:
             try:
                 for path in paths:
