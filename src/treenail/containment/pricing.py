@@ -279,8 +279,11 @@ def default_prices() -> PackagedPrices:
 
 def usual_output_tokens(model: str) -> int:
     """Return how much output is asked of a model by default."""
-    most = default_prices().max_output_tokens(model)
-    return DEFAULT_MAX_OUTPUT_TOKENS if most is None else min(most, USUAL_MAX_OUTPUT_TOKENS)
+    table = default_prices()
+    most, context = table.max_output_tokens(model), table.context_window(model)
+    bound = DEFAULT_MAX_OUTPUT_TOKENS if most is None else min(most, USUAL_MAX_OUTPUT_TOKENS)
+    # Input and answer share the context; some interfaces refuse a request that could outgrow it.
+    return bound if context is None else min(bound, max(context // 2, 1))
 
 
 class FirstKnown:
