@@ -48,9 +48,14 @@ def project(tmp_path: Path) -> Path:
     """A small project with a failing test, and scripts beside it."""
     root = tmp_path / "project"
     root.mkdir()
+    (tmp_path / "outside").mkdir()
     (root / "calc.py").write_text("def add(a, b):\n    return a - b\n")
     (root / "test_calc.py").write_text("from calc import add\n\nassert add(1, 2) == 3\nprint('fine')\n")
     return root
+
+
+OUTSIDE = ("--allow-write", "../outside")
+"""Lets commands tell where they are: what they do in the workspace is not seen before they have ended."""
 
 
 def script(project: Path, *answers: object) -> str:
@@ -130,17 +135,17 @@ def test_output_that_nobody_reads_any_more_does_not_stop_the_run(project: Path) 
 
 
 def test_ctrl_c_ends_the_turn_durably_and_resume_goes_on(project: Path) -> None:
-    wait = call("run_command", command="touch begun; sleep 600; touch never")
+    wait = call("run_command", command="touch made ../outside/begun; sleep 600; touch never")
     model = script(project, wait, "done")
-    with Terminal("run", "wait", "--model", model, cwd=project) as terminal:
+    with Terminal("run", "wait", "--model", model, *OUTSIDE, cwd=project) as terminal:
         terminal.wait_for("● run_command")
-        while not (project / "begun").exists():
+        while not (project.parent / "outside" / "begun").exists():
             terminal.wait_for("s · Ctrl-C")
         terminal.type("\x03")
         assert terminal.end() == 130, terminal.text
         assert "interrupted" in terminal.text
         assert "treenail resume" in terminal.text
-    assert not (project / "begun").exists(), "what the command had done was undone"
+    assert not (project / "made").exists(), "what the command had done was undone"
     assert listed(project)[0]["state"] == "interrupted"
     again = treenail("resume", "@last", cwd=project)
     assert again.returncode == 0, again.stderr
@@ -149,12 +154,11 @@ def test_ctrl_c_ends_the_turn_durably_and_resume_goes_on(project: Path) -> None:
 
 def test_a_killed_run_is_resumed_where_it_stopped(project: Path) -> None:
     """SIGKILL in the middle of a command; the edit before it is not made twice."""
-    wait = call("run_command", command="touch begun; [ -e ../outside/go ] || sleep 600")
+    wait = call("run_command", command="touch made ../outside/begun; [ -e ../outside/go ] || sleep 600")
     model = script(project, FIX[1], wait, "done")
-    (project.parent / "outside").mkdir()
-    with Terminal("run", "go", "--model", model, "--allow-write", "../outside", cwd=project) as terminal:
+    with Terminal("run", "go", "--model", model, *OUTSIDE, cwd=project) as terminal:
         terminal.wait_for("● run_command")
-        while not (project / "begun").exists():
+        while not (project.parent / "outside" / "begun").exists():
             terminal.wait_for("s · Ctrl-C")
         terminal.kill()
     assert listed(project)[0]["state"] == "unfinished"
@@ -377,10 +381,10 @@ def test_what_is_whole_in_a_damaged_store_is_told_and_saved(project: Path) -> No
 
 
 def test_a_run_that_somebody_writes_is_not_disturbed(project: Path) -> None:
-    model = script(project, call("run_command", command="touch begun; sleep 600"), "done")
-    with Terminal("run", "wait", "--model", model, cwd=project) as terminal:
+    model = script(project, call("run_command", command="touch made ../outside/begun; sleep 600"), "done")
+    with Terminal("run", "wait", "--model", model, *OUTSIDE, cwd=project) as terminal:
         terminal.wait_for("● run_command")
-        while not (project / "begun").exists():
+        while not (project.parent / "outside" / "begun").exists():
             terminal.wait_for("s · Ctrl-C")
         assert listed(project)[0]["state"] == "running"
         for each in (("resume",), ("rollback",), ("erase", "@last", "--yes")):
@@ -393,12 +397,12 @@ def test_a_run_that_somebody_writes_is_not_disturbed(project: Path) -> None:
 
 def test_ctrl_c_twice_leaves_at_once(project: Path) -> None:
     """A command that takes no hint does not keep anybody waiting; the log is whole afterwards."""
-    stubborn = "trap '' INT TERM; touch begun; while :; do read -t 5 x < /dev/zero; done"
+    stubborn = "trap '' INT TERM; touch made ../outside/begun; while :; do read -t 5 x < /dev/zero; done"
     with Terminal(
-        "run", "go", "--model", script(project, call("run_command", command=stubborn)), cwd=project
+        "run", "go", "--model", script(project, call("run_command", command=stubborn)), *OUTSIDE, cwd=project
     ) as terminal:
         terminal.wait_for("● run_command")
-        while not (project / "begun").exists():
+        while not (project.parent / "outside" / "begun").exists():
             terminal.wait_for("s · Ctrl-C")
         terminal.type("\x03")
         terminal.type("\x03")
@@ -406,14 +410,13 @@ def test_ctrl_c_twice_leaves_at_once(project: Path) -> None:
         assert "Traceback" not in terminal.text
     assert listed(project)[0]["state"] in ("interrupted", "unfinished")
     assert treenail("rollback", cwd=project).returncode in (0, 2)
-    assert not (project / "begun").exists()
+    assert not (project / "made").exists()
 
 
 def test_the_line_below_shows_that_the_run_is_alive(project: Path) -> None:
     """While one tool works, its name stands there and the seconds go on."""
     wait = call("run_command", command="until [ -e ../outside/go ]; do read -t 0.05 x < /dev/zero; done")
-    (project.parent / "outside").mkdir()
-    told = ("run", "go", "--model", script(project, wait, "done"), "--allow-write", "../outside")
+    told = ("run", "go", "--model", script(project, wait, "done"), *OUTSIDE)
     with Terminal(*told, cwd=project) as terminal:
         line = r"run_command · 1 step · 120 tokens · (?!{} s)(\d+) s · Ctrl-C stops"
         first = re.search(line.format("no"), terminal.wait_for(line.format("no")))
@@ -652,15 +655,15 @@ def test_replay_and_diagnose_say_what_the_log_says(project: Path) -> None:
 
 
 def test_sigterm_ends_the_turn_as_interrupted(project: Path) -> None:
-    model = script(project, call("run_command", command="touch begun; sleep 600"), "done")
-    with Terminal("run", "wait", "--model", model, cwd=project) as terminal:
+    model = script(project, call("run_command", command="touch made ../outside/begun; sleep 600"), "done")
+    with Terminal("run", "wait", "--model", model, *OUTSIDE, cwd=project) as terminal:
         terminal.wait_for("● run_command")
-        while not (project / "begun").exists():
+        while not (project.parent / "outside" / "begun").exists():
             terminal.wait_for("s · Ctrl-C")
         os.kill(terminal.process.pid, signal.SIGTERM)
         assert terminal.end() != 0
     assert listed(project)[0]["state"] == "interrupted"
-    assert not (project / "begun").exists()
+    assert not (project / "made").exists()
 
 
 @pytest.mark.parametrize("api", ["openai.responses", "openai.chat", "anthropic.messages"])
