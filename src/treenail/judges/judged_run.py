@@ -253,10 +253,12 @@ class JudgedRun:
             asked.error = error
         finally:
             # A judge that still runs on a thread learns that nothing waits for it.
-            token.cancel("timeout", detail=f"the time of the judge {name} is over")
-            for each in (chain, scope.own):
-                if each is not None:
-                    each.close()
+            over = f"the time of the judge {name} is over"
+            token.cancel("timeout", detail=over)
+            if chain is not None and scope.own is not None:
+                scope.own.abort(over)
+                scope.own.close()
+                chain.close()
             if scope.evaluations:
                 self.session.dispatch_all(scope.evaluations)
         asked.elapsed_ms = (self.clock.monotonic() - began) * 1000
