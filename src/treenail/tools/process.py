@@ -214,25 +214,28 @@ async def run_command_async(
 def wait_for_orphans(directory: Path) -> None:
     """Wait for the end of commands in a directory whose starting process has died.
 
-    Their supervisors stop them when they notice the death, which may take a while on a busy machine. Raises
+    Their supervisors stop them when they notice the death, which may take a while on a busy machine. A
+    sandbox ends with its starter; one whose starter died while it was set up is killed here. Raises
     `ToolError` if one still runs after 20 seconds.
     """
     give_up_at = time.monotonic() + 2 * _GIVE_UP_AFTER_S
     for pid in _processes():
-        if _is_orphan(pid, directory) and not _wait_ended(pid, give_up_at - time.monotonic()):
+        kind = _orphan(pid, directory)
+        if kind and not _wait_ended(pid, give_up_at - time.monotonic(), kill=kind == "sandbox"):
             raise ToolError(
                 f"a command that an earlier process started in {directory} is still running, below "
                 f"process {pid}; end it before the workspace is used again"
             )
 
 
-def _is_orphan(pid: int, directory: Path) -> bool:
-    """Say whether a process holds a command in a directory whose starter has died."""
+def _orphan(pid: int, directory: Path) -> Literal["", "supervisor", "sandbox"]:
+    """Say whether a process holds a command in a directory whose starter has died, and how."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]
     except (OSError, IndexError):
-        return False  # it has ended meanwhile
+        return ""  # it has ended meanwhile
+    kind: Literal["supervisor", "sandbox"] = "sandbox"
     if any(each.endswith(b"/bwrap") for each in words):
         held = dict(each.split(b"=", 1) for each in _environment_of(pid) if b"=" in each)
         starter, place = held.get(_STARTER.encode(), b""), held.get(_PLACE.encode(), b"")
@@ -240,10 +243,10 @@ def _is_orphan(pid: int, directory: Path) -> bool:
     elif os.fsencode(SUPERVISOR) in words and len(words) >= 5:
         # The last word also ends with a zero byte.
         starter, place = words[-3], words[-2]
-        is_held = parent != starter
+        is_held, kind = parent != starter, "supervisor"
     else:
-        return False
-    return is_held and Path(os.fsdecode(place)).is_relative_to(directory.resolve())
+        return ""
+    return kind if is_held and Path(os.fsdecode(place)).is_relative_to(directory.resolve()) else ""
 
 
 def _check(argv: Sequence[str], timeout_s: float | None, max_output_bytes: int) -> None:
@@ -518,9 +521,8 @@ class _Run:
 class _Leash(_Control):
     """Holds a sandbox by the first process of its namespace, whose end is the end of all the others."""
 
-    def __init__(self, process: subprocess.Popen[bytes], line: socket.socket) -> None:
+    def __init__(self, line: socket.socket) -> None:
         self._lock = threading.Lock()
-        self._process = process
         self._line = line
         self._first: int | None = None
         self._is_closed = False
@@ -544,10 +546,10 @@ class _Leash(_Control):
             # An error means that it has ended.
             with suppress(OSError):
                 self._line.shutdown(socket.SHUT_WR)
-            with suppress(OSError):
-                if self._first is None:
-                    self._process.kill()
-                else:
+            # Before that it ends by itself when it finds no line; if bubblewrap were killed while it sets up
+            # the sandbox, a process that waits for it would be left.
+            if self._first is not None:
+                with suppress(OSError):
                     signal.pidfd_send_signal(self._first, signal.SIGKILL)
 
     def outlast(self) -> int | None:
@@ -612,7 +614,7 @@ class _ConfinedRun(_Run):
             raise
         finally:
             os.close(status_write)
-        self._leash = _Leash(process, ours)
+        self._leash = _Leash(ours)
         return process, self._leash, status_read
 
     def _check_program(self) -> None:
