@@ -271,7 +271,7 @@ class ExecutionContext:
             max_steps=most_steps,
             max_retries_total=most_retries,
             timeout_ms=0 if seconds is None else max(1, to_ms(seconds)),
-            on_unknown_price=self.config.on_unknown_price,
+            on_unknown_price=self._costs.on_unknown_price or self.config.on_unknown_price,
             max_depth=self.remaining_depth,
         )
 

@@ -38,8 +38,8 @@ class Costs:
         tell: Tell,
     ) -> None:
         self.prices = prices
-        # None: no ceiling in USD applies, so nobody has to know prices.
-        self._on_unknown = on_unknown_price
+        self.on_unknown_price = on_unknown_price
+        """None: no ceiling in USD applies, so nobody has to know prices."""
         self._tell = tell
         self._told: set[str] = set()
 
@@ -76,7 +76,7 @@ class Costs:
         )
         cost = self._price(model, usage, is_estimate=True)
         if cost is None:
-            if self._on_unknown == "halt":
+            if self.on_unknown_price == "halt":
                 return None
             cost = self._fallback(model, usage)
         return to_pico(cost)
@@ -106,8 +106,8 @@ class Costs:
 
     def _is_told_unbounded(self, attempt: Attempt) -> bool:
         """Say whether a call whose answer nothing bounds must not be made; else tell of it, once."""
-        if self._on_unknown is None or self._on_unknown == "halt":
-            return self._on_unknown is not None
+        if self.on_unknown_price is None or self.on_unknown_price == "halt":
+            return self.on_unknown_price is not None
         name = f"the answer of {attempt.call.name}"
         if name not in self._told:
             self._told.add(name)
@@ -134,12 +134,12 @@ class Costs:
         return attempt.reserved
 
     def _priced(self, attempt: Attempt, model: str, usage: CallUsage) -> int:
-        if self.prices is None and self._on_unknown is None:
+        if self.prices is None and self.on_unknown_price is None:
             return attempt.reserved
         cost = self._price(model, usage)
         if cost is None:
             # A table that knew a price before the call and knows none after it makes nothing free.
-            if attempt.options.cost_estimate_hint or self._on_unknown != "estimate":
+            if attempt.options.cost_estimate_hint or self.on_unknown_price != "estimate":
                 return attempt.reserved
             cost = self._fallback(model, usage)
         return to_pico(cost)
@@ -147,7 +147,7 @@ class Costs:
     def _price(self, model: str, usage: CallUsage, *, is_estimate: bool = False) -> float | None:
         table = self.prices
         if table is None:
-            if self._on_unknown is None:
+            if self.on_unknown_price is None:
                 return 0.0
             table = default_prices()
         try:
@@ -159,8 +159,8 @@ class Costs:
             return None
 
     def _fallback(self, model: str, usage: CallUsage) -> float:
-        estimates = self._on_unknown == "estimate"
-        if self._on_unknown is not None and model not in self._told:
+        estimates = self.on_unknown_price == "estimate"
+        if self.on_unknown_price is not None and model not in self._told:
             self._told.add(model)
             taken = "it is estimated" if estimates else "its cost is not counted"
             self._tell("price_unknown", Decision.ALLOW, f"no price is known for {model!r}; {taken}")
