@@ -2,7 +2,6 @@ from .core import Codec as Codec
 from .core import codec as codec
 from .immutability import FrozenDict as FrozenDict
 from .immutability import is_immutable as is_immutable
-from .records import quick as quick
 from .records import sparse as sparse
 from .registry import TypeRegistry as TypeRegistry
 from .registry import is_model as is_model

@@ -30,12 +30,8 @@ from treenail.codec.values import (
 from treenail.errors import CodecError
 
 _UNIONS = (typing.Union, types.UnionType)
-_WRAPPERS = (typing.Annotated, typing.Final, typing.ClassVar)
-
-_SMALL = 2**30 - 1
-"""Integers below it are compared fastest, and need no look at their length."""
-
 _TEXT = frozenset((str,))
+_WRAPPERS = (typing.Annotated, typing.Final, typing.ClassVar)
 
 _NATIVE_WORDS: dict[Any, str] = {
     str: "text",
@@ -86,7 +82,8 @@ class AnnotationCoder:
         if annotation in SCALARS:
             scalar = SCALARS[annotation]
             coder = self._exactly(scalar.kind, scalar.encode, scalar.decode)
-            return coder._replace(as_is="type(item) is UUID") if annotation is UUID else coder
+            # The printer itself knows UUIDs.
+            return coder._replace(plain=frozenset((UUID,))) if annotation is UUID else coder
         plain = origin or annotation
         if plain is tuple and arguments and Ellipsis not in arguments:
             return self._fixed_tuple(arguments)
@@ -124,18 +121,16 @@ class AnnotationCoder:
             return Coder(
                 lambda value: encode_int(value) if type(value) is int else tagged(value),
                 lambda data: data if type(data) is int else otherwise(data),
-                f"type(item) is int and {-_SMALL} < item < {_SMALL}",
             )
         if kind is float:  # An integer may stand for a float.
             return Coder(
                 lambda value: NATIVE[type(value)](value) if type(value) in (float, int) else tagged(value),
                 lambda data: data if type(data) in (float, int) else otherwise(data),
-                "type(item) is float and -1e300 < item < 1e300",
             )
         return Coder(
             lambda value: value if type(value) is kind else tagged(value),
             lambda data: data if type(data) is kind else otherwise(data),
-            "item is None" if kind is type(None) else f"type(item) is {kind.__name__}",
+            frozenset((kind,)),
         )
 
     def _exactly(self, kind: type, encode: Encode, decode: Decode) -> Coder:
@@ -161,19 +156,18 @@ class AnnotationCoder:
         def decode(data: Json) -> Any:
             return data if data in known.get(type(data), ()) else otherwise(data)
 
-        words = tuple(each for each in plain if type(each) is str)
-        return Coder(encode, decode, f"type(item) is str and item in {words!r}")
+        return Coder(encode, decode)
 
     def _union(self, annotation: Any) -> Coder:
         members = list(_union_members(annotation))
         others = [each for each in members if each is not type(None)]
         if len(others) == 1 and len(members) == 2:
             # One type or None: the type's own form, and null.
-            encode_it, decode_it, as_is = self.coder(others[0])
+            encode_it, decode_it, plain = self.coder(others[0])
             return Coder(
                 lambda value: None if value is None else encode_it(value),
                 lambda data: None if data is None else decode_it(data),
-                f"item is None or {as_is}",
+                plain | {type(None)},
             )
         # Otherwise a value names its type, unless JSON's own types already tell.
         for each in others:

@@ -25,8 +25,8 @@ class Coder(NamedTuple):
 
     encode: Encode
     decode: Decode
-    as_is: str = "False"
-    """A condition on `item`, in Python, under which the printer takes a value as it is, without `encode`."""
+    plain: frozenset[type] = frozenset()
+    """The types whose values `encode` returns as they are."""
 
 
 def at(part: str, error: CodecError) -> CodecError:

@@ -10,12 +10,10 @@ import copy
 import dataclasses
 import functools
 import inspect
-import keyword
 import types
 import typing
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar, cast
-from uuid import UUID
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic_core import PydanticUndefined
 
@@ -41,36 +39,6 @@ def sparse(cls: type[T]) -> type[T]:
     return cls
 
 
-def quick(cls: type[T]) -> type[T]:
-    """Let a frozen dataclass with slots fill its slots directly, in two thirds of the usual time.
-
-    It is for types that are made several times in each tool call. Nothing else about them changes.
-    """
-    given: Any = cls.__init__
-    fields = dataclasses.fields(cast(Any, cls))
-    assert all(each.init and not each.kw_only for each in fields)
-    names = [each.name for each in fields]
-    defaults = given.__defaults__ or ()
-    unset = dict(zip(reversed(names), reversed(defaults), strict=False))
-    known: dict[str, Any] = {}
-    lines = [f"def __init__(self, {', '.join(names)}):"]
-    for each in fields:
-        name = each.name
-        if each.default_factory is not dataclasses.MISSING:
-            known |= {f"unset_{name}": unset[name], f"make_{name}": each.default_factory}
-            lines.append(f"    if {name} is unset_{name}: {name} = make_{name}()")
-        known[f"set_{name}"] = vars(cls)[name].__set__
-        lines.append(f"    set_{name}(self, {name})")
-    if hasattr(cls, "__post_init__"):
-        lines.append("    self.__post_init__()")
-    exec("\n".join(lines), known)
-    made = known["__init__"]
-    made.__defaults__, made.__annotations__ = defaults, given.__annotations__
-    made.__qualname__, made.__module__ = given.__qualname__, cls.__module__
-    cast(Any, cls).__init__ = made
-    return cls
-
-
 def _left_out(cls: Any) -> dict[str, object]:
     if cls not in _SPARSE:
         return {}
@@ -87,8 +55,8 @@ class Field(NamedTuple):
     name: str
     encode: Encode
     decode: Decode
-    as_is: str
-    """The condition on `item` under which its value is stored as it is."""
+    plain: frozenset[type]
+    """The types whose values are stored as they are."""
     default: Callable[[dict[str, Any]], Any] | None
     """Makes its value from the earlier ones where the stored form lacks it."""
     empty: object
@@ -143,50 +111,23 @@ class Record:
 
     def encode_fields(self, value: Any) -> Json:
         """Encode a value of exactly this class as the object of its fields."""
-        try:
-            out = self._encode(value)
-        except (CodecError, AttributeError):
-            out = self._encode_one_by_one(value)
-        if self._model is not None:
-            self._model.encode(value, out)
-        return out
-
-    @functools.cached_property
-    def _encode(self) -> Callable[[Any], dict[str, Json]]:
-        """Straight code for the fields of this class, because several events are encoded for each call."""
-        if self._refusal is not None:
-            raise CodecError(self._refusal)
-        lines = ["def encode(value):", "    out = {}"]
-        known: dict[str, Any] = {"UUID": UUID}
-        for number, each in enumerate(self.fields):
-            name = each.name
-            is_plain = name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
-            lines.append(f"    item = value.{name}" if is_plain else f"    item = getattr(value, {name!r})")
-            store = f"out[{name!r}] = item if {each.as_is} else encode{number}(item)"
-            known |= {f"encode{number}": each.encode, f"empty{number}": each.empty}
-            lines.append(
-                f"    if item is not empty{number}: {store}" if each.empty is not _MISSING else f"    {store}"
-            )
-        exec("\n".join([*lines, "    return out"]), known)  # made of names and conditions, not of data
-        return cast("Callable[[Any], dict[str, Json]]", known["encode"])
-
-    def _encode_one_by_one(self, value: Any) -> dict[str, Json]:
-        """Encode field by field, to say which one cannot be stored."""
         if self._refusal is not None:
             raise CodecError(self._refusal)
         out: dict[str, Json] = {}
         name = ""
         try:
-            for name, encode, _, _, _, empty in self.fields:
+            for name, encode, _, plain, _, empty in self.fields:
                 item = getattr(value, name)
                 if item is not empty:  # Python has one None, one False, one 0, one "" and one ().
-                    out[name] = encode(item)
+                    out[name] = item if type(item) in plain else encode(item)
         except CodecError as error:
             raise at(f".{name}", error) from None
         except AttributeError:
             if hasattr(value, name):
                 raise
             raise CodecError("this field was never set", path=f".{name}") from None
+        if self._model is not None:
+            self._model.encode(value, out)
         return out
 
     def decode_fields(self, data: Json) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from treenail.codec import quick, sparse
+from treenail.codec import sparse
 from treenail.log import Channel, SlicePolicy
 from treenail.state import TokenUsage, event
 from treenail.tools import EndedCall, RolledBack
@@ -163,7 +163,6 @@ def _shortened(text: str, limit: int) -> str:
 
 @event(name="treenail.ProviderUsage", policy=SlicePolicy.LOG)
 @sparse
-@quick
 @dataclass(frozen=True, slots=True)
 class ProviderUsage:
     """One model call: what it used, and which input it was sent. Never replayed."""

@@ -16,7 +16,7 @@ from typing import Literal
 from uuid import UUID
 
 from treenail.clock import new_id
-from treenail.codec import quick, sparse
+from treenail.codec import sparse
 from treenail.log import Channel, SlicePolicy
 from treenail.state import Append, ReducerContext, Replace, Session, SessionProtocol, Slice, SliceOp, event
 
@@ -24,7 +24,6 @@ Role = Literal["system", "assistant", "user", "tool"]
 """Who speaks in a message."""
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ToolCallRecord:
     """A tool call that the assistant made."""
@@ -100,7 +99,6 @@ def with_statuses(messages: tuple[InnerMessage, ...]) -> tuple[InnerMessage, ...
     read=with_statuses,
 )
 @sparse
-@quick
 @dataclass(frozen=True, slots=True)
 class InnerMessage:
     """One message of a conversation."""

@@ -40,7 +40,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar, overload
 
 from pydantic_core import from_json
 
-from treenail.codec import Codec, quick
+from treenail.codec import Codec
 from treenail.conversation.events import (
     BranchSummary,
     HistoryCompacted,
@@ -134,7 +134,6 @@ class Growing(Sequence[T], Generic[T]):
         return repr(tuple(self))
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ReplayCall:
     """A tool call as it is sent: its id is unique in the input."""
@@ -144,7 +143,6 @@ class ReplayCall:
     arguments: str
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ReplayItem:
     """One message of the input, provider-neutral."""
@@ -187,7 +185,6 @@ class LeftOut(NamedTuple):
     reason: str
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Replay:
     """What a provider is sent, and what was left out of it."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from treenail.codec import quick
 from treenail.conversation import ReasoningPart
 from treenail.providers.base import (
     FinishReason,
@@ -42,7 +41,6 @@ MAX_NOTES = 16
 """How many notes an answer carries; the rest is counted."""
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class CollectedAnswer:
     """A whole answer of a model."""

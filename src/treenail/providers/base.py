@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from treenail.codec import quick
 from treenail.conversation import ReasoningPart, ReplayItem
 from treenail.state import TokenUsage
 from treenail.tools import Tool, ToolCall
@@ -20,7 +19,6 @@ FinishReason = Literal["end", "tools", "paused", "length", "filtered", "refused"
 filtered, refused, or stopped for a reason that its adapter does not list: then the answer is not finished."""
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """The input of one model call."""
@@ -58,7 +56,6 @@ class ReasoningBlock:
     part: ReasoningPart
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ToolCallRequested:
     """The model wants a tool to be run."""
@@ -66,7 +63,6 @@ class ToolCallRequested:
     call: ToolCall
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class UsageReported:
     """The call's usage so far, in the provider's own numbers. The last report of a call counts."""
@@ -82,7 +78,6 @@ class UsageReported:
     """Whether the answer's tokens are counted to its end. Else the call costs what was reserved for it."""
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """The answer is over."""

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final, Literal, NoReturn, TypeVar
 
 from treenail.clock import Clock, SystemClock, WallClock, whole_clock
-from treenail.codec import quick, sparse
+from treenail.codec import sparse
 from treenail.errors import BudgetExceededError, DeadlineExceededError, UsageError
 from treenail.log import SlicePolicy
 
@@ -41,7 +41,6 @@ Dimension = Literal["deadline", "input", "output", "total", "cost"]
 
 
 @sparse
-@quick
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
     """Tokens that were used; None stands for "the provider did not say".

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any, NamedTuple
 
 from treenail.codec import Codec
@@ -145,11 +144,6 @@ def takes_context(function: Callable[..., Any]) -> bool:
     """Say whether a reducer takes the context."""
     if isinstance(function, DeclaredReducer):
         return True
-    if isinstance(function, FunctionType) and not vars(function).keys() & {"__wrapped__", "__signature__"}:
-        # The same answer as a signature's, much faster: reducers are registered in each run.
-        code = function.__code__
-        named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        return "context" in named or bool(code.co_flags & inspect.CO_VARKEYWORDS)
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar, overload
 
-from treenail.codec import Codec, is_immutable, quick
+from treenail.codec import Codec, is_immutable
 from treenail.errors import UsageError
 
 T = TypeVar("T")
@@ -264,7 +264,6 @@ EMPTY: Slice[Any] = Slice()
 # --- operations ------------------------------------------------------------------------------------
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Append(Generic[T]):
     """Add one item at the end."""

@@ -8,7 +8,7 @@ from typing import Literal
 from uuid import UUID
 
 from treenail.clock import new_id
-from treenail.codec import FrozenDict, quick, sparse
+from treenail.codec import FrozenDict, sparse
 from treenail.log import Channel, SlicePolicy
 from treenail.sandbox import Refusal
 from treenail.state import RunContext, TokenUsage, event
@@ -44,7 +44,6 @@ class ToolStarted:
 
 @event(name="treenail.ToolInvoked", policy=SlicePolicy.LOG)
 @sparse
-@quick
 @dataclass(frozen=True, slots=True)
 class ToolInvoked:
     """A call has ended, one way or another."""

@@ -20,7 +20,7 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, cast, over
 import pydantic  # Not `from pydantic import`: it loads each name at its first use.
 from pydantic_core import ValidationError, to_jsonable_python
 
-from treenail.codec import is_model, quick, sparse
+from treenail.codec import is_model, sparse
 from treenail.containment import estimate_tokens
 from treenail.errors import ToolDefinitionError, ToolValidationError
 from treenail.tools.schema import tidied
@@ -43,7 +43,6 @@ _SHOWN_ERRORS = 8
 
 
 @sparse
-@quick
 @dataclass(frozen=True, slots=True)
 class ToolResult(Generic[R]):
     """The result of a tool call."""
@@ -86,7 +85,6 @@ class ToolExample(Generic[P, R]):
     output: R
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A model's request to run a tool. `arguments` is JSON text or an object, as the model sent it."""
