@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -30,6 +31,20 @@ def change(*, context):
     return "changed"
 
 agent = Agent("stopping", tools=[change])
+"""
+
+FLOW = """
+id: flow
+name: A flow
+agents:
+  writer:
+    instructions: You write.
+    tools: [files]
+steps:
+  - id: only
+    task: only write
+    agent: writer
+    write_set: ["**"]
 """
 
 
@@ -75,6 +90,41 @@ def test_a_stopped_process_is_named_and_replaced_only_by_a_take_over(project: Pa
         assert files(project) == {"a.txt": "changed", "new.txt": "A", "mine.txt": "mine\n"}
     else:
         assert files(project) == {"a.txt": "B\n", "new.txt": "B\n", "mine.txt": "mine\n"}
+
+
+def test_a_workflow_takes_over_from_a_stopped_process(project: Path) -> None:
+    """Without the flag it writes nothing and says who is in the way; with it, its files stand."""
+    agent = project.parent / "agent.py"
+    agent.write_text(STOPPING)
+    (project.parent / "flow.yaml").write_text(FLOW)
+    steps = project.parent / "steps.json"
+    ready = json.dumps({"status": "checkpoint_ready", "summary": "done"})
+    steps.write_text(json.dumps({"only": [write("a.txt", "B\n"), ready, write("a.txt", "B\n"), ready]}))
+    change = {"calls": [{"name": "change", "arguments": {}}]}
+    model = script(project, change, "Done.")
+    first = subprocess.Popen(
+        [*(sys.executable, "-m", "treenail", "run", "go"), "--agent", str(agent), "--model", model],
+        cwd=project,
+        env=clean_environment(project),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        os.waitid(os.P_PID, first.pid, os.WSTOPPED)
+        flow = ("workflow", "run", "../flow.yaml", "--model", f"scripted:{steps}")
+        refused = treenail(*flow, cwd=project)
+        assert refused.returncode != 0
+        assert "--take-over" in refused.stderr + refused.stdout
+        assert (project / "a.txt").read_text() == "A"
+        taken = treenail(*flow, "--take-over", cwd=project)
+        assert taken.returncode == 0, taken.stderr
+        first.send_signal(signal.SIGCONT)
+        assert first.wait(LIMIT_S) == -signal.SIGKILL
+    finally:
+        first.kill()
+        first.wait()
+    assert (project / "a.txt").read_text() == "B\n"
 
 
 def test_whoever_is_asked_keeps_nobody_from_writing(project: Path) -> None:

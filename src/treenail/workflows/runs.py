@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from uuid import UUID
 
 import anyio
 
-from treenail.agent import Agent, close_state, open_log, open_state
+from treenail.agent import Agent, close_state, end_other_writers, open_log, open_state
 from treenail.containment import Limits
 from treenail.errors import UsageError
 from treenail.log import Log
@@ -37,14 +38,19 @@ def run_workflow(
     watch: Callable[[WorkflowEvent], object] | None = None,
     tags: Mapping[str, str] | None = None,
     sandbox: Sandbox | None = None,
+    take_over: bool = False,
 ) -> WorkflowResult:
     """Run a workflow to its end, blocking. With a `store` it is durable; see `resume_workflow`.
 
-    `limits` hold for each step, `ceiling` for all of them together.
+    `limits` hold for each step, `ceiling` for all of them together. With `take_over`, a process that writes
+    the workspace is killed first.
     """
     _refuse_in_event_loop("run_workflow")
     check_agents(spec, agents)
-    session = Session(log=open_log(store), tags={**(tags or {}), "agent": "workflow", "workflow": spec.id})
+    log = open_log(store)
+    if take_over:
+        end_other_writers(log, None, workspace)
+    session = Session(log=log, tags={**(tags or {}), "agent": "workflow", "workflow": spec.id})
     state, root = open_state(session, workspace, store, sandbox=sandbox)
     workflow = Workflow(
         state,
@@ -75,12 +81,21 @@ def resume_workflow(
     watch: Callable[[WorkflowEvent], object] | None = None,
     before: Callable[[Session], object] | None = None,
     sandbox: Sandbox | None = None,
+    take_over: bool = False,
 ) -> WorkflowResult:
-    """Resume a stored workflow, blocking. `before` is called first; it may answer or reset steps."""
+    """Resume a stored workflow, blocking. `before` is called first; it may answer or reset steps.
+
+    With `take_over`, the process that writes the workflow or its workspace is killed first.
+    """
     _refuse_in_event_loop("resume_workflow")
-    session = Session.open(
-        open_log(store, must_exist=True), session_id if isinstance(session_id, UUID) else UUID(session_id)
-    )
+    log = open_log(store, must_exist=True)
+    known = session_id if isinstance(session_id, UUID) else UUID(session_id)
+    if take_over:
+        if workspace is None:
+            with closing(Session.open(log, known, read_only=True)) as seen:
+                workspace = workspace_of_workflow(seen)
+        end_other_writers(log, known, workspace)
+    session = Session.open(log, known)
     try:
         place = workspace if workspace is not None else workspace_of_workflow(session)
         state, root = open_state(session, place, store, sandbox=sandbox)

@@ -26,6 +26,7 @@ from treenail.presenters.cli.options import (
     run_argument,
     run_named,
     store_option,
+    take_over_option,
 )
 from treenail.presenters.cli.output import print_json
 from treenail.state import Session
@@ -66,8 +67,11 @@ FAILED = "failed"
 @click.option("--dry-run", "is_dry", is_flag=True, help="Only print the order of the steps.")
 @agent_options
 @directory_option
+@take_over_option
 @json_option
-def run(spec: Path, is_dry: bool, directory: Path | None, as_json: bool, **options: Any) -> int:
+def run(
+    spec: Path, is_dry: bool, directory: Path | None, take_over: bool, as_json: bool, **options: Any
+) -> int:
     """Run a workflow in this directory.
 
     SPEC is a YAML or JSON file. Exits 0 if every required step is ready, 1 if the workflow failed, 3 with
@@ -92,6 +96,7 @@ def run(spec: Path, is_dry: bool, directory: Path | None, as_json: bool, **optio
             sandbox=setup.sandbox,
             watch=screen.show,
             tags=setup.tags(),
+            take_over=take_over,
         )
     except KeyboardInterrupt:
         result = _read(setup.store, find_run(setup.store, LAST))
@@ -108,6 +113,7 @@ def run(spec: Path, is_dry: bool, directory: Path | None, as_json: bool, **optio
     "--apply/--no-apply", default=None, help="Whether to apply a ready step's changes; never over a conflict."
 )
 @agent_options
+@take_over_option
 @json_option
 def resume(
     run: str,
@@ -116,6 +122,7 @@ def resume(
     failed: Sequence[str],
     note: str,
     apply: bool | None,
+    take_over: bool,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -151,6 +158,7 @@ def resume(
             sandbox=setup.sandbox,
             watch=screen.show,
             before=before,
+            take_over=take_over,
         )
     except KeyboardInterrupt:
         result = _read(setup.store, setup.run_id)
