@@ -46,6 +46,12 @@ class Plain:
     """An object without any text of its own."""
 
 
+class Marked(str):
+    """Text of a class of its own, as libraries have it."""
+
+    __slots__ = ()
+
+
 class Spoken:
     def __str__(self) -> str:
         return "spoken for"
@@ -78,6 +84,9 @@ def ran(given: Tool[Any, Any], **more: Any) -> Any:
     ("returned", "text"),
     [
         ("as it is", "as it is"),
+        (Marked("safe"), "safe"),
+        (ToolResult(Marked("safe")), "safe"),
+        (ToolResult.ok(Marked("safe")), "safe"),
         (None, "OK"),
         (Point(1, "é", {"at": (1, 2)}), '{"x": 1, "label": "é", "more": {"at": [1, 2]}}'),
         (Model(size=2, names=["a"]), '{"size": 2, "names": ["a"]}'),
@@ -98,6 +107,18 @@ def ran(given: Tool[Any, Any], **more: Any) -> Any:
 def test_what_a_tool_returns_is_what_the_model_reads(returned: Any, text: str) -> None:
     message = told(returned)
     assert (message.content, message.is_error) == (text, False)
+
+
+def test_what_an_async_tool_leaves_to_be_awaited_is_awaited() -> None:
+    async def later() -> str:
+        return "at last"
+
+    @tool(effects="none")
+    async def give() -> Any:
+        """Give."""
+        return later()
+
+    assert ran(give).content == "at last"
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,12 @@ def usage_of(value: object) -> CallUsage | None:
         cached, written = apart_read or 0, apart_written or 0
         if _count(source, "prompt_tokens") is None:
             into += cached + written
+    # Some vendors count reasoning beside the answer, and only in the total or in the details.
+    total = _count(source, "total_tokens")
+    if total is not None and total > into + out:
+        out = total - into
+    elif reasoning > out:
+        out += reasoning
     cached = min(cached, into)
     return CallUsage(
         input_tokens=into,

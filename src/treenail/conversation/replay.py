@@ -16,9 +16,9 @@ What comes out is valid for every provider:
   branch summary) wait until the call has its result. The log itself is never rewritten.
 - A call id that a model uses twice gets a number on the wire, because providers require
   unique ids.
-- An empty answer is left out; an empty request or result is sent as a word in brackets,
-  because providers refuse empty content. A conversation without a request (a prompt alone)
-  starts with a one-word request.
+- An empty answer is left out, unless it has work of the vendor's own tools; an empty request
+  or result is sent as a word in brackets, because providers refuse empty content. A
+  conversation without a request (a prompt alone) starts with a one-word request.
 - A reasoning block is sent back only to the model and interface that wrote it.
 
 Items are only ever added at the end, so what was sent is a prefix of what is sent next. What
@@ -62,6 +62,9 @@ from treenail.state import ClearSlice, InitializeSlice, RestoredItem, Session, S
 from treenail.tools import RolledBack
 
 T = TypeVar("T")
+
+_THOUGHTS = (None, "thinking", "redacted_thinking", "reasoning")
+"""The types of blocks that are thought alone, which no interface takes for an answer."""
 
 EMPTY_TEXT = "(empty)"
 """Stands for an empty request or result, which providers refuse."""
@@ -518,7 +521,7 @@ class Replayer:
             parts = message.parts and self._parts(seq, message.parts)
             self._items.append(ReplayItem("user", message.content or EMPTY_TEXT, parts=parts, seq=seq))
             return
-        if not message.content and not message.tool_calls:
+        if not message.content and not message.tool_calls and not self._has_work(message.parts):
             self._leave_out(seq, "InnerMessage", "an empty answer")
             return
         if len(self._items) <= 1 and self._is_without_request:
@@ -564,6 +567,15 @@ class Replayer:
         self._used[name] = number
         self._open.setdefault(record.call_id, []).append(wire_id)
         return ReplayCall(wire_id, record.name, _arguments(record.arguments))
+
+    def _has_work(self, parts: tuple[ContentPart, ...]) -> bool:
+        """Say whether an answer without words has something to go on from, such as a vendor's own search."""
+        return any(
+            isinstance(each, ReasoningPart)
+            and (each.model, each.dialect) == (self.model, self.dialect)
+            and each.payload.get("type") not in _THOUGHTS
+            for each in parts
+        )
 
     def _parts(self, seq: int, parts: tuple[ContentPart, ...]) -> tuple[ContentPart, ...]:
         kept = []

@@ -56,6 +56,8 @@ _PREFIXES = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception|Timeout)(?:: | 
 _MAX_CHAIN = 16
 _DROPPED = ("chatgpt/",)
 """Prefixes of the models for which LiteLLM takes a bound and drops it without a word."""
+_RETRIES = ("num_retries", "max_retries", "fallbacks", "context_window_fallback_dict")
+"""Arguments by which LiteLLM makes several calls of one."""
 _SHARED = ("anthropic/", "claude-", "gemini/")
 """Prefixes of the models for which LiteLLM shares one client between event loops."""
 
@@ -101,6 +103,12 @@ class LiteLLM(VendorProvider["_LoopClients"]):
         extra: Mapping[str, Any] | None = None,
         prices: PriceTable | None = None,
     ) -> None:
+        again = [name for name in _RETRIES if (extra or {}).get(name)]
+        if again:
+            raise UsageError(
+                f"each attempt is paid for, and LiteLLM's own are not seen; leave {', '.join(again)} out of "
+                "`extra`, and give the agent a RetryPolicy"
+            )
         super().__init__(
             model,
             name="litellm.chat",

@@ -175,7 +175,7 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
 
     async def _read_responses(self, events: ClosableStream) -> AsyncGenerator[ModelEvent, None]:
         chars = calls = 0
-        refused = False
+        refused = is_cut = False
         async for event in events:
             kind = event.type
             if kind in ("response.output_text.delta", "response.refusal.delta"):
@@ -190,6 +190,7 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
                     yield self._thought({PHASE_KEY: phase}, chars, calls)
             elif kind == "response.output_item.done":
                 item = event.item
+                is_cut = is_cut or getattr(item, "status", None) == "incomplete"
                 if item.type == "function_call":
                     calls += 1
                     yield ToolCallRequested(ToolCall(item.call_id, item.name, item.arguments))
@@ -201,9 +202,10 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
                 if usage is not None:
                     yield self._used(usage)
                 # Some servers end every answer as completed, and report the failure inside it.
-                if kind == "response.failed" or response.status in ("failed", "cancelled"):
+                is_failed = kind == "response.failed" or response.status in ("failed", "cancelled")
+                if is_failed or getattr(response.error, "message", None):
                     raise self._failed(_error_facts(response.error))
-                yield _responses_stop(kind, response, calls, refused)
+                yield _responses_stop(kind, response, calls, refused=refused, is_cut=is_cut)
             elif kind == "error":
                 raise self._failed(_error_facts(event))
 
@@ -232,7 +234,8 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
         calls = ChatCalls()
         async for chunk in chunks:
             for choice in (chunk.choices or ())[:1]:
-                finish = choice.finish_reason or finish
+                if choice.finish_reason and is_good_end(finish):
+                    finish = str(choice.finish_reason)
             usage = call_usage(chunk.usage)
             if usage is not None:
                 yield self._used(usage, is_final=finish is not None)
@@ -259,6 +262,11 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
         for call in calls.whole():
             yield ToolCallRequested(call)
         yield Stopped(chat_stop(finish, has_calls=bool(calls), refused=refused), finish)
+
+
+def is_good_end(finish: str | None) -> bool:
+    """Say whether a later word may replace this one: a bad end stays one, whatever comes after it."""
+    return finish is None or CHAT_STOPS.get(finish) in ("end", "tools")
 
 
 def chat_stop(finish: str, *, has_calls: bool, refused: bool) -> FinishReason:
@@ -334,13 +342,15 @@ def _error_facts(error: Any) -> Facts:
     return Facts(code=str(code or "server_error"), message=str(message or ""))
 
 
-def _responses_stop(kind: str, response: Any, calls: int, refused: bool) -> Stopped:
-    # Not every compatible server has the status; the event says the same.
-    status = response.status or kind.removeprefix("response.")
-    if status == "completed":
+def _responses_stop(kind: str, response: Any, calls: int, *, refused: bool, is_cut: bool) -> Stopped:
+    # Not every compatible server has the status; the event says the same. If one of them, or a part of the
+    # answer, says that it is not whole, it is not.
+    event = kind.removeprefix("response.")
+    status = response.status or event
+    why = getattr(response.incomplete_details, "reason", None)
+    if status == event == "completed" and not why and not is_cut:
         return Stopped("tools" if calls else "refused" if refused else "end", status)
-    details = response.incomplete_details
-    said = str((details.reason if details else None) or status)
+    said = str(why or (status if status != "completed" else "incomplete"))
     return Stopped(_INCOMPLETE.get(said, "broken_off"), said)
 
 

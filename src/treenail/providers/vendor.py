@@ -34,6 +34,7 @@ import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -86,8 +87,18 @@ class ClosableStream(Protocol):
 _DRAIN_S = 0.5
 """How long a finished answer may keep its connection busy before that is closed instead of reused."""
 
-_METERED = ("tools", "web_search_options", "mcp_servers", "plugins")
-"""Fields of a request that let a vendor run tools of its own, which it bills by use."""
+_METERED = (
+    "container", "conversation", "enable_search", "mcp_servers", "models", "plugins", "previous_response_id",
+    "prompt", "search_parameters", "tools", "web_search_options",
+)  # fmt: skip
+"""Fields of a request by which it may cost more than its text and its answer: a vendor's own tools, which are
+billed by use, other models, and input that the vendor has kept."""
+
+_DEARER = {"service_tier": "priority", "speed": "fast"}
+"""Fields of a request that have a price of their own, with that value."""
+
+_NESTED = "extra_body"
+"""Where LiteLLM takes fields of the body that it does not know."""
 
 _NO_CONNECTION = ("ConnectError", "ConnectTimeout", "ClientConnectorError", "ClientConnectorDNSError")
 """What the HTTP libraries raise before anything is sent."""
@@ -159,10 +170,16 @@ class VendorProvider(ABC, Generic[C]):
         self._own_client = client
         self._clients = LoopBound(make_client, close_client)
         self._extra = dict(extra or {})
-        said = [self._extra.pop(name, None) for name in self._bound_names]
+        fields = [self._extra]
+        if isinstance(self._extra.get(_NESTED), Mapping):
+            fields.append(dict(self._extra[_NESTED]))
+            self._extra[_NESTED] = fields[-1]
+        said = [each.pop(name, None) for each in fields for name in self._bound_names]
         self._own_bound: int | None = min((each for each in (max_output_tokens, *said) if each), default=None)
         if self._extra.get("n", 1) != 1:
             raise UsageError("only one answer is read, and each is paid for; leave `n` out of `extra`")
+        if any("model" in each for each in fields):
+            raise UsageError("the model is the one that is priced; name it first, and not in `extra`")
         self._max_output_tokens: int | None = self._bound(model)
         self._prices = prices
         self._secrets = secrets
@@ -180,7 +197,11 @@ class VendorProvider(ABC, Generic[C]):
     @property
     def bounds_output(self) -> bool:
         """Whether a request can bound what it costs; a vendor's own tools are billed besides the answer."""
-        return not any(self._extra.get(name) for name in _METERED)
+        fields = {**self._extra, **(self._extra.get(_NESTED) or {})}
+        # An empty mapping is a way to switch a search on.
+        if any(fields.get(name) not in (None, False, []) for name in _METERED):
+            return False
+        return all(fields.get(name) != value for name, value in _DEARER.items())
 
     def output_bound(self, request: ModelRequest) -> int | None:
         """Return how many tokens the answer may have, as the request will say."""
@@ -212,6 +233,8 @@ class VendorProvider(ABC, Generic[C]):
         """Call the model once. Closing the generator closes the connection."""
         asked = self._for(request)
         said: list[str] = []
+        used: UsageReported | None = None
+        has_output = False
         failed: ModelCallError
         opened: ClosableStream | None = None
         try:
@@ -222,6 +245,13 @@ class VendorProvider(ABC, Generic[C]):
                 async for each in events:
                     if isinstance(each, TextDelta):
                         said.append(each.text)
+                    if isinstance(each, UsageReported):
+                        used = each
+                    elif not isinstance(each, Stopped):
+                        has_output = True
+                    elif has_output and used is not None and not used.usage.output_tokens:
+                        # Nothing for an answer is no count of it.
+                        yield replace(used, cost_usd=None, is_final=False)
                     yield each
                     if isinstance(each, Stopped):
                         await drain(events)

@@ -34,12 +34,9 @@ async def run_handler(opened: OpenCall) -> Any:
         forget = token.on_cancel(threadsafe(scope.cancel))
         try:
             with opened.entered():
-                if tool.is_async:
-                    outcome = await opened.call_handler()
-                else:
-                    outcome = await _on_worker(opened)
-                    if inspect.isawaitable(outcome):
-                        outcome = await outcome
+                outcome = await (opened.call_handler() if tool.is_async else _on_worker(opened))
+                if inspect.isawaitable(outcome):
+                    outcome = await outcome
                 value = outcome.value if isinstance(outcome, ToolResult) else outcome
                 if value is None or isinstance(value, str) or not is_stream(value):
                     return outcome

@@ -370,9 +370,12 @@ def described(text: str, **default: Any) -> Any:
 def as_result(outcome: Any) -> ToolResult[Any]:
     """Turn the return value of a handler into a `ToolResult`."""
     if isinstance(outcome, ToolResult):
-        return outcome
+        said: object = outcome.message
+        if type(said) is str or not isinstance(said, str):
+            return outcome
+        return dataclasses.replace(outcome, message=str.__str__(said))
     if isinstance(outcome, str):
-        return ToolResult(outcome)
+        return ToolResult(str.__str__(outcome))  # Of a subclass too, which a log does not take.
     return ToolResult.ok(outcome)
 
 

@@ -59,7 +59,7 @@ def as_text(value: object, message: str) -> str:
     if callable(render):
         return str(render())
     if isinstance(value, str):
-        return value
+        return str.__str__(value)
     if isinstance(value, Binary):
         return _about_bytes(bytes(value), message)
     shown = pictures(value)
