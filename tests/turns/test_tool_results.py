@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import textwrap
@@ -329,6 +330,30 @@ def test_a_tool_that_exits_is_a_failed_call_and_not_the_end_of_the_program(kind:
     assert done.stdout.startswith("completed [(True, ")
     assert "sys.exit(3)" in done.stdout
     assert "(False, 'here')" in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_tool_that_waits_for_something_cancelled_is_a_failed_call(kind: str) -> None:
+    """Not a cancellation of the run, nor the end of the program."""
+
+    async def waits() -> None:
+        task = asyncio.ensure_future(asyncio.sleep(60))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    @tool(effects="none", name="wait")
+    def plain() -> None:
+        """Wait."""
+        asyncio.run(waits())
+
+    @tool(effects="none", name="wait")
+    async def coroutine() -> None:
+        """Wait."""
+        await waits()
+
+    message = ran(plain if kind == "sync" else coroutine)
+    assert (message.is_error, message.content) == (True, "wait waited for something that was cancelled")
 
 
 def test_a_signal_handler_that_exits_while_a_tool_runs_ends_the_program() -> None:

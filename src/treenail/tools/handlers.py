@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import signal
 import threading
@@ -49,6 +50,10 @@ async def run_handler(opened: OpenCall) -> Any:
                 f"{opened.tool.name} called sys.exit({error.code!r}), which only fails the call; "
                 "let the tool return, or raise an error"
             ) from error
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            raise ToolError(f"{opened.tool.name} waited for something that was cancelled") from error
         finally:
             forget()
     if not opened.is_cut_off:
@@ -95,6 +100,14 @@ def _is_from_a_signal(error: BaseException) -> bool:
     handlers = [signal.getsignal(each) for each in signal.valid_signals()]
     codes = {getattr(each, "__code__", None) for each in handlers if callable(each)} - {None}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _is_cancelled() -> bool:
+    """Say whether the call itself is cancelled, and not only something that its handler waited for."""
+    if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
+        return False  # Another event loop's call, which asyncio cannot cancel.
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 async def _collected(opened: OpenCall, items: Any) -> list[Any]:
