@@ -87,7 +87,7 @@ def test_calls_of_an_answer_that_was_not_finished_are_not_run(name: str) -> None
 
 def test_a_vendor_that_wants_tools_and_names_none_is_not_done() -> None:
     """The words of an answer without a call do not make up for the call."""
-    for name in ("openai.chat", "anthropic.messages"):
+    for name in ("openai.chat", "anthropic.messages", "litellm.openai", "litellm.anthropic"):
         ended = said_by(name, Answer("I will", stop="tools"), Path())
         assert ended.state is TurnState.PARTIAL_FAILED
 

@@ -167,7 +167,8 @@ class LiteLLM(VendorProvider["_LoopClients"]):
         asked = self.arguments(request)
         if self._model.startswith(_SHARED):
             asked.setdefault("client", client.http())
-        return _Stream(await litellm.acompletion(**asked, api_key=self._api_key))
+        opened = await litellm.acompletion(**asked, api_key=self._api_key)
+        return _Stream(opened, is_structured=request.output_schema is not None)
 
     async def _read(self, opened: ClosableStream) -> AsyncGenerator[ModelEvent, None]:
         assert isinstance(opened, _Stream)
@@ -202,7 +203,8 @@ class LiteLLM(VendorProvider["_LoopClients"]):
             stop = "refused"
         elif stop in ("end", "tools"):
             # A structured answer is a tool's call to some vendors, of which LiteLLM makes text.
-            stop = "tools" if calls else "end"
+            is_end = stop == "end" or opened.is_structured
+            stop = "tools" if calls else "end" if is_end else "broken_off"
         yield Stopped(stop, finish)
 
     def _facts(self, error: Exception) -> Facts | None:
@@ -259,8 +261,9 @@ class _LoopClients:
 class _Stream:
     """LiteLLM's stream, plus what it omits of the vendor's."""
 
-    def __init__(self, opened: Any) -> None:
+    def __init__(self, opened: Any, *, is_structured: bool = False) -> None:
         self._opened = opened
+        self.is_structured = is_structured
         self.refused = False
         self.word: str | None = None
         """The vendor's word for why it stopped, if it was seen."""
