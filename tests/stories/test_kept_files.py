@@ -118,3 +118,37 @@ def test_a_path_that_no_undo_took_away_is_said_to_be_unknown(project: Path) -> N
     assert treenail("recover", "ideas", "--into", str(into), cwd=project).returncode == 0
     assert (into / "ideas/new.txt").read_text() == "a new file"
     assert not (project / "ideas").exists()
+
+
+def test_each_version_that_was_kept_can_be_brought_back(project: Path) -> None:
+    """Also an older one, although two runs have calls with one id, and both took the same path away."""
+    for version in ("one", "two"):
+        with started(project, "touch begun; sleep 600") as terminal:
+            (project / "calc.py").write_text(f"version {version}\n")
+            terminal.type("\x03")
+            assert terminal.end() == 130, terminal.text
+    listed = treenail("recover", cwd=project).stdout
+    names = [line.rpartition(" ")[2] for line in listed.splitlines()]
+    assert len(set(names)) == 2, listed
+    for name, version in zip(names, ("one", "two"), strict=True):
+        back = treenail("recover", name, cwd=project)
+        assert back.returncode == 0, back.stderr
+        assert (project / "calc.py").read_text() == f"version {version}\n"
+
+
+@pytest.mark.parametrize("command", [("rollback",), ("undo", "--yes")], ids=lambda each: each[0])
+def test_a_rollback_says_what_it_kept_of_a_person(project: Path, command: tuple[str, ...]) -> None:
+    """A save while a command ran that was kept is part of what the scan found; going back names it."""
+    with started(project, "touch begun; while [ ! -e go ]; do sleep 0.1; done") as terminal:
+        save(project)
+        (project / "go").touch()
+        assert terminal.end() == 0, terminal.text
+    done = treenail(*command, cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert "a - b" in (project / "calc.py").read_text()
+    assert "kept, because you may have written them yourself: " in done.stdout
+    assert "calc.py" in (told := done.stdout.partition("kept, because")[2]) and "ideas/new.txt" in told
+    name = treenail("recover", cwd=project).stdout.rpartition("recover ")[2].strip()
+    assert treenail("recover", name, cwd=project).returncode == 0
+    assert (project / "calc.py").read_text() == SAVED
+    assert (project / "ideas/new.txt").read_text() == "a new file"

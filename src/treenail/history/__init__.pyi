@@ -9,6 +9,7 @@ from .operations import erase_run as erase_run
 from .operations import fork_run as fork_run
 from .operations import kept_by_runs as kept_by_runs
 from .operations import list_holds as list_holds
+from .operations import name_to_recover as name_to_recover
 from .operations import preview_undo as preview_undo
 from .operations import prune_run as prune_run
 from .operations import recover_files as recover_files

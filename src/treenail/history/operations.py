@@ -44,6 +44,9 @@ from treenail.workspace import (
 )
 from treenail.workspace.host import HostFilesystem
 
+_COMMIT_LENGTH = 12
+"""How much of a commit's id names it."""
+
 
 def find_call(session: Session, call: str | None, *, standing: bool = False) -> Boundary:
     """Return the finished call that a person names by id, beginning or number; None is the newest one.
@@ -195,6 +198,7 @@ class KeptByRun:
         """Return it as plain values for JSON."""
         kept = self.files
         about = {"run": str(self.run_id), "call": self.call_id, "tool": kept.tool_name, "reason": kept.reason}
+        about["commit"] = kept.commit
         return {**about, "at": kept.at.isoformat(), "workspace": kept.root, "paths": list(kept.paths)}
 
 
@@ -213,14 +217,31 @@ def kept_by_runs(store: Path, run_id: UUID | None = None) -> list[KeptByRun]:
     return sorted(found, key=lambda each: each.files.at)
 
 
+def name_to_recover(kept: KeptByRun, known: Sequence[KeptByRun]) -> str:
+    """Return what a person gives to `recover_files` to have these files back, among all that is known.
+
+    That is the path, or the call, unless a later undo kept something by the same name: then it is the commit.
+    """
+    paths = kept.files.paths
+    name = paths[0] if len(paths) == 1 else kept.call_id if paths else ""
+    if name:
+        try:
+            if _find_kept(known, name, Path(kept.files.root))[0] == kept:
+                return name
+        except UsageError:
+            pass
+    return kept.files.commit[:_COMMIT_LENGTH]
+
+
 def recover_files(
     store: Path, what: str, *, directory: Path, into: Path | None = None
 ) -> tuple[KeptByRun, Sequence[str], Sequence[str]]:
     """Bring back the newest version of a path that an undo took away, or all files of an undone call.
 
-    `what` is a path, as seen from `directory` or from the workspace's root, or the id of a call. With `into`
-    the files are written there, and the workspace is left alone. Returns what was kept, the paths that came
-    back, and those whose present version was kept in its turn.
+    `what` is a path, as seen from `directory` or from the workspace's root, the id of a call, or the beginning
+    of the commit that holds the files, by which an older version is found, too. With `into` the files are
+    written there, and the workspace is left alone. Returns what was kept, the paths that came back, and those
+    whose present version was kept in its turn.
     """
     kept, under = _find_kept(kept_by_runs(store), what, directory)
     if into is not None:
@@ -251,6 +272,10 @@ def _find_kept(known: Sequence[KeptByRun], what: str, directory: Path) -> tuple[
     for each in reversed(known):
         if each.call_id == what:
             return each, "."
+    if len(what) >= _COMMIT_LENGTH:
+        for each in reversed(known):
+            if each.files.commit.startswith(what):
+                return each, "."
     paths = dict.fromkeys(name for each in reversed(known) for name in each.files.paths)
     shown = ", ".join(map(shown_path, list(paths)[:10])) + (" ..." if len(paths) > 10 else "")
     known_paths = f"these can be brought back: {shown}" if paths else "there is nothing to bring back"

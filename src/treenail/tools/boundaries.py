@@ -14,7 +14,7 @@ from uuid import UUID
 
 from treenail.clock import new_id
 from treenail.codec import FrozenDict
-from treenail.errors import UsageError
+from treenail.errors import UsageError, WorkspaceConflictError
 from treenail.log import SlicePolicy
 from treenail.state import (
     Binding,
@@ -348,8 +348,13 @@ def _go_back(
         if held is not None and filesystem is not None and workspace is not None:
             # Not the whole tree: what calls have changed goes back, what others have changed is theirs.
             report = filesystem.restore(replace(workspace, scanned=False))
+            if report.conflicts:
+                raise WorkspaceConflictError(
+                    f"somebody else changed {_listed(report.conflicts)} a moment ago; nothing was restored",
+                    paths=report.conflicts,
+                )
             held.prepare()
-            event = replace(event, workspace=held.base, paths=report.restored)
+            event = replace(event, workspace=held.base, paths=report.restored, kept=report.kept)
         session.rollback(past, reason=f"{event.action} of calls", beside=(event,))
     except BaseException:
         # An interrupt may come just after the append.

@@ -191,6 +191,8 @@ class RolledBack:
     """The calls that were undone and stand again."""
     paths: tuple[str, ...] = ()
     """The files that were changed by it."""
+    kept: tuple[str, ...] = ()
+    """Those of them that somebody else may have written: they were kept (`treenail recover`)."""
     workspace: FilesystemSnapshot | None = None
     """The workspace before it."""
     takes_back: str = ""

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-The old and the new of a path change places in one step (`RENAME_EXCHANGE`): the new is in the workspace,
+The old and the new of a path change places in one step (`RENAMEEXCHANGE`): the new is in the workspace,
 the old where the new was. So a reader sees the one or the other, nothing is copied, and undoing is the same
 step again: the very file that was there comes back, with its other names and its times.
 
@@ -23,7 +23,6 @@ workspace that scans do not see, and moved from there.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
 import shutil
@@ -45,14 +44,21 @@ from treenail.workspace.manifest import (
     same,
 )
 from treenail.workspace.restorer import ReportBuilder
-from treenail.workspace.rooted import Place, RootedDirectory, chmod_at, look, own
+from treenail.workspace.rooted import (
+    EXCHANGE,
+    NOREPLACE,
+    Place,
+    RootedDirectory,
+    chmod_at,
+    look,
+    own,
+    rename_at,
+)
 
 if TYPE_CHECKING:
     from treenail.workspace.journal import Journal
     from treenail.workspace.undo import Undo
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_NOREPLACE, _EXCHANGE = 1, 2
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_NAMED = 10
 
@@ -462,11 +468,11 @@ def _directory(mark: Mark) -> State:
 def _move(move: Move, source: Place, place: Place, *, back: bool = False) -> None:
     """Let the old and the new of a path change places, or take that back."""
     if move.kind == "swap":
-        _rename(source, place, _EXCHANGE)
+        rename_at(source, place, EXCHANGE)
     elif (move.kind == "put") is not back:
-        _rename(source, place, _NOREPLACE)
+        rename_at(source, place, NOREPLACE)
     else:
-        _rename(place, source, _NOREPLACE)
+        rename_at(place, source, NOREPLACE)
 
 
 def _sync_one(place: Place) -> None:
@@ -479,13 +485,6 @@ def _sync_one(place: Place) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _rename(source: Place, target: Place, flags: int) -> None:
-    names = os.fsencode(source.name), os.fsencode(target.name)
-    if _LIBC.renameat2(source.descriptor, names[0], target.descriptor, names[1], flags):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), target.path)
 
 
 def _copy(source: str, target: str, links: dict[int, str]) -> None:

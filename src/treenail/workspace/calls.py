@@ -115,6 +115,7 @@ class HostCall:
                 history.adopt_manifest(self._working)
             self._finished = True
             self._drop_layer()
+            self._undo.keep_late_writes(self.call_id, self.base.tag or "")
             self._undo.release(self)
 
     def rollback(self) -> RestoreReport:
@@ -138,6 +139,7 @@ class HostCall:
             if report.conflicts:
                 report.notes.append(self._keep_conflicts(report.conflicts))
             self._drop_layer()
+            self._undo.keep_late_writes(self.call_id, self.base.tag or "")
             self.journal.end()
             self._undo.release(self)
             return report.build()

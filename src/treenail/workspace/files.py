@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import BinaryIO
 
-from treenail.errors import PathEscapeError
+from treenail.errors import PathEscapeError, WorkspaceConflictError
 from treenail.workspace.base import FileEntry, FileStat, WriteMode, WriteResult
+from treenail.workspace.diffs import shown_path
 from treenail.workspace.disk import write_all
 from treenail.workspace.manifest import (
     ABSENT,
@@ -39,6 +40,8 @@ from treenail.workspace.rooted import (
     naming,
     open_directory,
     open_file,
+    remove_seen,
+    replace_seen,
     take_place,
 )
 from treenail.workspace.streams import Draft, WriteStream, closed_too_late
@@ -181,8 +184,10 @@ class Files(CommonOperations):
                 with self._tree.strict(name) as item:
                     if before.kind == "directory":
                         os.rmdir(item.name, dir_fd=item.descriptor)
-                    else:
+                    elif not before.oid:
                         os.unlink(item.name, dir_fd=item.descriptor)
+                    elif not remove_seen(item, self.undo.temporary_name(), before):
+                        raise _quicker(name)
 
     def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
         """Rename a file, a link or a directory, with the rules of POSIX `rename` about what may replace what.
@@ -214,9 +219,14 @@ class Files(CommonOperations):
                     fail(errno.EINVAL, f"cannot move the directory {source!r} into itself", target)
                 self._check_replaceable(goal, moved, there, target)
             with naming(source):
-                self._intend_move(origin, goal)
+                replaced = self._intend_move(origin, goal)
             with naming(target):
-                os.rename(origin.name, goal.name, src_dir_fd=origin.descriptor, dst_dir_fd=goal.descriptor)
+                if replaced.kind in ("directory", "other") or (there is not None and not replaced.oid):
+                    os.rename(
+                        origin.name, goal.name, src_dir_fd=origin.descriptor, dst_dir_fd=goal.descriptor
+                    )
+                elif not replace_seen(origin, goal, replaced):
+                    raise _quicker(target)
 
     def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
         """Make a directory."""
@@ -375,7 +385,8 @@ class Files(CommonOperations):
         found.append((place.path, state))
         return found
 
-    def _intend_move(self, origin: Place, goal: Place) -> None:
+    def _intend_move(self, origin: Place, goal: Place) -> State:
+        """Write down what a move changes; return what it replaces."""
         changes: builtins.list[PathChange] = []
         replaced = self.undo.keep(goal)
         for path, before in self._collect(origin, recursive=True):
@@ -383,6 +394,7 @@ class Files(CommonOperations):
             changes.append(PathChange(path, before, ABSENT))
             changes.append(PathChange(there, replaced if there == goal.path else ABSENT, before))
         self.undo.intend(changes)
+        return replaced
 
 
 class FileDraft(Draft):
@@ -425,8 +437,14 @@ class FileDraft(Draft):
             content = hash_descriptor(self._descriptor, size)
             permissions = ANY if self._status is None else stat.S_IMODE(self._status.st_mode)
             after = State("file", permissions, content or b"", size)
-            undo.intend([PathChange(place.path, undo.keep(place), after)])
-            take_place(place, self._temporary)
+            before = undo.keep(place)
+            undo.intend([PathChange(place.path, before, after)])
+            if before.kind != "absent" and not before.oid:
+                take_place(place, self._temporary)  # nothing is kept here, so nothing can be compared
+            else:
+                undo.watch(place, before)
+                if not replace_seen(Place(place.descriptor, self._temporary, place.path), place, before):
+                    raise _quicker(place.path)
             self._is_published = True
 
     def close(self) -> None:
@@ -446,3 +464,11 @@ def _existing(place: Place, path: str) -> os.stat_result:
     if status is None:
         fail(errno.ENOENT, "no such file or directory", path)
     return status
+
+
+def _quicker(path: str) -> WorkspaceConflictError:
+    return WorkspaceConflictError(
+        f"somebody else changed {shown_path(path)} a moment ago, and that was left alone; "
+        f"look at it and try again",
+        paths=[path],
+    )

@@ -39,6 +39,7 @@ from treenail.workspace.rooted import (
     own,
     put_file,
     put_link,
+    remove_seen,
 )
 
 _ONE_STEP = ("file", "link")
@@ -173,7 +174,11 @@ class Restorer:
                 return
             self._report.restored.add(place.path)
         elif goal.kind in ("absent", "directory") and self._is_as_seen(place, status, current):
-            os.unlink(place.name, dir_fd=place.descriptor)
+            if current.kind not in _ONE_STEP:
+                os.unlink(place.name, dir_fd=place.descriptor)
+            elif not remove_seen(place, self._temporary, current):
+                self._report.conflicts.append(place.path)
+                return
             self._report.restored.add(place.path)
 
     def _put(self, place: Place, goal: State, current: State) -> None:
@@ -184,17 +189,19 @@ class Restorer:
             return
         if not self._is_as_seen(place, place.lstat(), current):
             return
+        seen = ABSENT if current.kind == "directory" else current  # a directory has gone before
         if goal.kind == "link":
             if same(current, goal):
                 return
             target = self._objects.read_blob(goal.oid)
-            self._afresh(place, lambda: put_link(place, self._temporary, target))
+            is_put = self._afresh(place, lambda: put_link(place, self._temporary, target, seen=seen))
         elif current.kind == "file" and current.oid == goal.oid and self._redress(place, goal):
             if same(current, goal):
                 # Only its time was put right; to a reader nothing had changed.
                 return
+            is_put = True
         else:
-            self._afresh(
+            is_put = self._afresh(
                 place,
                 lambda: put_file(
                     place,
@@ -202,17 +209,21 @@ class Restorer:
                     self._objects.stream_blob(goal.oid, goal.size),
                     like=goal,
                     sync=self._sync,
+                    seen=seen,
                 ),
             )
-        self._report.restored.add(place.path)
+        if is_put:
+            self._report.restored.add(place.path)
+        else:
+            self._report.conflicts.append(place.path)
 
-    def _afresh(self, place: Place, put: Callable[[], None]) -> None:
+    def _afresh(self, place: Place, put: Callable[[], bool]) -> bool:
         """Put something in place, over a temporary file that a crash may have left."""
         try:
-            put()
+            return put()
         except FileExistsError:
             discard(place, self._temporary)
-            put()
+            return put()
 
     def _redress(self, place: Place, goal: State) -> bool:
         """Correct bits, owner and time of a file in place; say whether that could be done."""

@@ -15,6 +15,7 @@ A link that appears after the walk makes the operation fail. Links that are more
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
@@ -29,6 +30,11 @@ from treenail.workspace.objects import ObjectStore, hash_descriptor
 from treenail.workspace.packs import CHUNK_BYTES, hash_object
 from treenail.workspace.paths import MAX_LINKS, ROOT, fail, split
 
+NOREPLACE, EXCHANGE = 1, 2
+"""How `rename_at` treats what is at the target: it is in the way, or changes places with the source."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 _READ_ATTEMPTS = 5
 _WALK_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -292,6 +298,75 @@ def take_place(place: Place, temporary: str) -> None:
     os.rename(temporary, place.name, src_dir_fd=place.descriptor, dst_dir_fd=place.descriptor)
 
 
+def rename_at(source: Place, target: Place, flags: int) -> None:
+    """Rename with flags. Raises `OSError` with one of `_UNSUPPORTED` where the system cannot."""
+    names = os.fsencode(source.name), os.fsencode(target.name)
+    rename = getattr(_LIBC, "renameat2", None)
+    if rename is None or rename(source.descriptor, names[0], target.descriptor, names[1], flags):
+        number = errno.ENOSYS if rename is None else ctypes.get_errno()
+        raise OSError(number, os.strerror(number), target.path)
+
+
+def replace_seen(source: Place, target: Place, seen: State) -> bool:
+    """Let a file take another place, in one step, unless that does not hold what was seen there any more.
+
+    Returns whether it did: what somebody else has put there since is back in its place, untouched.
+    """
+    try:
+        ours = source.lstat()
+        rename_at(source, target, NOREPLACE if seen.kind == "absent" else EXCHANGE)
+    except FileExistsError:
+        return False
+    except FileNotFoundError:
+        # Somebody else removed what was there, and the source waits in its place.
+        if ours is None or source.lstat() is None:
+            raise
+        return False
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        if not _holds(target, seen):
+            return False
+        os.rename(source.name, target.name, src_dir_fd=source.descriptor, dst_dir_fd=target.descriptor)
+        return True
+    if seen.kind == "absent":
+        return True
+    if _holds(source, seen):
+        os.unlink(source.name, dir_fd=source.descriptor)
+        return True
+    rename_at(source, target, EXCHANGE)
+    back = source.lstat()
+    if back is not None and ours is not None and not os.path.samestat(back, ours):
+        # They have saved once more meanwhile: that is the newest, and not ours to take away.
+        rename_at(source, target, EXCHANGE)
+    return False
+
+
+def remove_seen(place: Place, temporary: str, seen: State) -> bool:
+    """Remove a file or a link, and say so, unless it is not what was seen any more: then it stays."""
+    aside = Place(place.descriptor, temporary, place.path)
+    os.rename(place.name, temporary, src_dir_fd=place.descriptor, dst_dir_fd=place.descriptor)
+    if _holds(aside, seen):
+        os.unlink(temporary, dir_fd=place.descriptor)
+        return True
+    try:
+        rename_at(aside, place, NOREPLACE)
+    except FileExistsError:
+        # They have saved once more meanwhile: that is the newest.
+        os.unlink(temporary, dir_fd=place.descriptor)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        os.rename(temporary, place.name, src_dir_fd=place.descriptor, dst_dir_fd=place.descriptor)
+    return False
+
+
+def _holds(place: Place, seen: State) -> bool:
+    """Say whether the bytes at a place are those of a state."""
+    now = look(place, None)
+    return now.kind == seen.kind and now.oid == seen.oid
+
+
 def discard(place: Place, temporary: str) -> None:
     """Remove a temporary file beside a place; one that is not there is fine."""
     try:
@@ -307,8 +382,12 @@ def put_file(
     *,
     like: os.stat_result | State | None,
     sync: bool,
-) -> None:
-    """Put a file in place with new content. `like` gives permission bits, owner and (a state) its time."""
+    seen: State,
+) -> bool:
+    """Put a file in place with new content. `like` gives permission bits, owner and (a state) its time.
+
+    Returns whether it did: if the place does not hold what was seen any more, nothing is done.
+    """
     descriptor = create_temporary(place, temporary, 0o666 if like is None else 0o600)
     try:
         try:
@@ -320,20 +399,27 @@ def put_file(
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        take_place(place, temporary)
+        return _take_place_seen(place, temporary, seen)
     except BaseException:
         discard(place, temporary)
         raise
 
 
-def put_link(place: Place, temporary: str, target: bytes) -> None:
-    """Put a link in place, replacing a file or a link."""
+def put_link(place: Place, temporary: str, target: bytes, *, seen: State) -> bool:
+    """Put a link in place, replacing a file or a link, unless it does not hold what was seen any more."""
     os.symlink(os.fsdecode(target), temporary, dir_fd=place.descriptor)
     try:
-        take_place(place, temporary)
+        return _take_place_seen(place, temporary, seen)
     except BaseException:
         discard(place, temporary)
         raise
+
+
+def _take_place_seen(place: Place, temporary: str, seen: State) -> bool:
+    is_done = replace_seen(Place(place.descriptor, temporary, place.path), place, seen)
+    if not is_done:
+        discard(place, temporary)
+    return is_done
 
 
 def dress(descriptor: int, like: os.stat_result | State) -> None:

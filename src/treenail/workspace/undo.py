@@ -64,6 +64,9 @@ from treenail.workspace.writer import WriterLock, writer_lock
 
 _logger = logging.getLogger("treenail.workspace")
 
+_MAX_WATCHED = 64
+"""How many replaced files are held open until their call ends."""
+
 MAX_NAMED_UNCOVERED = 100
 """How many uncovered paths a snapshot names one by one; the rest are counted."""
 
@@ -111,6 +114,8 @@ class Undo:
         self._left = ""
         """The journal that a crash left, by whose id its half-written files are known."""
         self._serial = 0
+        self._watched: list[tuple[str, int, os.stat_result]] = []
+        """Files that the open call has replaced: the path, a descriptor, and how they were then."""
         self._cleanup: Callable[[], object] | None = None
         self.private = self._private_path()
         """The store's path in the workspace, if it is in there."""
@@ -365,11 +370,47 @@ class Undo:
     def intend_temporary(self, path: str) -> str:
         """Return a name for a file that is about to be written for a path; a recovery knows it."""
         journal = self.journal()
-        self._serial += 1
         if journal is not None:
             journal.intend_temporary(path)
+        return self.temporary_name()
+
+    def temporary_name(self) -> str:
+        """Return a new name for a temporary file beside a path that the journal knows."""
+        journal = self.journal()
+        self._serial += 1
         owner = self._instance if journal is None else journal.id
         return f"{TEMPORARY_PREFIX}{owner}-{self._serial:x}{TEMPORARY_SUFFIX}"
+
+    def watch(self, place: Place, before: State) -> None:
+        """Remember a file that is about to be replaced: a program may be about to save into it."""
+        if self.call is None or before.kind != "file" or len(self._watched) >= _MAX_WATCHED:
+            return
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(place.name, flags, dir_fd=place.descriptor)
+        except OSError:
+            return
+        self._watched.append((place.path, descriptor, os.fstat(descriptor)))
+
+    def keep_late_writes(self, call_id: str, tool_name: str) -> None:
+        """Keep what a program has written into files that it had open while the call replaced them."""
+        found: list[tuple[str, State]] = []
+        watched, self._watched = self._watched, []
+        for path, descriptor, before in watched:
+            try:
+                now = os.fstat(descriptor)
+                is_gone = now.st_nlink == 0
+                if is_gone and (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+                    content = self.opened().objects.write_descriptor(descriptor, now.st_size)
+                    if content is not None:
+                        mode = stat.S_IMODE(now.st_mode)
+                        found.append((path, State("file", mode, content, now.st_size, now.st_mtime_ns)))
+            finally:
+                os.close(descriptor)
+        if found:
+            self.opened().keep(found, root=self.tree.path, call_id=call_id, tool_name=tool_name)
+            shown = ", ".join(shown_path(path) for path, _ in found)
+            _logger.warning("%s was written to while it was replaced; `treenail recover` has it", shown)
 
     # --- looking at the history and the tree ---------------------------------------------------------
 

@@ -288,8 +288,9 @@ class RunSetup:
         why = f"{kind}: {details}" if details else kind
         err.print(f"[{style}]{ended.state.value}[/] run {short}", end="", highlight=False)
         err.print(why, markup=False, highlight=False, soft_wrap=True)
+        known = kept_by_runs(self.store) if kept else ()
         for each in kept:
-            print_kept(err, each)
+            print_kept(err, each, known)
         for line in refused:
             err.print(f"  {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
         if self.is_chat and ended.state is TurnState.COMPLETED:

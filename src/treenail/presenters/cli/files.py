@@ -31,6 +31,7 @@ from treenail.presenters.cli.options import (
 from treenail.presenters.cli.output import print_json, print_result
 from treenail.presenters.cli.stores import flag_for
 from treenail.tools import EndedCall, RolledBack
+from treenail.workspace import shown_path
 
 
 @click.command
@@ -85,7 +86,7 @@ def rollback(run: str, call: str | None, take_over: bool, store: str | None, as_
         as_json,
         data | _rolled_back(done),
         f"files and state are as they were before {boundary.tool_name} ({boundary.call_id})\n"
-        f"undone: {_listed(done.undone)}\n"
+        f"undone: {_listed(done.undone)}\n{_kept(done)}"
         f"take that back with: treenail redo {str(run_id)[:8]}{flag_for(place)}",
     )
 
@@ -121,7 +122,7 @@ def undo(run: str, yes: bool, take_over: bool, store: str | None, as_json: bool)
         raise UsageError("nothing was undone; that is what would change: add --yes to undo it")
     done = undo_run(place, run_id, by=_person())
     again = f"treenail redo {str(run_id)[:8]}{flag_for(place)}"
-    text = f"undone: {_listed(done.undone)}\ntake that back with: {again}"
+    text = f"undone: {_listed(done.undone)}\n{_kept(done)}take that back with: {again}"
     print_result(as_json, {**data, "is_undone": True} | _rolled_back(done), text)
     return 0
 
@@ -141,7 +142,7 @@ def redo(run: str, take_over: bool, store: str | None, as_json: bool) -> None:
     place, run_id = run_named(store, run)
     done = redo_run(place, run_id, by=_person(), take_over=take_over)
     data = {"run": str(run_id)} | _rolled_back(done)
-    print_result(as_json, data, f"these calls stand again: {_listed(done.redone)}")
+    print_result(as_json, data, f"these calls stand again: {_listed(done.redone)}\n{_kept(done)}".rstrip())
 
 
 def _rolled_back(done: RolledBack) -> dict[str, Any]:
@@ -149,12 +150,21 @@ def _rolled_back(done: RolledBack) -> dict[str, Any]:
         "undone": [each.call_id for each in done.undone],
         "redone": [each.call_id for each in done.redone],
         "paths": list(done.paths),
+        "kept": list(done.kept),
         "by": done.by,
     }
 
 
 def _listed(calls: tuple[EndedCall, ...]) -> str:
     return ", ".join(f"{each.tool_name} ({each.call_id})" for each in calls) or "nothing"
+
+
+def _kept(done: RolledBack) -> str:
+    """Say what was taken away without knowing whose it was, and is kept."""
+    if not done.kept:
+        return ""
+    names = ", ".join(map(shown_path, done.kept))
+    return f"kept, because you may have written them yourself: {names}; see: treenail recover\n"
 
 
 def _person() -> str:

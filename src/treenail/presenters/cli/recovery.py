@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from treenail.history import KeptByRun, kept_by_runs, recover_files
+from treenail.history import KeptByRun, kept_by_runs, name_to_recover, recover_files
 from treenail.presenters.cli.options import json_option, store_named, store_option
 from treenail.presenters.cli.output import print_json, print_result
 from treenail.workspace import shown_path
@@ -28,7 +28,8 @@ def recover(what: str | None, into: Path | None, store: str | None, as_json: boo
     """Bring back a file that an undo took away.
 
     WHAT is a path, or the id of an undone call for all of its files. What is there now is kept in its turn:
-    recover it again to have it back. Without WHAT, everything that can be brought back is listed.
+    recover it again to have it back. Without WHAT, everything that can be brought back is listed; an older
+    version of a path is named by its commit there.
 
     Example: treenail recover notes.txt
     """
@@ -39,7 +40,7 @@ def recover(what: str | None, into: Path | None, store: str | None, as_json: boo
             print_json([each.to_data() for each in known])
             return
         for each in known:
-            print_kept(Console(), each)
+            print_kept(Console(), each, known)
         if not known:
             print("no undo has taken a file away")
         return
@@ -52,13 +53,13 @@ def recover(what: str | None, into: Path | None, store: str | None, as_json: boo
     print_result(as_json, data, text)
 
 
-def print_kept(console: Console, kept: KeptByRun) -> None:
-    """Print what one undo took away, and how to bring it back."""
+def print_kept(console: Console, kept: KeptByRun, known: Sequence[KeptByRun]) -> None:
+    """Print what one undo took away, and how to bring it back; `known` is all that the store's undos kept."""
     console.print("        [bold]kept    [/]", end="", highlight=False)
     paths = kept.files.paths
     console.print(
         f"{_listed(paths)}: {kept.sentence}; bring back with: treenail recover "
-        f"{kept.call_id if len(paths) > 1 and kept.call_id else shown_path(paths[0]) if paths else 'PATH'}",
+        f"{shown_path(name_to_recover(kept, known))}",
         markup=False,
         highlight=False,
         soft_wrap=True,

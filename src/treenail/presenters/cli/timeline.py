@@ -34,8 +34,9 @@ def show(run: str, store: str | None, as_json: bool) -> int:
         print_json(tree.to_data() | {"kept": [each.to_data() for each in kept]} | actions)
     else:
         _print_tree(Console(), tree, "")
+        known = kept_by_runs(place) if kept else ()
         for each in kept:
-            print_kept(Console(), each)
+            print_kept(Console(), each, known)
     return warn_of_damage(place, tree.damaged)
 
 
