@@ -176,6 +176,7 @@ WIDENING = {
     "timeout": "timeout = 1000000",
     "unknown_price": 'unknown_price = "warn"',
     "agent": 'agent = "agent.toml"',
+    "store": 'store = ".runs/runs.db"',
 }
 
 

@@ -15,8 +15,9 @@ from tests.forks import in_child
 from treenail.errors import WorkspaceConflictError, WorkspaceError
 from treenail.workspace.applying import AppliedLayer
 from treenail.workspace.host import HostFilesystem
-from treenail.workspace.layers import CommandLayer, remove_tree
+from treenail.workspace.layers import CommandLayer, Move, remove_tree
 from treenail.workspace.restorer import ReportBuilder
+from treenail.workspace.rooted import RootedDirectory
 
 EVERYTHING = (
     "echo 2 > a; rm b; rm -r d/e; mkdir d/e; echo new > d/e/n; mkdir -p n/m; echo 3 > n/m/f; ln -sfn b l; "
@@ -222,6 +223,58 @@ def test_what_a_program_writes_into_a_replaced_file_is_kept(root: Path, tmp_path
         ((path, state),) = kept.files
         assert path == "a"
         assert fs.undo.opened().objects.read_blob(state.oid) == b"1 a\nlate\n"
+
+
+def test_what_a_program_writes_into_a_removed_directory_is_kept(root: Path, tmp_path: Path) -> None:
+    """It works in the directory, or had a file in it open, while the command's layer is applied."""
+    (root / "sub").mkdir()
+    (root / "sub/open").write_text("1\n")
+    (root / "sub/still").write_text("not changed\n")
+    with HostFilesystem(root, store=tmp_path / "store") as fs:
+        call = fs.begin("call")
+        on_layer(fs, "rm -r sub")
+        inside = os.open(root / "sub", os.O_RDONLY)
+        with (root / "sub/open").open("a") as late:
+            call.prepare()
+            late.write("late\n")
+            late.flush()
+            os.close(os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=inside))
+            call.finish()
+        os.close(inside)
+        (kept,) = fs.undo.opened().kept()
+        found = {path: fs.undo.opened().objects.read_blob(state.oid) for path, state in kept.files}
+        assert found == {"sub/open": b"1\nlate\n", "sub/new": b""}
+
+
+def test_somebody_who_saves_twice_while_a_layer_is_applied_has_the_newest(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once before the step that puts the command's file in place, and once before it is taken back."""
+
+    def save(text: str) -> None:
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").rename(root / "a")
+
+    is_as_seen, perform = AppliedLayer._is_as_seen, AppliedLayer._perform
+
+    def saved_before(applied: AppliedLayer, move: Move) -> None:
+        save("first")
+        perform(applied, move)
+
+    def saved_again(applied: AppliedLayer, base: RootedDirectory, move: Move) -> bool:
+        answer = is_as_seen(applied, base, move)
+        save("second")
+        return answer
+
+    with HostFilesystem(root, store=tmp_path / "store") as fs:
+        call = fs.begin("call")
+        on_layer(fs, "echo 2 > a")
+        monkeypatch.setattr(AppliedLayer, "_perform", saved_before)
+        monkeypatch.setattr(AppliedLayer, "_is_as_seen", saved_again)
+        with pytest.raises(WorkspaceConflictError):
+            call.prepare()
+        call.rollback()
+    assert (root / "a").read_text() == "second"
 
 
 def test_files_with_several_names_are_reported(root: Path, tmp_path: Path) -> None:

@@ -238,10 +238,10 @@ def recover_files(
 ) -> tuple[KeptByRun, Sequence[str], Sequence[str]]:
     """Bring back the newest version of a path that an undo took away, or all files of an undone call.
 
-    `what` is a path, as seen from `directory` or from the workspace's root, the id of a call, or the beginning
-    of the commit that holds the files, by which an older version is found, too. With `into` the files are
-    written there, and the workspace is left alone. Returns what was kept, the paths that came back, and those
-    whose present version was kept in its turn.
+    `what` is a path, as seen from `directory` or from the workspace's root, the id of a call, or the
+    beginning of the commit that holds the files, by which an older version is found, too. With `into` the
+    files are written there, and the workspace is left alone. Returns what was kept, the paths that came back,
+    and those whose present version was kept in its turn.
     """
     kept, under = _find_kept(kept_by_runs(store), what, directory)
     if into is not None:

@@ -239,6 +239,11 @@ class AppliedLayer:
                 _move(move, source, place)
                 if move.before is not None and not self._is_as_seen(base, move):
                     _move(move, source, place, back=True)
+                    back = source.lstat()
+                    ours = None if move.after is None else move.after.inode
+                    if move.kind == "swap" and back is not None and back.st_ino != ours:
+                        # They have saved once more meanwhile: that is the newest, and stays.
+                        _move(move, source, place)
                     raise conflict([move.path])
                 if move.after is not None:
                     self._tighten(place, move.after)
@@ -405,13 +410,20 @@ class AppliedLayer:
         found = []
         base = RootedDirectory(self.base)
         for move in self.moves:
-            if move.before is None or not stat.S_ISREG(move.before.mode):
+            if move.kind == "dress" or move.before is None:
                 continue
             try:
                 with base.strict(move.source) as place:
                     status = place.lstat()
-                    if status is not None and not _is(status, move.before):
+                    if status is not None and stat.S_ISREG(move.before.mode) and not _is(status, move.before):
                         found.append((move.path, look(place, self.undo.opened().objects)))
+                if status is None or not stat.S_ISDIR(move.before.mode):
+                    continue
+                for path, below in walk(base, move.source):
+                    if stat.S_ISREG(below.st_mode) and below.st_ctime_ns >= self.marker_ns:
+                        with base.strict(path) as place:
+                            state = look(place, self.undo.opened().objects)
+                        found.append((move.path + path[len(move.source) :], state))
             except FileNotFoundError:
                 pass  # a crash came while the layer was dropped
         return found

@@ -391,7 +391,12 @@ class Files(CommonOperations):
         replaced = self.undo.keep(goal)
         for path, before in self._collect(origin, recursive=True):
             there = goal.path + path[len(origin.path) :]
-            changes.append(PathChange(path, before, ABSENT))
+            if path == origin.path and replaced.oid:
+                # The two change places first.
+                changes.append(PathChange(path, before, replaced))
+                changes.append(PathChange(path, replaced, ABSENT))
+            else:
+                changes.append(PathChange(path, before, ABSENT))
             changes.append(PathChange(there, replaced if there == goal.path else ABSENT, before))
         self.undo.intend(changes)
         return replaced

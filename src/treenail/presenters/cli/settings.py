@@ -158,8 +158,8 @@ SETTINGS = (
 
 _PATHS = ("store", "agent", "allow_write")
 
-_RUNS = ("check", "agent", "allow_write")
-"""The settings that widen whatever their value is."""
+_RUNS = ("check", "agent", "allow_write", "store")
+"""The settings that widen whatever their value is. A store's runs say how they are to be resumed."""
 
 _STRICTER: Mapping[str, Sequence[Value]] = {
     "sandbox": MODES,
