@@ -2,6 +2,7 @@
 
 import os
 import queue
+import re
 import signal
 import sqlite3
 import subprocess
@@ -82,6 +83,19 @@ def test_ten_processes_open_a_new_file_at_the_same_moment(tmp_path: Path) -> Non
             assert [e.payload for e in log.read(info.session_id)] == [b"%d" % n for n in range(20)]
 
 
+def test_a_file_that_is_migrated_while_it_is_looked_at_is_not_taken_for_a_foreign_one(tmp_path: Path) -> None:
+    """Its identity and its tables are read at one moment: before the migration, or after it."""
+    path = tmp_path / "log.db"
+    slow = sqlite3.connect(path, isolation_level=None)
+    slow.execute("PRAGMA journal_mode = WAL")
+    quick = sqlite3.connect(path, isolation_level=None)
+    slow.set_trace_callback(lambda sql: migrations.migrate(quick, path) if "user_version" in sql else None)
+    assert migrations.version_of(slow, path) == 0
+    assert migrations.version_of(slow, path) == migrations.LATEST
+    slow.close()
+    quick.close()
+
+
 HOLD = """
 import sys
 from uuid import UUID
@@ -105,6 +119,8 @@ def test_a_killed_writer_is_replaced_at_once(tmp_path: Path) -> None:
         with pytest.raises(LeaseHeldError) as refusal:
             log.acquire(SESSION, owner=this_process_owner())
         assert owner_is_alive(refusal.value.owner or "") is True
+        told = rf"process {holder.pid} \(`.*python.*`, running since 20..-..-.. ..:..:.. UTC\)"
+        assert re.match(told, refusal.value.holder)
         holder.send_signal(signal.SIGKILL)
         os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
         # Not yet reaped: a zombie has ended all the same.

@@ -1,7 +1,7 @@
 """The durable truth: one append-only log per session.
 
 The stores are imported by path, so that this door pulls in no driver:
-`treenail.log.memory.MemoryLog`, `treenail.log.sqlite.SqliteLog`.
+`treenail.log.memory.MemoryLog`, `treenail.log.sqlite.SqliteLog`, `treenail.log.postgres.PostgresLog`.
 """
 
 import lazy_loader

@@ -15,5 +15,16 @@ from .lease import end_owner as end_owner
 from .lease import owner_is_alive as owner_is_alive
 from .lease import owner_of as owner_of
 from .lease import owner_process as owner_process
+from .lease import owner_text as owner_text
 from .lease import this_process_owner as this_process_owner
 from .memory import MemoryLog as MemoryLog
+from .opening import open_log as open_log
+from .stores import PostgresUrl as PostgresUrl
+from .stores import Store as Store
+from .stores import files_of as files_of
+from .stores import is_postgres as is_postgres
+from .stores import place_of as place_of
+from .stores import state_directory as state_directory
+from .stores import store_named as store_named
+from .watching import Watcher as Watcher
+from .watching import watch as watch

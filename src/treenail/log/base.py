@@ -163,13 +163,15 @@ class Log(Protocol):
     def prune(self, lease: Lease, *, upto: int) -> int:
         """Delete the events up to `upto`; a stored snapshot must cover them. Returns how many there were.
 
-        No byte of a pruned event stays in the store.
+        Nothing returns them afterwards. What a store promises about their bytes, it says itself.
         """
         ...
 
     def erase(self, session_id: UUID) -> None:
-        """Delete a session and everything in it. No byte of it stays in the store.
+        """Delete a session and everything in it: nothing returns any of it afterwards.
 
+        What a store promises about its bytes, it says itself: a file is rewritten without them, and a
+        database server keeps them in dead rows and in its WAL for a while.
         Raises `LeaseHeldError` while a living writer holds it.
         """
         ...

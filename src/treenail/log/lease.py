@@ -30,15 +30,18 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 from weakref import WeakMethod, WeakSet
 
 from treenail.errors import LogError, StaleWriterError
 from treenail.log.base import Lease
+from treenail.printable import printable_line
 
 _MARK = "treenail"
 _PROC = Path("/proc")
+_MAX_COMMAND_CHARS = 80
 
 
 def _read(path: Path) -> str | None:
@@ -118,6 +121,35 @@ def owner_process(owner: str) -> int | None:
     if len(parts) != 6 or parts[:3] != [_MARK, _machine(), _namespace()] or not parts[3].isdecimal():
         return None
     return int(parts[3])
+
+
+def owner_text(owner: str) -> str:
+    """Say to a person who made this owner string: which process, with what command, and since when."""
+    pid = owner_process(owner)
+    if pid is None:
+        return owner
+    if pid == os.getpid():
+        return "this very program (another session or run in it, which has not been closed)"
+    words = (_read(_PROC / str(pid) / "cmdline") or "").rstrip("\0").split("\0")
+    command = printable_line(" ".join(words))
+    if len(command) > _MAX_COMMAND_CHARS:
+        command = command[: _MAX_COMMAND_CHARS - 1] + "…"
+    began = _began_at(pid)
+    about = [f"`{command}`"] if command else []
+    if began is not None:
+        about.append(f"running since {began:%Y-%m-%d %H:%M:%S} UTC")
+    return f"process {pid} ({', '.join(about)})" if about else f"process {pid}"
+
+
+def _began_at(pid: int) -> datetime | None:
+    """Return when a process began, as far as the kernel tells."""
+    ticks = _began(pid)
+    boot = next(
+        (each for each in (_read(_PROC / "stat") or "").splitlines() if each.startswith("btime ")), None
+    )
+    if ticks is None or not ticks.isdecimal() or boot is None:
+        return None
+    return datetime.fromtimestamp(int(boot.split()[1]) + int(ticks) / os.sysconf("SC_CLK_TCK"), UTC)
 
 
 def end_owner(owner: str, *, timeout_s: float = 20) -> bool:

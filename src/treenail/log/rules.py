@@ -16,7 +16,7 @@ from uuid import UUID
 from treenail.errors import LeaseHeldError, SessionNotFoundError, StaleWriterError, UsageError
 from treenail.log.base import Lease
 from treenail.log.event import Draft, from_microseconds, to_microseconds
-from treenail.log.lease import owner_is_alive
+from treenail.log.lease import owner_is_alive, owner_text
 
 MAX_PAYLOAD_BYTES = 512 * 1024 * 1024
 """The largest payload of an event or of a stored snapshot."""
@@ -115,11 +115,12 @@ def grant(session_id: UUID, state: LeaseState, *, owner: str, ttl_s: float, now_
 def refuse_if_held(session_id: UUID, state: LeaseState, now_us: int) -> None:
     """Raise `LeaseHeldError` while a living writer holds the session."""
     if state.is_live(now_us):
-        until = from_microseconds(state.expires_us)
+        until, holder = from_microseconds(state.expires_us), owner_text(state.owner or "")
         raise LeaseHeldError(
-            f"session {session_id} is being written by {state.owner} (lease {state.epoch}, until "
+            f"session {session_id} is being written by {holder} (lease {state.epoch}, until "
             f"{until:%H:%M:%S} UTC unless it is renewed); close that session, or wait until its process ends",
             owner=state.owner,
+            holder=holder,
         )
 
 

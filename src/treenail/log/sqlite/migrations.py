@@ -104,10 +104,7 @@ LATEST = max(MIGRATIONS)
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
     """Return the schema's version, 0 for an empty database. Refuse what is not ours or not known here."""
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    found = connection.execute("SELECT sql FROM sqlite_schema").fetchall()
-    schema = {sql.strip() for (sql,) in found if type(sql) is str}
+    application, version, schema = _identity(connection)
     if application == version == 0 and not schema:
         return 0
     if application != APPLICATION_ID:
@@ -124,6 +121,21 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
     if version < 1 or not expected <= schema:
         raise sqlite3.DatabaseError(f"its tables are not those of schema version {version}")
     return version
+
+
+def _identity(connection: sqlite3.Connection) -> tuple[int, int, set[str]]:
+    """Return application, version and tables as of one moment: another process may migrate meanwhile."""
+    within = connection.in_transaction
+    if not within:
+        connection.execute("BEGIN")
+    try:
+        application: int = connection.execute("PRAGMA application_id").fetchone()[0]
+        version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+        found = connection.execute("SELECT sql FROM sqlite_schema").fetchall()
+    finally:
+        if not within:
+            connection.execute("ROLLBACK")
+    return application, version, {sql.strip() for (sql,) in found if type(sql) is str}
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:

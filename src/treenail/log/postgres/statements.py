@@ -1,0 +1,153 @@
+"""Every statement of the log, by what it does.
+
+`{now}` is the time of leases in microseconds: the database's own clock, unless the caller has another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+_ROW = """
+SELECT s.session_id, s.incarnation, s.created_us, s.parent_id, s.tags, s.first_seq, s.anchor,
+    w.epoch, w.owner, w.ttl_us, w.expires_us, w.grant_id, w.head_seq, w.head_us, w.head_checksum, {now}
+FROM {schema}.sessions AS s JOIN {schema}.writers AS w USING (session_id)
+"""
+
+_STATEMENTS: Mapping[str, str] = {
+    # The fence and the rows are one statement: the head moves only for the writer whose epoch counts and
+    # that has seen all events, and only what moved the head is inserted.
+    "append": """
+        WITH fence AS (
+            UPDATE {schema}.writers
+            SET head_seq = %(last)s, head_us = %(at_us)s, head_checksum = %(checksum)b
+            WHERE session_id = %(id)s AND epoch = %(epoch)s AND owner = %(owner)s
+                AND head_seq = %(expected)s AND head_checksum = %(previous)b
+            RETURNING head_seq
+        ), put AS (
+            INSERT INTO {schema}.events (session_id, seq, at_us, checksum, payload)
+            SELECT %(id)s, each.* FROM fence, unnest(
+                %(seqs)s::bigint[], %(times)s::bigint[], %(checksums)b::bytea[], %(payloads)b::bytea[]
+            ) AS each
+        )
+        SELECT head_seq, (
+            SELECT pg_notify(%(channel)s, fence.head_seq::text) WHERE EXISTS (
+                SELECT FROM {schema}.watchers WHERE session_id = %(id)s AND until_us > {clock}
+            )
+        ) FROM fence
+    """,
+    "insert_session": """
+        WITH made AS (
+            INSERT INTO {schema}.sessions (session_id, created_us, parent_id, tags, first_seq, anchor)
+            VALUES (%(id)s, %(created_us)s, %(parent_id)s, %(tags)s, 1, %(anchor)b)
+            ON CONFLICT DO NOTHING RETURNING session_id
+        )
+        INSERT INTO {schema}.writers (session_id, head_checksum) SELECT session_id, %(anchor)b FROM made
+        RETURNING 1
+    """,
+    "find": _ROW + "WHERE session_id = %(id)s",
+    "find_for_writing": _ROW + "WHERE session_id = %(id)s FOR UPDATE",
+    "all": _ROW + "ORDER BY created_us, incarnation",
+    "all_for_writing": _ROW + "ORDER BY created_us, incarnation FOR UPDATE",
+    "children": _ROW + "WHERE parent_id = %(parent_id)s ORDER BY created_us, incarnation",
+    # The lease is given to whoever saw it as it still is.
+    "grant": """
+        UPDATE {schema}.writers
+        SET epoch = %(epoch)s, owner = %(owner)s, ttl_us = %(ttl_us)s, grant_id = %(grant_id)s,
+            expires_us = {now} + %(ttl_us)s
+        WHERE session_id = %(id)s AND epoch = %(old_epoch)s AND owner IS NOT DISTINCT FROM %(old_owner)s
+            AND expires_us = %(old_expires_us)s
+        RETURNING expires_us, head_seq, head_checksum
+    """,
+    "renew": """
+        UPDATE {schema}.writers SET expires_us = {now} + ttl_us
+        WHERE session_id = %(id)s AND epoch = %(epoch)s AND owner = %(owner)s RETURNING ttl_us, expires_us
+    """,
+    "release": """
+        UPDATE {schema}.writers SET owner = NULL, ttl_us = 0, expires_us = 0, grant_id = NULL
+        WHERE session_id = %(id)s AND epoch = %(epoch)s AND owner = %(owner)s
+    """,
+    "checksum_at": "SELECT checksum FROM {schema}.events WHERE session_id = %(id)s AND seq = %(seq)s",
+    "last_upto": """
+        SELECT seq, checksum FROM {schema}.events WHERE session_id = %(id)s AND seq <= %(seq)s
+        ORDER BY seq DESC LIMIT 1
+    """,
+    "read": """
+        SELECT seq, at_us, checksum, payload FROM {schema}.events
+        WHERE session_id = %(id)s AND seq > %(after)s ORDER BY seq LIMIT %(count)s
+    """,
+    "put_snapshot": """
+        INSERT INTO {schema}.snapshots VALUES (%(id)s, %(seq)s, %(checksum)b, %(payload)b)
+        ON CONFLICT (session_id, seq) DO UPDATE SET checksum = excluded.checksum, payload = excluded.payload
+    """,
+    "forget_snapshots": """
+        DELETE FROM {schema}.snapshots WHERE session_id = %(id)s AND seq NOT IN
+            (SELECT seq FROM {schema}.snapshots WHERE session_id = %(id)s ORDER BY seq DESC LIMIT %(kept)s)
+    """,
+    "snapshots": """
+        SELECT seq, checksum, payload FROM {schema}.snapshots WHERE session_id = %(id)s ORDER BY seq DESC
+    """,
+    "put_note": """
+        WITH fence AS (
+            SELECT session_id FROM {schema}.writers
+            WHERE session_id = %(id)s AND epoch = %(epoch)s AND owner = %(owner)s FOR SHARE
+        )
+        INSERT INTO {schema}.notes SELECT session_id, %(epoch)s, %(checksum)b, %(payload)b FROM fence
+        ON CONFLICT (session_id) DO UPDATE
+            SET epoch = excluded.epoch, checksum = excluded.checksum, payload = excluded.payload
+        RETURNING 1
+    """,
+    "note": "SELECT epoch, checksum, payload FROM {schema}.notes WHERE session_id = %(id)s",
+    "replace_payload": """
+        UPDATE {schema}.events SET payload = %(payload)b WHERE session_id = %(id)s AND seq = %(seq)s
+    """,
+    "prune_events": "DELETE FROM {schema}.events WHERE session_id = %(id)s AND seq <= %(upto)s",
+    "prune_snapshots": "DELETE FROM {schema}.snapshots WHERE session_id = %(id)s AND seq < %(upto)s",
+    "move_first": """
+        UPDATE {schema}.sessions SET first_seq = %(first)s, anchor = %(anchor)b WHERE session_id = %(id)s
+    """,
+    "erase": """
+        WITH a AS (DELETE FROM {schema}.events WHERE session_id = ANY(%(ids)s)),
+            b AS (DELETE FROM {schema}.snapshots WHERE session_id = ANY(%(ids)s)),
+            c AS (DELETE FROM {schema}.notes WHERE session_id = ANY(%(ids)s)),
+            d AS (DELETE FROM {schema}.watchers WHERE session_id = ANY(%(ids)s)),
+            e AS (DELETE FROM {schema}.writers WHERE session_id = ANY(%(ids)s))
+        DELETE FROM {schema}.sessions WHERE session_id = ANY(%(ids)s)
+    """,
+    "head": "SELECT head_seq FROM {schema}.writers WHERE session_id = %(id)s",
+    "watch": """
+        INSERT INTO {schema}.watchers VALUES (%(id)s, %(watcher)s, {clock} + %(ttl_us)s)
+        ON CONFLICT (session_id, watcher) DO UPDATE SET until_us = excluded.until_us
+    """,
+    "unwatch": "DELETE FROM {schema}.watchers WHERE watcher = %(watcher)s OR until_us < {clock}",
+    # The row of a pot is locked while its sums are compared and changed.
+    "reserve": """
+        WITH pot AS (
+            INSERT INTO {schema}.pots AS p (name, reserved) VALUES (%(name)s, %(amount)s)
+            ON CONFLICT (name) DO UPDATE SET reserved = p.reserved + %(amount)s
+                WHERE p.spent + p.reserved < %(ceiling)s AND p.spent + p.reserved <= %(ceiling)s - %(amount)s
+            RETURNING name
+        )
+        INSERT INTO {schema}.reservations SELECT %(id)s, name, %(amount)s FROM pot RETURNING 1
+    """,
+    "reservation": "SELECT amount FROM {schema}.reservations WHERE id = %(id)s AND pot = %(name)s",
+    "settle": """
+        WITH gone AS (DELETE FROM {schema}.reservations WHERE id = %(id)s AND pot = %(name)s RETURNING amount)
+        UPDATE {schema}.pots AS p SET spent = p.spent + %(spent)s, reserved = p.reserved - gone.amount
+        FROM gone WHERE p.name = %(name)s RETURNING p.spent
+    """,
+    "sums": "SELECT spent, reserved FROM {schema}.pots WHERE name = %(name)s",
+    "reset": """
+        WITH gone AS (DELETE FROM {schema}.reservations WHERE pot = %(name)s)
+        UPDATE {schema}.pots SET spent = 0, reserved = 0 WHERE name = %(name)s
+    """,
+}
+
+
+def statements(schema: str) -> Mapping[str, bytes]:
+    """Return the statements for a schema, by what they do."""
+    now = f"coalesce(%(now)s::bigint, {_CLOCK})"
+    return {
+        name: text.replace("{schema}", schema).replace("{now}", now).replace("{clock}", _CLOCK).encode()
+        for name, text in _STATEMENTS.items()
+    }
