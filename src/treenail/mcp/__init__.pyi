@@ -1,0 +1,12 @@
+from .attachment import attached as attached
+from .inspection import inspected as inspected
+from .login import at_a_terminal as at_a_terminal
+from .names import MAX_SERVER_NAME as MAX_SERVER_NAME
+from .names import shown_name as shown_name
+from .pins import McpServerFailed as McpServerFailed
+from .pins import McpServerPinned as McpServerPinned
+from .pins import McpToolsChanged as McpToolsChanged
+from .pins import PinnedTool as PinnedTool
+from .server import McpServer as McpServer
+from .server import OAuth as OAuth
+from .server import Question as Question

@@ -1,0 +1,36 @@
+"""What a server's tool may change.
+
+The operator's word decides. The server's own hints loosen something only if the operator trusts the server:
+
+    readOnlyHint of a trusted server       effects "none": it may run beside others, and is never asked about
+    a server declared "workspace"          effects "workspace": its writes are kept or undone with the call
+    everything else                        effects "external": after a crash its outcome is unknown
+    ... with idempotentHint, if trusted    ... unless it may simply run again
+    destructiveHint, outside a workspace   a person is asked by default: a hint to be careful needs no trust
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from treenail.mcp.pins import PinnedTool
+from treenail.mcp.server import McpServer
+from treenail.tools import Effects
+
+
+class ToolEffects(NamedTuple):
+    """What a tool may change, whether it may run again, and whether a person is asked before."""
+
+    effects: Effects
+    idempotent: bool
+    asks: bool
+
+
+def effects_of(server: McpServer, tool: PinnedTool) -> ToolEffects:
+    """Decide what a tool may change."""
+    if server.trust and tool.read_only:
+        return ToolEffects("none", idempotent=True, asks=False)
+    if server.effects == "workspace":
+        return ToolEffects("workspace", idempotent=False, asks=server.ask is True)
+    asks = bool(tool.destructive) if server.ask is None else server.ask
+    return ToolEffects("external", idempotent=bool(server.trust and tool.idempotent), asks=asks)
