@@ -1,0 +1,1 @@
+"""Editors, by the Agent Client Protocol: `treenail acp`."""
