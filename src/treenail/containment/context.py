@@ -573,7 +573,7 @@ class ExecutionContext:
             if refused is None:
                 break
             if not self._is_shortened(attempt, refused[1], left):
-                return self._block(attempt, self._limit_refusal(*refused, attempt.estimate))
+                return self._block(attempt, self._limit_refusal(*refused, attempt))
         attempt.reserved = attempt.estimate
         attempt.is_open = True
         call.attempts = attempt.number = call.attempts + 1
@@ -601,7 +601,7 @@ class ExecutionContext:
             left = self._books.left if refused is not None else None
         if refused is None or (cost and self._is_shortened(attempt, refused[1], left)):
             return None
-        return self._limit_refusal(*refused, attempt.estimate)
+        return self._limit_refusal(*refused, attempt)
 
     def _is_shortened(self, attempt: Attempt, reason: StopReason, left: int | None) -> bool:
         """Make an attempt that is too dear with a shorter answer, if that is still of use."""
@@ -613,11 +613,11 @@ class ExecutionContext:
         reason = StopReason(token.reason) if token.reason else StopReason.TIMEOUT
         return Refusal(Decision.HALT, reason, token.detail)
 
-    def _limit_refusal(self, account: Account, reason: StopReason, cost: int) -> Refusal:
+    def _limit_refusal(self, account: Account, reason: StopReason, attempt: Attempt) -> Refusal:
         """Record that a ceiling forbids a call, in its chain and in every chain between it and this one."""
         place = self._books.accounts.index(account)
         owner = self.chain.line[place]
-        detail = _limit_detail(owner, reason, cost)
+        detail = _limit_detail(owner, reason, self._costs.least(attempt), attempt.estimate)
         for chain in self.chain.line[place::-1]:
             said = detail if chain is owner else f"the chain {owner.id} above has stopped: {detail}"
             if account.is_final(reason):
@@ -798,12 +798,13 @@ def _tell(listener: Callable[..., object], *details: object) -> None:
         logger.exception("%r could not take note of a call", listener)
 
 
-def _limit_detail(chain: Chain, reason: StopReason, cost: int) -> str:
+def _limit_detail(chain: Chain, reason: StopReason, least: int, cost: int) -> str:
     tally, config = chain.account.tally, chain.config
     if reason is StopReason.BUDGET_EXCEEDED:
+        full = "" if least == cost else f" for a short answer, {to_usd(cost):.6g} USD for one of full length"
         return (
-            f"{to_usd(tally.spent):.6g} USD are spent and {to_usd(tally.reserved):.6g} reserved of "
-            f"{config.max_cost_usd:g}; the call needs {to_usd(cost):.6g} more"
+            f"{to_usd(tally.spent):.6g} USD are spent and {to_usd(tally.reserved):.6g} USD reserved of "
+            f"{config.max_cost_usd:g} USD; the call needs {to_usd(least):.6g} USD{full}"
         )
     if reason is StopReason.STEP_LIMIT_EXCEEDED:
         return f"{tally.steps} of {config.max_steps} steps are used"

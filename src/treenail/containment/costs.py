@@ -104,6 +104,16 @@ class Costs:
                 return True
         return False
 
+    def least(self, attempt: Attempt) -> int:
+        """Return what an attempt costs with the shortest answer that is of use."""
+        least, most = attempt.options.min_output_tokens, attempt.max_output_tokens
+        if least is None or most is None or most <= least:
+            return attempt.estimate
+        before, attempt.affordable_tokens = attempt.affordable_tokens, least
+        cost = self.estimate(attempt)
+        attempt.affordable_tokens = before
+        return attempt.estimate if cost is None else cost
+
     def _is_told_unbounded(self, attempt: Attempt) -> bool:
         """Say whether a call whose answer nothing bounds must not be made; else tell of it, once."""
         if self.on_unknown_price is None or self.on_unknown_price == "halt":

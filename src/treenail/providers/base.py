@@ -6,11 +6,13 @@ comes back. It decides nothing: the loop records, runs tools, retries and stops.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from treenail.conversation import ReasoningPart, ReplayItem
+from treenail.errors import UsageError
 from treenail.state import TokenUsage
 from treenail.tools import Tool, ToolCall
 
@@ -144,3 +146,28 @@ def takes_output_schema(provider: Provider) -> bool:
     the prompt's text.
     """
     return bool(getattr(provider, "takes_output_schema", False))
+
+
+_TEXT_ALONE = re.compile(
+    r"gpt-3\.5|gpt-4(-0314|-0613|-32k.*)?$|gpt-oss|o1-mini|o1-preview|o3-mini|text-|davinci|babbage|claude-(2|instant)"
+    r"|deepseek-(chat|coder|reasoner)|codestral|command-r|mixtral|mistral-7b|qwen[\d.]*-coder|llama-?3(\.[013])?-"
+)
+"""How the names of models begin that are known to take text alone."""
+
+
+def takes_images(provider: Provider) -> bool:
+    """Say whether a provider's model can be shown pictures, as far as that is known.
+
+    A provider that knows has an attribute `takes_images`. Without one the model's name decides, and a
+    name that nobody knows is let through: its server will say.
+    """
+    said = getattr(provider, "takes_images", None)
+    return said if said is not None else _TEXT_ALONE.match(provider.model.rpartition("/")[2]) is None
+
+
+def check_takes_images(provider: Provider) -> None:
+    """Raise `UsageError` if a provider's model is known to take text alone."""
+    if not takes_images(provider):
+        raise UsageError(
+            f"{provider.model} takes no images, only text; name a model that does, or leave the image out"
+        )

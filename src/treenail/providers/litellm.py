@@ -85,8 +85,8 @@ class LiteLLM(VendorProvider["_LoopClients"]):
     """A model behind any interface that LiteLLM speaks.
 
     `model` begins with the vendor's name, such as `anthropic/`. The key comes from `api_key` or from the
-    environment variable that LiteLLM knows for the vendor. `extra` holds further arguments of
-    `litellm.acompletion`, such as `reasoning_effort` or `tool_choice`.
+    environment variable that LiteLLM knows for the vendor. `reasoning_effort` is passed on as it is. `extra`
+    holds further arguments of `litellm.acompletion`, such as `tool_choice`.
     """
 
     _bound_names = CHAT_BOUNDS
@@ -99,6 +99,7 @@ class LiteLLM(VendorProvider["_LoopClients"]):
         api_key: str | None = None,
         max_output_tokens: int | None = None,
         temperature: float | None = None,
+        reasoning_effort: str | None = None,
         timeout_s: float | None = None,
         extra: Mapping[str, Any] | None = None,
         prices: PriceTable | None = None,
@@ -123,6 +124,7 @@ class LiteLLM(VendorProvider["_LoopClients"]):
         self._base_url = base_url
         self._api_key = api_key
         self._temperature = temperature
+        self._reasoning_effort = reasoning_effort
         self._timeout_s = timeout_s
 
     def __repr__(self) -> str:
@@ -155,6 +157,7 @@ class LiteLLM(VendorProvider["_LoopClients"]):
                 base_url=self._base_url,
                 max_tokens=self._max_output_tokens,
                 temperature=self._temperature,
+                reasoning_effort=self._reasoning_effort,
                 timeout=self._timeout_s,
             ),
             **self._extra,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import openai
@@ -234,6 +235,9 @@ class OpenAI(VendorProvider[openai.AsyncOpenAI]):
         calls = ChatCalls()
         async for chunk in chunks:
             for choice in (chunk.choices or ())[:1]:
+                # Routers report a failure of the server behind them inside the choice.
+                if error := getattr(choice, "error", None):
+                    raise self._failed(_error_facts(error))
                 if choice.finish_reason and is_good_end(finish):
                     finish = str(choice.finish_reason)
             usage = call_usage(chunk.usage)
@@ -338,7 +342,8 @@ def call_usage(reported: Any) -> CallUsage | None:
 
 def _error_facts(error: Any) -> Facts:
     """Read the facts off an error inside a stream."""
-    code, message = getattr(error, "code", None), getattr(error, "message", None)
+    read = error.get if isinstance(error, Mapping) else partial(getattr, error)
+    code, message = read("code", None), read("message", None)
     return Facts(code=str(code or "server_error"), message=str(message or ""))
 
 

@@ -201,7 +201,10 @@ class VendorProvider(ABC, Generic[C]):
         # An empty mapping is a way to switch a search on.
         if any(fields.get(name) not in (None, False, []) for name in _METERED):
             return False
-        return all(fields.get(name) != value for name, value in _DEARER.items())
+        # Input that is cached for an hour costs more than the price that is known for caching.
+        cached = fields.get("cache_control")
+        is_long = isinstance(cached, Mapping) and cached.get("ttl", "5m") != "5m"
+        return not is_long and all(fields.get(name) != value for name, value in _DEARER.items())
 
     def output_bound(self, request: ModelRequest) -> int | None:
         """Return how many tokens the answer may have, as the request will say."""

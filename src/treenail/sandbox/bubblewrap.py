@@ -45,9 +45,6 @@ _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/s
 _CAPABILITIES = ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID")
 """What root needs to write other owners' files. CAP_DAC_READ_SEARCH would open files by their handles."""
 
-_PROC_READ_ONLY = "sys sysrq-trigger irq bus fs acpi scsi driver mtrr tty asound"
-"""What root could write in a new `/proc` without capabilities: `sys/kernel/core_pattern` names a program."""
-
 _MOUNT_LAYER = """
 cd / &&
 "$1" -t overlay -o "lowerdir=/proc/self/fd/7,upperdir=/proc/self/fd/8,workdir=/proc/self/fd/9$5" \\
@@ -93,16 +90,22 @@ def confined(
     layer: Layer | None = None,
     grants: Grants = NOTHING_MORE,
     hidden: Collection[Path] = (),
+    shown: Collection[Path] = (),
+    mentioned: Collection[Path] = (),
+    read_only: bool = False,
     status: int | None = None,
     waits: bool = False,
+    live: bool = False,
 ) -> Iterator[CommandLine]:
     """Make the command line that runs `argv` in a directory of the workspace, in a sandbox.
 
     With a layer the command works on it in place of `layer.lower`. `hidden` are paths that it must not see,
-    besides the user's secrets. On the descriptor `status` bubblewrap reports, in lines of JSON, the first
-    process and its exit code. With `waits` it begins when it reads a line, and at its end it writes how many
-    processes are alive, on its input. Use the command line within the block: its descriptors are closed
-    after it.
+    besides the user's secrets; `shown` are paths that it may read wherever they are, `mentioned` those that
+    it may read unless they are hidden. With `read_only` it cannot write to the workspace; with `live`
+    neither, except to the directories `grants.live`, which are made if they do not exist. On the descriptor
+    `status` bubblewrap reports, in lines of JSON, the first process and its exit code. With `waits` it begins
+    when it reads a line, and at its end it writes how many processes are alive, on its input. Use the command
+    line within the block: its descriptors are closed after it.
 
     Raises `SandboxError` if that is not possible on this system.
     """
@@ -116,13 +119,24 @@ def confined(
             passed.append(_readable(rules, opened))
             words += ["--seccomp", str(passed[-1])]
         given = dict(os.environ if env is None else env)
+        cache = _cache(workspace, grants)
         words += [
             *_namespaces(grants),
-            *_mounts(workspace, grants, hidden),
-            *_environment(workspace, grants, given),
+            *_mounts(
+                workspace,
+                grants,
+                hidden,
+                cache,
+                shown=shown,
+                mentioned=mentioned,
+                read_only=read_only,
+                live=live,
+            ),
+            *_environment(cache, grants, given),
+            "--chdir",
+            os.path.realpath(directory),
         ]
-        words += ["--chdir", os.path.realpath(directory)]
-        passed.append(_readable(b"".join(os.fsencode(each) + b"\0" for each in words), opened))
+        passed.append(_readable(os.fsencode("\0".join(words) + "\0"), opened))
         command = ["/bin/sh", "-c", _INSIDE, "sh", *argv] if waits else list(argv)
         line = [*_layered(layer), system_program("bwrap"), "--args", str(passed[-1]), "--", *command]
         yield CommandLine(tuple(line), tuple(passed), {"PATH": ":".join(_SYSTEM_PATH)})
@@ -163,7 +177,7 @@ def _layered(layer: Layer | None) -> list[str]:
     is_root = os.geteuid() == 0
     user = [] if is_root else ["--user", "--map-root-user"]
     options = "".join(f",{each}" for each in (*layer.options, *(() if is_root else ("userxattr",))))
-    paths = [os.path.realpath(each) for each in (layer.lower, layer.upper, layer.work)]
+    paths = [os.path.abspath(each) for each in (layer.lower, layer.upper, layer.work)]
     mounted = ["/bin/sh", "-c", _MOUNT_LAYER, "sh", system_program("mount"), *paths, options]
     return [system_program("unshare"), *user, "--mount", "--", *mounted]
 
@@ -178,28 +192,43 @@ def _namespaces(grants: Grants) -> list[str]:
     return [*words, "--unshare-user", "--uid", str(os.geteuid()), "--gid", str(os.getegid())]
 
 
-def _mounts(workspace: Path, grants: Grants, hidden: Collection[Path]) -> list[str]:
+def _mounts(
+    workspace: Path,
+    grants: Grants,
+    hidden: Collection[Path],
+    cache: str | None,
+    *,
+    shown: Collection[Path] = (),
+    mentioned: Collection[Path] = (),
+    read_only: bool = False,
+    live: bool = False,
+) -> list[str]:
     """Return the words that make the command's view of the files."""
-    open_to = _open_to(workspace, grants)
-    emptied = {
-        os.path.realpath(each) for each in ("/run", "/var/run", "/tmp", "/var/tmp") if os.path.isdir(each)
-    }
+    open_to = _open_to(workspace, grants, cache) | (_live_directories(workspace, grants) if live else set())
+    shows = {os.path.realpath(each) for each in shown if os.path.exists(each)}
+    shows = {each for each in shows if not any(Path(each).is_relative_to(other) for other in open_to)}
+    sealed_off = {os.path.realpath(workspace)} if read_only or live else set()
+    emptied = _emptied()
     # Most of them do not exist, and resolving a path costs more than a look.
-    hides = {os.path.realpath(each) for each in (*secret_paths(), *hidden) if os.path.lexists(each)}
-    hides = {each for each in (*hides, *listening_sockets()) if os.path.lexists(each)} - emptied - open_to
+    hides = {os.path.realpath(each) for each in (*secret_paths(), *map(str, hidden)) if os.path.lexists(each)}
+    secret = hides | {each for each in listening_sockets() if os.path.lexists(each)}
+    seen = {os.path.realpath(each) for each in (*mentioned, *map(Path, _running(emptied))) if each.exists()}
+    shows |= {
+        each for each in seen if not any(Path(each).is_relative_to(other) for other in (*open_to, *secret))
+    }
+    open_to |= shows
+    hides = secret - emptied - open_to
     hides -= {str(each) for each in grants.write}
     words = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
     if os.geteuid() == 0:
-        for name in _PROC_READ_ONLY.split():
-            words += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
+        # Without capabilities too root could write there: `sys/kernel/core_pattern` names a program.
+        words += ["--remount-ro", "/proc"]
     empty: set[str] = set()
     sealed: list[str] = []
     for place in sorted(open_to | emptied | hides, key=lambda place: place.count("/")):
-        above = next(
-            (each for each in map(str, Path(place).parents) if each in open_to or each in empty), None
-        )
+        above = next((each for each in _above(place) if each in open_to or each in empty), None)
         if place in open_to:
-            words += ["--bind", place, place]
+            words += ["--ro-bind" if place in shows or place in sealed_off else "--bind", place, place]
         elif above in empty:
             continue  # It is gone together with the directory above.
         elif place in emptied:
@@ -217,7 +246,29 @@ def _mounts(workspace: Path, grants: Grants, hidden: Collection[Path]) -> list[s
     return words + sealed  # Sealed last: a workspace may lie in a hidden directory.
 
 
-def _open_to(workspace: Path, grants: Grants) -> set[str]:
+def _running(emptied: Collection[str]) -> set[str]:
+    """Return where this very Python and what it imports lie, if that is in a directory that is emptied.
+
+    Else a checkout in `/tmp` could not run its own interpreter.
+    """
+    begins = tuple(f"{each}/" for each in emptied)
+    return {each for each in (sys.prefix, sys.base_prefix, *sys.path) if each.startswith(begins)}
+
+
+@functools.cache
+def _emptied() -> frozenset[str]:
+    """Return the directories that are empty to a command."""
+    places = ("/run", "/var/run", "/tmp", "/var/tmp")
+    return frozenset(os.path.realpath(each) for each in places if os.path.isdir(each))
+
+
+def _above(place: str) -> Iterator[str]:
+    """Yield the directories above a path, innermost first."""
+    while place := place.rpartition("/")[0]:
+        yield place
+
+
+def _open_to(workspace: Path, grants: Grants, cache: str | None) -> set[str]:
     """Return the directories to mount for writing.
 
     A command may replace what it can write to by links that lead elsewhere, which the next one must not
@@ -239,24 +290,43 @@ def _open_to(workspace: Path, grants: Grants) -> set[str]:
             real = os.path.realpath(each)
             covered += [str(each), real]
             found.add(real)
-    cache = _cache(workspace, grants)
     return found if cache is None else {*found, os.path.realpath(cache)}
 
 
-def _cache(workspace: Path, grants: Grants) -> Path | None:
+def _live_directories(workspace: Path, grants: Grants) -> set[str]:
+    """Return the directories in a workspace that a process may write to while others see it.
+
+    A command may have put a link in the place of one, which would lead the process elsewhere.
+    """
+    root = os.path.realpath(workspace)
+    found: set[str] = set()
+    for name in grants.live:
+        place = os.path.join(root, name)
+        above = os.path.dirname(place)
+        if os.path.realpath(above) == above and not os.path.lexists(place):
+            os.makedirs(place)
+        if os.path.realpath(place) != place or not os.path.isdir(place):
+            raise SandboxError(
+                f"the process was not run: {name} in the workspace is not a directory, or a link leads to it"
+            )
+        found.add(place)
+    return found
+
+
+def _cache(workspace: Path, grants: Grants) -> str | None:
     """Make the directory of the workspace's private caches; None if there is no place for it."""
-    cache = cache_directory(workspace)
-    writable = [Path(os.path.abspath(workspace)), Path(os.path.realpath(workspace)), *grants.write]
-    if any(cache.is_relative_to(each) for each in writable):
+    cache = cache_directory(str(workspace))
+    writable = [os.path.abspath(workspace), os.path.realpath(workspace), *map(str, grants.write)]
+    if any(f"{cache}/".startswith(f"{each}/") for each in writable):
         return None  # A command could put a link in its place.
     try:
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.makedirs(cache, mode=0o700, exist_ok=True)
     except OSError:
         return None
     return cache
 
 
-def _environment(workspace: Path, grants: Grants, given: Mapping[str, str]) -> list[str]:
+def _environment(cache: str | None, grants: Grants, given: Mapping[str, str]) -> list[str]:
     """Return the words that set the command's environment."""
     granted = [str(each) for each in grants.write]
     env = {
@@ -265,5 +335,5 @@ def _environment(workspace: Path, grants: Grants, given: Mapping[str, str]) -> l
         if name not in ("TMPDIR", "TEMP", "TMP")
         and (name not in SOCKET_VARIABLES or any(each in value for each in granted))
     }
-    env |= redirected(_cache(workspace, grants) or Path("/tmp/caches"), grants.write, given)
+    env |= redirected(cache or "/tmp/caches", grants.write, given)
     return ["--clearenv", *(word for name, value in env.items() for word in ("--setenv", name, value))]

@@ -24,20 +24,22 @@ _CACHES = (
 """The variable that moves each cache, its name here, and where it is by default in the home directory."""
 
 
-def cache_directory(workspace: Path, environ: Mapping[str, str] = os.environ) -> Path:
+def cache_directory(workspace: str, environ: Mapping[str, str] = os.environ) -> str:
     """Return the directory of a workspace's private caches, which may not exist yet."""
     base = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or str(Path.home()), ".cache")
-    workspace = workspace.resolve()
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", workspace.name) or "root"
+    workspace = os.path.realpath(workspace)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(workspace)) or "root"
     digest = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:12]
-    return Path(base) / "treenail" / "commands" / f"{name}-{digest}"
+    return os.path.join(base, "treenail", "commands", f"{name}-{digest}")
 
 
-def redirected(cache: Path, writable: Sequence[Path], environ: Mapping[str, str]) -> dict[str, str]:
+def redirected(cache: str, writable: Sequence[Path], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that lead to private caches; a cache that commands may write to stays in place."""
-    home = Path(environ.get("HOME") or Path.home())
+    home = environ.get("HOME") or str(Path.home())
     return {
-        variable: str(cache / name)
+        variable: f"{cache}/{name}"
         for variable, name, default in _CACHES
-        if not any(Path(environ.get(variable) or home / default).is_relative_to(each) for each in writable)
+        if not any(
+            Path(environ.get(variable) or f"{home}/{default}").is_relative_to(each) for each in writable
+        )
     }

@@ -43,8 +43,19 @@ class Grants:
     network: bool = False
     write: tuple[Path, ...] = ()
     """Directories, files or sockets outside of the workspace that it may write to."""
+    live: tuple[str, ...] = ()
+    """Directories of the workspace, relative to it, that background processes may write to. They are outside
+    of undo."""
 
     def __post_init__(self) -> None:
+        for name in self.live:
+            parts = Path(name).parts
+            if not parts or Path(name).is_absolute() or ".." in parts or parts[0] == ".git":
+                raise UsageError(
+                    f"{name!r} is not a directory inside the workspace that a process could write to; "
+                    "name one such as build or .cache"
+                )
+        object.__setattr__(self, "live", tuple(Path(each).as_posix() for each in self.live))
         # Links are not followed yet: in a place that commands may write to, a command may have made them.
         whole = tuple(Path(os.path.abspath(each)) for each in self.write)
         for each in whole:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 _HOME = (
@@ -20,7 +20,7 @@ _HOME = (
     ".psql_history .mysql_history .sqlite_history .node_repl_history .rediscli_history "
     ".local/share/fish/fish_history .lesshst .viminfo snap/firefox snap/chromium "
     ".var/app/org.mozilla.firefox .var/app/org.chromium.Chromium .var/app/com.google.Chrome .bitcoin "
-    ".electrum .ethereum"
+    ".electrum .ethereum .local/state/treenail"
 )
 _CONFIG = (
     "gh hub glab-cli gcloud op doctl rclone git/credentials containers/auth.json composer/auth.json "
@@ -41,6 +41,7 @@ _NAMED_BY = (
 )
 """Variables whose values are the paths of secrets."""
 
+_HOST_KEY = re.compile(r"ssh_host_.*_key")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 SOCKET_VARIABLES = frozenset(
@@ -56,24 +57,35 @@ SOCKET_VARIABLES = frozenset(
 """Variables that lead to programs outside of the sandbox."""
 
 
-def secret_paths(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """Return where the user's secrets would be; most of these paths do not exist."""
-    home = Path(environ.get("HOME") or Path.home())
-    homes = [home]
+def secret_paths(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Return where the user's secrets may be; not all of these paths exist."""
+    homes = [environ.get("HOME") or str(Path.home())]
     if os.geteuid() == 0:
-        yield from (*map(Path, _OF_ROOT), *Path("/etc/ssh").glob("ssh_host_*_key"))
+        yield from _OF_ROOT
+        yield from (f"/etc/ssh/{name}" for name in _names("/etc/ssh") if _HOST_KEY.fullmatch(name))
         # Root can read what belongs to everybody.
-        homes += [each for each in Path("/home").glob("*") if each != home]
-    for each in homes:
-        yield from (each / name for name in _HOME.split())
-        yield from (each / ".config" / name for name in _CONFIG.split())
-        yield each / ".local/state/treenail"
-    if config := environ.get("XDG_CONFIG_HOME"):
-        yield from (Path(config) / name for name in _CONFIG.split())
+        homes += [f"/home/{name}" for name in _names("/home")]
+    for home in homes:
+        yield from _likely(home, _HOME.split())
+    for config in (environ.get("XDG_CONFIG_HOME"), *(f"{home}/.config" for home in homes)):
+        if config:
+            yield from _likely(config, _CONFIG.split())
     if state := environ.get("XDG_STATE_HOME"):
-        yield Path(state) / "treenail"
-    for name in _NAMED_BY.split():
-        yield from (Path(each) for each in environ.get(name, "").split(os.pathsep) if os.path.isabs(each))
+        yield f"{state}/treenail"
+    for variable in _NAMED_BY.split():
+        if value := environ.get(variable):
+            yield from (each for each in value.split(os.pathsep) if os.path.isabs(each))
+
+
+def _likely(directory: str, names: Sequence[str]) -> Iterator[str]:
+    """Return those paths in a directory that may exist. Listing it costs less than a look at each of them."""
+    try:
+        there = set(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError:  # it may still be entered
+        there = {name.partition("/")[0] for name in names}
+    yield from (f"{directory}/{name}" for name in names if name.partition("/")[0] in there)
 
 
 def listening_sockets() -> Iterator[str]:
@@ -90,6 +102,13 @@ def listening_sockets() -> Iterator[str]:
     for path in found:
         if path and path[0].startswith("/") and _is_socket(path[0]):
             yield path[0]
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
 
 
 def _lines(place: str) -> list[str]:

@@ -1,8 +1,15 @@
+from .background import ProcessEnded as ProcessEnded
+from .background import ProcessStarted as ProcessStarted
+from .background import ProcessTable as ProcessTable
+from .background import lost_processes as lost_processes
+from .background import lost_text as lost_text
+from .background import process_tools as process_tools
 from .batch import run_batch as run_batch
 from .boundaries import Boundary as Boundary
 from .boundaries import boundaries as boundaries
 from .boundaries import diff_calls as diff_calls
 from .boundaries import fork_at as fork_at
+from .boundaries import last_end as last_end
 from .boundaries import last_undo as last_undo
 from .boundaries import recover as recover
 from .boundaries import redo as redo
@@ -30,6 +37,9 @@ from .events import ToolStarted as ToolStarted
 from .files import FILE_TOOLS as FILE_TOOLS
 from .files import READING_TOOLS as READING_TOOLS
 from .handlers import run_handler as run_handler
+from .hook import Hook as Hook
+from .hooks import hooked as hooked
+from .hooks import turn_end_tool as turn_end_tool
 from .outbox import Outbox as Outbox
 from .pending import PendingToolTracker as PendingToolTracker
 from .plan import PLAN_TOOLS as PLAN_TOOLS
@@ -38,6 +48,8 @@ from .plan import SetupPlan as SetupPlan
 from .plan import UpdateStep as UpdateStep
 from .plan import WorkspaceDigest as WorkspaceDigest
 from .plan import plan_reducer as plan_reducer
+from .policies import Approval as Approval
+from .policies import Approver as Approver
 from .policies import PermissionMode as PermissionMode
 from .policies import PermissionRequest as PermissionRequest
 from .policies import Permissions as Permissions
@@ -47,6 +59,8 @@ from .policies import ReadBeforeWritePolicy as ReadBeforeWritePolicy
 from .policies import SequentialDependencyPolicy as SequentialDependencyPolicy
 from .policies import ToolPolicy as ToolPolicy
 from .policies import answer_hold as answer_hold
+from .policies import answer_of as answer_of
+from .policies import hold_of as hold_of
 from .policies import pending_holds as pending_holds
 from .process import MARKER as MARKER
 from .process import SUPERVISOR as SUPERVISOR
@@ -56,6 +70,12 @@ from .process import end_processes as end_processes
 from .process import processes_marked as processes_marked
 from .process import run_command_async as run_command_async
 from .process import wait_for_orphans as wait_for_orphans
+from .questions import ASK_PERSON as ASK_PERSON
+from .questions import ask_person as ask_person
+from .rules import Rule as Rule
+from .rules import Rules as Rules
+from .rules import parse_rule as parse_rule
+from .rules import rule_for as rule_for
 from .runner import Body as Body
 from .runner import ToolExecutionOutcome as ToolExecutionOutcome
 from .runner import ToolRunner as ToolRunner
@@ -71,6 +91,7 @@ from .tool import Tool as Tool
 from .tool import ToolCall as ToolCall
 from .tool import ToolExample as ToolExample
 from .tool import ToolResult as ToolResult
+from .tool import check_is_list as check_is_list
 from .tool import described as described
 from .tool import listed as listed
 from .tool import tool as tool

@@ -173,6 +173,17 @@ def _ended_by_crash(
     )
 
 
+def _ended_call(end: ToolInvoked) -> object:
+    return end.call_id
+
+
+def last_end(session: Session, call_id: str) -> ToolInvoked | None:
+    """Return the newest end of a call, or None if it has not ended."""
+    ends = session[ToolInvoked].view()
+    position = ends.find(_ended_call, call_id)
+    return None if position is None else ends[position]
+
+
 # --- boundaries ------------------------------------------------------------------------------------
 
 
@@ -354,7 +365,9 @@ def _go_back(
                     paths=report.conflicts,
                 )
             held.prepare()
-            event = replace(event, workspace=held.base, paths=report.restored, kept=report.kept)
+            event = replace(
+                event, workspace=held.base, paths=report.restored, kept=report.kept, notes=report.notes
+            )
         session.rollback(past, reason=f"{event.action} of calls", beside=(event,))
     except BaseException:
         # An interrupt may come just after the append.

@@ -16,7 +16,7 @@ different.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,6 +57,7 @@ class RunOptions(TypedDict, total=False):
     timeout_s: float | None
     max_output_bytes: int
     clock: Clock | None
+    on_output: Callable[[bytes], object] | None
 
 
 @dataclass(frozen=True, slots=True)

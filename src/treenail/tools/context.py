@@ -107,6 +107,8 @@ class ToolContext:
     rendered_prompt: Any = None
     adapter: Any = None
     heartbeat: Heartbeat | None = None
+    output: Callable[[str, str], object] | None = field(default=None, repr=False)
+    """Shows what a call writes while it runs: its id and a text. None if nobody watches."""
     held_filesystem: Filesystem | None = field(default=None, repr=False)
     """The filesystem as this call may use it; see `filesystem`."""
 

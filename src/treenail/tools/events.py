@@ -101,6 +101,8 @@ class CommandRan:
     """How its changes were told from others': on a layer of its own, or by scans of the workspace."""
     because: str = ""
     """Why it did not work on a layer, or was run again without one."""
+    exit_code: int | None = None
+    """How it ended; None if it was stopped, or in a log of an older version."""
 
 
 @event(name="treenail.ToolHeld", policy=SlicePolicy.LOG)
@@ -117,6 +119,18 @@ class ToolHeld:
     """The attempt whose outcome nobody knows, if that is what is asked about; else the question is whether
     the call may run at all."""
     hold_id: str = field(default_factory=lambda: new_id().hex)
+    is_question: bool = False
+    """Whether the model wants an answer in words, and not a permission."""
+
+    @property
+    def is_of_server(self) -> bool:
+        """Whether an MCP server asks something in the middle of the call."""
+        return self.attempt_id.startswith("mcp:")
+
+    @property
+    def wants_fields(self) -> bool:
+        """Whether it asks for the fields of a form: a yes has them as its note."""
+        return self.attempt_id.startswith("mcp:form:")
 
 
 @event(name="treenail.HoldAnswered", policy=SlicePolicy.LOG)
@@ -130,6 +144,8 @@ class HoldAnswered:
     answered_by: str = ""
     hold_id: str = ""
     """The hold that it answers."""
+    arguments: str | None = None
+    """JSON text that the call runs with instead of its own; None to leave them as they are."""
 
 
 @event(name="treenail.OutboxPut", policy=SlicePolicy.LOG)
@@ -193,6 +209,8 @@ class RolledBack:
     """The files that were changed by it."""
     kept: tuple[str, ...] = ()
     """Those of them that somebody else may have written: they were kept (`treenail recover`)."""
+    notes: tuple[str, ...] = ()
+    """What was left as it is, and why."""
     workspace: FilesystemSnapshot | None = None
     """The workspace before it."""
     takes_back: str = ""

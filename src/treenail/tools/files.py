@@ -4,8 +4,9 @@ Each answers in text that a model can act on. Long answers are cut, and say how 
 (a missing file, text that does not match) is a failed result that says what is there instead. Paths are
 relative to the workspace root.
 
-Searches leave out names that begin with a dot (`.git`, `.venv`, `.env`) unless the request includes them;
-reading and listing shows them.
+Searches leave out names that begin with a dot (`.git`, `.venv`, `.env`), unless the request includes them.
+Searches and listings leave out what `.gitignore` and `.treenailignore` ignore, likewise. A file that is named
+by its path can always be read.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from treenail.tools.tool import Effects, ReadyTool, Tool, ToolExample, ToolResul
 from treenail.workspace import (
     Filesystem,
     GrepMatch,
+    VisibleTree,
     compile_pattern,
+    glob_tree,
+    grep_tree,
     is_binary,
     normalize,
     parent,
@@ -50,9 +54,6 @@ MAX_ENTRIES = 500
 MAX_MATCHES = 200
 """How many matches `grep_files` shows at once."""
 
-_GREP_ROUNDS = (2_000, 50_000)
-"""How many matches to search, in turn, until enough of them are not hidden."""
-
 _MAX_COMPARED_LINES = 5_000
 _MAX_DIFF_CHARS = 4_000
 
@@ -63,6 +64,8 @@ _MAX_NAMED_MATCHES = 20
 """How many places a refused edit names."""
 
 _PATH = "Path relative to the workspace root, such as src/app.py."
+
+_INCLUDE_IGNORED = "Also show what .gitignore and .treenailignore ignore."
 
 
 # --- mistakes --------------------------------------------------------------------------------------
@@ -388,20 +391,24 @@ class ListDirectory:
 
     path: str = described("Directory relative to the workspace root; '.' is the root.", default=".")
     skip: int = described("How many entries to skip, to see more of a long directory.", default=0)
+    include_ignored: bool = described(_INCLUDE_IGNORED, default=False)
 
 
 @_file_tool(
     "none",
     "List a directory, one entry per line: directories end with '/', files show their size, links their "
-    "target. Hidden entries are shown. To find files at any depth, use glob_files.",
+    "target. Hidden entries are shown, ignored ones (.gitignore, .treenailignore) are only counted. To find "
+    "files at any depth, use glob_files.",
     ToolExample("List the root", ListDirectory(), "README.md (1204 bytes)\nsrc/\n"),
 )
 def list_directory(params: ListDirectory, *, context: ToolContext) -> _Answer:
     """List one directory."""
     filesystem = context.filesystem
-    entries = filesystem.list(params.path)
+    tree = VisibleTree(filesystem, include_ignored=params.include_ignored, include_hidden=True)
+    entries = list(tree.list(normalize(params.path)))
+    note = _left_out(tree)
     if not entries:
-        return ToolResult.ok(message=f"{params.path} is empty.")
+        return ToolResult.ok(message=note or f"{params.path} is empty.")
 
     def shown() -> Iterable[str]:
         for entry in entries[params.skip :]:
@@ -415,7 +422,7 @@ def list_directory(params: ListDirectory, *, context: ToolContext) -> _Answer:
                 else f"{entry.name} ({stat.size_bytes} bytes)"
             )
 
-    return _page(shown(), params.skip, len(entries), "entries")
+    return _page(shown(), params.skip, len(entries), "entries", note)
 
 
 def _fitting(lines: Iterable[str], max_lines: int) -> Sequence[str]:
@@ -456,6 +463,7 @@ class GlobFiles:
     pattern: str = described("Such as **/*.py, src/*.{js,ts} or docs/**; ** crosses directories.")
     path: str = described("Directory to search.", default=".")
     include_hidden: bool = described("Also show names that begin with a dot.", default=False)
+    include_ignored: bool = described(_INCLUDE_IGNORED, default=False)
     skip: int = described("How many matches to skip, to see more of many.", default=0)
 
 
@@ -463,45 +471,43 @@ class GlobFiles:
     "none",
     "Find files and directories by name. ** crosses directories, * and ? stay within a name, [abc] is "
     "one of these characters, {a,b} is either. Answers with paths, sorted; directories end with '/'. "
-    "Hidden names are left out unless the pattern names one or include_hidden is true.",
+    "Hidden names are left out unless the pattern names one or include_hidden is true; what .gitignore "
+    "ignores is left out unless include_ignored is true.",
     ToolExample("Find Python files", GlobFiles("**/*.py"), "setup.py\nsrc/app.py\n"),
 )
 def glob_files(params: GlobFiles, *, context: ToolContext) -> _Answer:
     """Find paths by pattern."""
-    found = context.filesystem.glob(params.pattern, path=params.path)
-    wanted = _Hidden(params.include_hidden, params.pattern, params.path)
-    matches = [match for match in found if wanted.shows(match.path)]
-    note = wanted.note(len(found) - len(matches))
+    tree = _searched(context.filesystem, params, params.pattern, params.path)
+    matches = glob_tree(tree.list, params.pattern, path=normalize(params.path))
     if not matches:
         return ToolResult.ok(
-            message=f"Nothing matches {params.pattern!r} in {params.path!r}.{note and ' '}{note}"
+            message=f"Nothing matches {params.pattern!r} in {params.path!r}.\n{_left_out(tree)}".strip()
         )
     stat = context.filesystem.stat
     lines = (
         match.path + ("" if match.is_file or not stat(match.path).is_directory else "/")
         for match in matches[params.skip :]
     )
-    return _page(lines, params.skip, len(matches), "matches", note)
+    return _page(lines, params.skip, len(matches), "matches")
 
 
-class _Hidden:
-    """Decides whether hidden names are shown: if requested, or if the request itself names one."""
+def _searched(filesystem: Filesystem, params: GlobFiles | GrepFiles, *requests: str) -> VisibleTree:
+    """Return what to search. Hidden names belong to it if the request itself names one."""
+    named = any(
+        segment.startswith(".") and segment not in (".", "..")
+        for request in requests
+        for segment in request.replace("{", "/").replace(",", "/").split("/")
+    )
+    return VisibleTree(
+        filesystem, include_ignored=params.include_ignored, include_hidden=params.include_hidden or named
+    )
 
-    def __init__(self, include: bool, *requests: str) -> None:
-        named = any(
-            segment.startswith(".") and segment not in (".", "..")
-            for request in requests
-            for segment in request.replace("{", "/").replace(",", "/").split("/")
-        )
-        self._show_all = include or named
 
-    def shows(self, path: str) -> bool:
-        return self._show_all or not any(segment.startswith(".") for segment in path.split("/"))
-
-    def note(self, count: int) -> str:
-        if not count:
-            return ""
-        return f"[{count} hidden matches left out; set include_hidden to true to see them]\n"
+def _left_out(tree: VisibleTree) -> str:
+    """Say how many entries were not looked at, and how to see them."""
+    counts = {"ignored": tree.left_out.ignored, "hidden": tree.left_out.hidden}
+    said = [f"{count} {kind} (see with include_{kind})" for kind, count in counts.items() if count]
+    return f"[entries left out: {', '.join(said)}]\n" if said else ""
 
 
 # --- grep_files ------------------------------------------------------------------------------------
@@ -516,13 +522,17 @@ class GrepFiles:
     glob: str | None = described("Only search files that match, such as *.py or src/**/*.ts.", default=None)
     ignore_case: bool = described("Match upper and lower case alike.", default=False)
     include_hidden: bool = described("Also search names that begin with a dot.", default=False)
+    include_ignored: bool = described(
+        "Also search what .gitignore and .treenailignore ignore.", default=False
+    )
     max_matches: int = described(f"How many matches to show, at most {MAX_MATCHES}.", default=100)
 
 
 @_file_tool(
     "none",
     "Search the text of files for a regular expression. Answers with path:line: text, in path order. "
-    "Binary files are skipped; hidden ones too, unless path or glob names one or include_hidden is true. "
+    "Binary files are skipped; hidden ones too, unless path or glob names one or include_hidden is true, "
+    "and what .gitignore ignores, unless path leads into it or include_ignored is true. "
     "A backslash makes a special character literal.",
     ToolExample(
         "Find where a function is defined",
@@ -536,19 +546,26 @@ def grep_files(params: GrepFiles, *, context: ToolContext) -> _Answer:
         return ToolResult.error("max_matches must be at least 1.")
     compile_pattern(params.pattern)
     pattern = f"(?i){params.pattern}" if params.ignore_case else params.pattern
-    wanted = _Hidden(params.include_hidden, params.path, params.glob or "")
     limit = min(params.max_matches, MAX_MATCHES)
-    found: Sequence[GrepMatch] = ()
-    matches: list[GrepMatch] = []
-    for round_limit in _GREP_ROUNDS:
-        found = context.filesystem.grep(pattern, path=params.path, glob=params.glob, max_matches=round_limit)
-        matches = [match for match in found if wanted.shows(match.path)]
-        if len(matches) > limit or len(found) < round_limit:
-            break
-    note = wanted.note(len(found) - len(matches))
+    filesystem, path = context.filesystem, normalize(params.path)
+    tree = _searched(filesystem, params, params.path, params.glob or "")
+    try:
+        filesystem.list(path)
+        is_file = False
+    except NotADirectoryError:
+        is_file = True
+    matches = grep_tree(
+        tree.list,
+        filesystem.open_read,
+        pattern,
+        path=path,
+        is_file=is_file,
+        glob=params.glob,
+        max_matches=limit + 1,
+    )
     if not matches:
         return ToolResult.ok(
-            message=f"No line matches {params.pattern!r} in {params.path!r}.{note and ' '}{note}"
+            message=f"No line matches {params.pattern!r} in {params.path!r}.\n{_left_out(tree)}".strip()
         )
     shown = (f"{match.path}:{match.line_number}: {_around(match)}" for match in matches)
     lines = _fitting(shown, limit)
@@ -557,7 +574,7 @@ def grep_files(params: GrepFiles, *, context: ToolContext) -> _Answer:
         text += (
             f"[the first {len(lines)} matches; there are more: narrow the pattern, the path or the glob]\n"
         )
-    return ToolResult.ok(message=text + note)
+    return ToolResult.ok(message=text)
 
 
 def _around(match: GrepMatch) -> str:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import signal
-import threading
-import traceback
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +13,7 @@ import anyio
 from treenail.containment import StopReason, threadsafe, wait_finished, workers
 from treenail.errors import DeadlineExceededError, ToolError
 from treenail.tools.event_loop import leave_event_loop
+from treenail.tools.exits import failed_exit
 from treenail.tools.tool import ToolResult
 from treenail.tools.transaction import OpenCall
 from treenail.tools.values import acollect, collect, is_stream
@@ -44,12 +42,7 @@ async def run_handler(opened: OpenCall) -> Any:
                 items = await _collected(opened, value)
                 return replace(outcome, value=items) if isinstance(outcome, ToolResult) else items
         except SystemExit as error:
-            if _is_from_a_signal(error):
-                raise
-            raise ToolError(
-                f"{opened.tool.name} called sys.exit({error.code!r}), which only fails the call; "
-                "let the tool return, or raise an error"
-            ) from error
+            raise failed_exit(opened.tool.name, error) from error
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 raise
@@ -91,15 +84,6 @@ def _call(opened: OpenCall) -> Any:
         # Its code is the handler's: it runs here, as part of the call.
         return collect(opened.tool.name, outcome, opened.context.cancellation.raise_if_cancelled)
     return outcome
-
-
-def _is_from_a_signal(error: BaseException) -> bool:
-    """Say whether a signal handler of the program's has raised it: that exit is meant to end the program."""
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    handlers = [signal.getsignal(each) for each in signal.valid_signals()]
-    codes = {getattr(each, "__code__", None) for each in handlers if callable(each)} - {None}
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _is_cancelled() -> bool:

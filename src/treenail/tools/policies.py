@@ -3,7 +3,7 @@
 A policy decides by the state. If it denies a call, the handler does not run and the model gets the reason
 as an error. Permissions belong to the operator: `auto` lets tools run, `read_only` refuses tools with
 effects, and `ask` waits for a person. The wait is durable: the hold is an event, the run stops, and the
-answer resumes that one call, in this process or another.
+answer resumes that one call, in this process or another. Rules decide about single calls before that.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
-from treenail.errors import UsageError
+from treenail.errors import ToolValidationError, UsageError
 from treenail.log import SlicePolicy
 from treenail.state import Append, Replace, Session, Slice, SliceOp, event
 from treenail.tools.context import ToolContext
 from treenail.tools.events import HoldAnswered, ToolHeld
+from treenail.tools.preview import preview
+from treenail.tools.rules import Rules
 from treenail.tools.tool import Tool, ToolResult
+from treenail.workspace import WorkspaceDiff
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +180,19 @@ class PermissionMode(Enum):
     READ_ONLY = "read_only"
 
 
-Approver = Callable[["PermissionRequest"], bool | None]
-"""Answers a request at once: yes, no, or None to ask a person later."""
+Approver = Callable[["PermissionRequest"], "bool | Approval | None"]
+"""Answers a request at once: yes, no, more than that (`Approval`), or None to ask a person later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """What a person says about a call."""
+
+    approved: bool
+    note: str = ""
+    """A reason for the model, with a refusal."""
+    arguments: str | None = None
+    """JSON text that the call runs with instead of its own. It is in the log before the call begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +203,24 @@ class PermissionRequest:
     tool_name: str
     arguments: str
     effects: str
+    tool: Tool[Any, Any] | None = field(default=None, repr=False, compare=False)
+    context: ToolContext | None = field(default=None, repr=False, compare=False)
+    """What the tool would be given, with the workspace read-only."""
+
+    def problem_with(self, arguments: str) -> str | None:
+        """Say why the tool would not take these arguments, or None if it would."""
+        try:
+            if self.tool is not None:
+                self.tool.parse(arguments)
+        except ToolValidationError as error:
+            return str(error)
+        return None
+
+    def preview(self, arguments: str | None = None) -> WorkspaceDiff | None:
+        """Return what the call would change in the files; None if that cannot be known before it runs."""
+        if self.tool is None or self.context is None:
+            return None
+        return preview(self.tool, self.arguments if arguments is None else arguments, self.context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +232,17 @@ class Permissions:
     """Modes for single tools, which override `mode`."""
     approver: Approver | None = None
     """Answers requests at once, such as a prompt in a terminal; without one, `ask` holds the call."""
+    rules: Rules = field(default_factory=Rules)
+    """What is allowed, asked about and refused, call by call; `read_only` comes before `allow`."""
 
     def mode_for(self, tool: Tool[Any, Any]) -> PermissionMode:
         """Return the mode of a tool. If the general mode is `read_only`, it applies to every tool."""
         if self.mode is PermissionMode.READ_ONLY:
             return self.mode
-        return self.tools.get(tool.name, self.mode)
+        named = self.tools.get(tool.name)
+        if named is None and tool.asks:
+            return PermissionMode.ASK
+        return named or self.mode
 
 
 def _held_call(held: ToolHeld) -> object:
@@ -237,11 +274,22 @@ def answer_of(session: Session, held: ToolHeld) -> HoldAnswered | None:
 
 
 def answer_hold(
-    session: Session, call_id: str, *, approved: bool, note: str = "", answered_by: str = ""
+    session: Session,
+    call_id: str,
+    *,
+    approved: bool,
+    note: str = "",
+    answered_by: str = "",
+    arguments: str | None = None,
 ) -> None:
-    """Answer a held call. Resuming the run then runs it, or tells the model that it was refused."""
+    """Answer a held call. Resuming the run then runs it, or tells the model that it was refused.
+
+    With `arguments` (JSON text) it runs with these instead of its own, and the model is told.
+    """
     waiting = {each.call_id: each for each in pending_holds(session)}
     if call_id not in waiting:
         known = ", ".join(sorted(waiting)) or "none"
         raise UsageError(f"no call {call_id!r} waits for an answer in this session; calls that wait: {known}")
-    session.dispatch(HoldAnswered(call_id, approved, note, answered_by, waiting[call_id].hold_id))
+    if waiting[call_id].is_question and approved and not note.strip():
+        raise UsageError(f"the call {call_id!r} asks a question; answer it in words, as the note")
+    session.dispatch(HoldAnswered(call_id, approved, note, answered_by, waiting[call_id].hold_id, arguments))

@@ -34,7 +34,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -147,6 +147,10 @@ class CommandOptions(TypedDict, total=False):
     """The directory that it may write to in a sandbox; `cwd` by default."""
     layer: Layer | None
     """An overlay of the workspace to run it on, in a sandbox."""
+    live: bool
+    """Let it see the workspace itself, in a sandbox, and write only where the sandbox's grants allow that."""
+    on_output: Callable[[bytes], object] | None
+    """Is given what the command writes while it runs, on the thread that reads it."""
 
 
 def run_command(
@@ -179,6 +183,8 @@ def run_command(
         sandbox=sandbox or Sandbox("off"),
         workspace=Path(options.get("workspace", cwd)),
         layer=options.get("layer"),
+        live=options.get("live", False),
+        on_output=options.get("on_output"),
     )
     try:
         return make().to_the_end(timeout_s, cancellation)
@@ -338,12 +344,18 @@ class _Run:
         sandbox: Sandbox,
         workspace: Path,
         layer: Layer | None,
+        live: bool = False,
+        on_output: Callable[[bytes], object] | None = None,
     ) -> None:
+        if live and sandbox.mode == "off":
+            raise UsageError("only a sandbox keeps a process from writing; pass one that is not off")
+        self._live = live
         if layer is not None and sandbox.mode == "off":
             raise UsageError("a command runs on a layer only in a sandbox; pass a sandbox that is not off")
         self._sandbox = sandbox
         self._workspace = workspace
         self._layer = layer
+        self._on_output = on_output
         self._argv = argv
         self._cwd = cwd
         self._clock = clock
@@ -451,6 +463,8 @@ class _Run:
                         key.data.add(data)
                         if not data:
                             selector.unregister(key.fileobj)
+                        elif self._on_output is not None:
+                            self._on_output(data)
 
     def _heard(self) -> None:
         """Act on what the status says so far."""
@@ -466,6 +480,8 @@ class _Run:
             try:
                 while data := os.read(stream.fileno(), _READ_BYTES):
                     output.add(data)
+                    if self._on_output is not None:
+                        self._on_output(data)
             except BlockingIOError:
                 pass  # a process outside of the tree holds the pipe: its output is not the command's
 
@@ -596,6 +612,7 @@ class _ConfinedRun(_Run):
                     hidden=self._sandbox.hidden,
                     status=status_write,
                     waits=True,
+                    live=self._live,
                 ) as line,
             ):
                 process = subprocess.Popen(
@@ -629,8 +646,7 @@ class _ConfinedRun(_Run):
         pass  # when bubblewrap has said which process is the first
 
     def _heard(self) -> None:
-        first = self._reported().get("child-pid")
-        if first is not None and not self._has_begun:
+        if not self._has_begun and (first := self._reported().get("child-pid")) is not None:
             self._has_begun = True
             self._leash.begin(first)
 

@@ -17,12 +17,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from treenail.errors import PathEscapeError, SandboxError, UsageError
 from treenail.sandbox import told_to_the_model
 from treenail.tools.commands import run_in_workspace
 from treenail.tools.context import ToolContext
 from treenail.tools.events import CommandRan
+from treenail.tools.live_output import LiveOutput
 from treenail.tools.process import CommandResult, command_environment
 from treenail.tools.tool import ReadyTool, Tool, ToolExample, ToolResult, described
 from treenail.workspace import Filesystem, layered, normalize, sandbox_of
@@ -76,7 +78,7 @@ def shell_tool(
             return ToolResult.error(refusal)
         if context.deadline is not None:
             wanted_s = min(wanted_s, max(context.deadline.remaining().total_seconds(), 0.001))
-        sandbox = sandbox_of(context.filesystem)
+        sandbox, show = sandbox_of(context.filesystem), context.output
         try:
             ran = await run_in_workspace(
                 context.filesystem,
@@ -88,17 +90,22 @@ def shell_tool(
                 cancellation=context.cancellation,
                 clock=context.state.clock,
                 sandbox=sandbox,
+                on_output=show and LiveOutput(partial(show, context.call_id)),
             )
         except SandboxError as error:
             context.session.dispatch(CommandRan(context.call_id, "refused", ("command",)))
             return ToolResult.error(f"{error}{told_to_the_model(('command',))}")
         result = ran.result
         context.session.dispatch(
-            CommandRan(context.call_id, result.confinement, result.refused, ran.way, ran.because)
+            CommandRan(
+                context.call_id, result.confinement, result.refused, ran.way, ran.because, result.exit_code
+            )
         )
         if result.cancelled:
             context.cancellation.raise_if_cancelled()
         text = _shown(result, wanted_s) + told_to_the_model(result.refused)
+        if ran.way == "layer" and ran.because:
+            text += f"\n[workspace] The result differs from that of a plain run: {ran.because}."
         if result.timed_out:
             if context.deadline is not None:
                 context.deadline.raise_if_passed(f"the command {params.command[:80]!r}")

@@ -19,8 +19,9 @@ the second case the command gets the supervisor's outputs and environment, and t
 its exit code. The supervisor passes its input on to the command, except for an end of input because
 Treenail died: a program that reads to the end would act on it, and it must not act any more.
 
-The supervisor reports on the status pipe, one line each: `failed ERRNO` (not started), `stopped` (before
-its own end), `leftover COUNT`, `survived PID ...`, `exited CODE`. The pipe ends when the supervisor ends.
+The supervisor reports on the status pipe, one line each: `failed ERRNO` (not started), `started PID` (in the
+second case), `stopped` (before its own end), `leftover COUNT`, `survived PID ...`, `exited CODE`. The pipe
+ends when the supervisor ends.
 
 Where there are no subreapers (only Linux has them) the command's process group is killed instead.
 """
@@ -205,6 +206,7 @@ def main() -> int:
         source, sink = os.pipe()
         own: dict[str, object] = {"argv": given, "env": dict(os.environ), "cwd": os.getcwd()}
         reaper = Reaper(start(own, status, source))
+        report(f"started {reaper.command}")
         os.close(source)
         threading.Thread(target=feed, args=(control, sink), daemon=True).start()
     else:

@@ -22,7 +22,7 @@ from pydantic_core import ValidationError, to_jsonable_python
 
 from treenail.codec import is_model, sparse
 from treenail.containment import estimate_tokens
-from treenail.errors import ToolDefinitionError, ToolValidationError
+from treenail.errors import ToolDefinitionError, ToolValidationError, UsageError
 from treenail.tools.schema import tidied
 from treenail.tools.values import as_text, pictures
 
@@ -146,6 +146,10 @@ class Tool(Generic[P, R]):
     """Whether it is safe to run again with the same `call_id`, outside effects included."""
     on_unknown: Literal["tell", "hold"] = "tell"
     """What to do after a crash during an external call: tell the model, or wait for a person."""
+    asks: bool = False
+    """Whether a person is asked before it runs, unless the operator's permissions name the tool."""
+    is_question: bool = False
+    """Whether each call is a question to a person, and waits until it is answered."""
     accepts_overrides: bool = True
     prepare: Callable[[Any], object] | None = field(default=None, repr=False)
     """Registers the reducers of the tool's events; called with the session when a runner is made."""
@@ -153,6 +157,8 @@ class Tool(Generic[P, R]):
     result_type: Any = field(default=None, repr=False)
     spread: bool = field(default=False, repr=False)
     """Whether the handler takes the parameters one by one instead of as one object."""
+    wraps: Tool[Any, Any] | None = field(default=None, repr=False)
+    """The tool without its hooks, if it has some."""
 
     def __class_getitem__(cls, item: Any) -> Any:
         """Bind parameter and result types: `Tool[Params, Result](...)`."""
@@ -213,12 +219,16 @@ class Tool(Generic[P, R]):
         The function takes one dataclass or model, or any number of annotated parameters, and a keyword
         `context` if it needs one. It returns a `ToolResult`, or just a value.
         """
-        doc = inspect.getdoc(function) or ""
-        name = options.get("name") or function.__name__.strip("_").lower()
+        written = _written(function)
+        doc = inspect.getdoc(written) or ""
+        if not doc and not inspect.isroutine(written):
+            doc = inspect.getdoc(type(written).__call__) or ""
+        called = getattr(written, "__name__", "") or type(written).__name__
+        name = options.get("name") or called.strip("_").lower()
         description = options.get("description") or doc.split("\n\n", 1)[0].replace("\n", " ").strip()
         if not description:
             raise ToolDefinitionError(
-                f"the function {function.__name__} has no docstring; write one: its first paragraph tells "
+                f"the function {called} has no docstring; write one: its first paragraph tells "
                 "the model when to use the tool"
             )
         parameters, result = _signature(name, function)
@@ -408,12 +418,20 @@ def _hints(name: str, function: Handler) -> dict[str, Any]:
         ) from error
 
 
+def _written(function: Handler) -> Any:
+    """Return what a person wrote: the function of a partial, or the object whose instances are called."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
 def _signature(name: str, function: Handler) -> tuple[list[inspect.Parameter], Any]:
     """Return the parameters that the model fills in, and the type of the result's value."""
-    hints = _hints(name, function)
+    hints = _hints(name, _written(function))
+    given = function.keywords if isinstance(function, functools.partial) else {}
     parameters = []
     for each in inspect.signature(function).parameters.values():
-        if each.name == "context":
+        if each.name == "context" or each.name in given:
             continue
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             raise ToolDefinitionError(
@@ -557,9 +575,22 @@ def listed(tools: Iterable[Tool[Any, Any] | Callable[..., Any]]) -> tuple[Tool[A
 
     Functions are wrapped. Of a mapping, the values are taken.
     """
+    check_is_list(tools)
     given = tools.values() if isinstance(tools, Mapping) else tools
-    made = (each if isinstance(each, Tool) else Tool.wrap(each) for each in given)
-    return tuple(made) if isinstance(tools, list | tuple) else tuple(sorted(made, key=lambda tool: tool.name))
+    made = tuple(each if isinstance(each, Tool) else Tool.wrap(_function(each)) for each in given)
+    return made if isinstance(tools, list | tuple) else tuple(sorted(made, key=lambda tool: tool.name))
+
+
+def check_is_list(tools: object) -> None:
+    """Raise `UsageError` unless tools are several: a function or a name alone is a slip."""
+    if isinstance(tools, str | Tool) or not isinstance(tools, Iterable):
+        raise UsageError(f"tools must be a list of tools and functions, not {tools!r}; write tools=[...]")
+
+
+def _function(given: object) -> Handler:
+    if not callable(given):
+        raise UsageError(f"{given!r} is not a tool; pass a function with a docstring, or what @tool makes")
+    return given
 
 
 def _location(loc: tuple[int | str, ...]) -> str:

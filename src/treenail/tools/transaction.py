@@ -36,6 +36,8 @@ from treenail.containment import CancellationToken
 from treenail.errors import (
     CancelledByToken,
     DeadlineExceededError,
+    HoldRequired,
+    OutcomeUnknownError,
     PromptEvaluationError,
     RestoreFailedError,
     ToolCommitError,
@@ -99,6 +101,8 @@ class PlannedCall:
     """The way through the gates; None for a call without effects."""
     hold_id: str = ""
     """The hold that a person approved."""
+    told: str = ""
+    """What the model is told before the result: that a person changed the arguments."""
 
     def refuse(self, environment: CallEnvironment, outcome: Outcome, message: str) -> ToolResult[Any]:
         """End a call that did not begin: there is nothing to undo, so it is one append."""
@@ -295,6 +299,8 @@ class OpenCall:
             result = as_result(outcome)
             if result.value is not None:
                 result = self._with_file(result)
+            if self.plan.told:
+                result = _with_note(self.plan.told, result)
             given = self.plan.context
             given.cancellation.raise_if_cancelled()  # It is set before those below it follow.
             if self.made_cancellation is not None:
@@ -441,8 +447,13 @@ class OpenCall:
         if isinstance(error, CancelledByToken) or not isinstance(error, Exception):
             self._roll_back(_interrupted(name), "interrupted")
             raise error
+        if isinstance(error, HoldRequired):
+            # Not answered yet: the call runs again when a person has answered.
+            self._roll_back(ToolResult.error(str(error)), "interrupted", tell=False)
+            raise error
         if isinstance(error, ToolError):
-            return self._roll_back(ToolResult.error(str(error)), "failed")
+            outcome: Outcome = "unknown" if isinstance(error, OutcomeUnknownError) else "failed"
+            return self._roll_back(ToolResult.error(str(error)), outcome)
         _logger.info("the tool %s failed", name, exc_info=error)
         return self._roll_back(ToolResult.error(f"{name} failed: {describe(error)}"), "failed")
 
@@ -477,6 +488,8 @@ class OpenCall:
             told = told_of_undo(conflicts, kept, report.lost)
             result = replace(result, message=f"{result.message} {told}".strip())
         result = replace(result, value=None)
+        if self.plan.told and not result.message.startswith(self.plan.told):
+            result = _with_note(self.plan.told, result)
         recorded, record_problem = _recorded(self.plan.record, result) if tell else ((), None)
         events: list[object] = list(recorded)
         if undo.problems:
@@ -643,6 +656,13 @@ class _Rollback:
         except BaseException as error:  # noqa: BLE001  # raised when everything is put back
             self.interrupt = self.interrupt or error
             action()
+
+
+def _with_note(note: str, result: ToolResult[Any]) -> ToolResult[Any]:
+    """Put a note before what the model reads of a result."""
+    if result.pictures():
+        return replace(result, message=f"{note}\n{result.message}")
+    return replace(result, message=f"{note}\n{result.render()}", exclude_value_from_context=True)
 
 
 def _conflicting(name: str, result: ToolResult[Any], error: WorkspaceConflictError) -> ToolResult[Any]:

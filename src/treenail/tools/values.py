@@ -20,6 +20,7 @@ from typing import Any, Final
 from pydantic_core import to_jsonable_python
 
 from treenail.errors import ToolError
+from treenail.tools.exits import failed_exit
 
 MAX_COLLECTED: Final = 100_000
 """How many items of a generator are collected; one that yields more is a failed call."""
@@ -55,6 +56,13 @@ Binary = bytes | bytearray | memoryview
 
 def as_text(value: object, message: str) -> str:
     """Write a value for the model; `message` is what its tool says about it."""
+    try:
+        return _as_text(value, message)
+    except SystemExit as error:
+        raise failed_exit(f"the returned {type(value).__qualname__}", error) from error
+
+
+def _as_text(value: object, message: str) -> str:
     render = getattr(value, "render", None)
     if callable(render):
         return str(render())

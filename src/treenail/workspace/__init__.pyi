@@ -15,6 +15,12 @@ from .base import WriteMode as WriteMode
 from .base import WriteResult as WriteResult
 from .base import layered as layered
 from .base import sandbox_of as sandbox_of
+from .belonging import WorkspaceHost as WorkspaceHost
+from .belonging import bind_to_host as bind_to_host
+from .belonging import check_host as check_host
+from .belonging import host_of as host_of
+from .diffs import changed_lines as changed_lines
+from .diffs import diff_lines as diff_lines
 from .diffs import is_binary as is_binary
 from .diffs import shown_path as shown_path
 from .diffs import unified_text as unified_text
@@ -23,6 +29,7 @@ from .history import kept_files as kept_files
 from .history import left_open as left_open
 from .history import line_names as line_names
 from .history import sweep as sweep
+from .ignoring import VisibleTree as VisibleTree
 from .isolated.changes import ForkChange as ForkChange
 from .isolated.changes import apply_changes as apply_changes
 from .isolated.filesystem import IsolatedFilesystem as IsolatedFilesystem
@@ -38,5 +45,8 @@ from .memory import InMemoryFilesystem as InMemoryFilesystem
 from .paths import name as name
 from .paths import normalize as normalize
 from .paths import parent as parent
+from .search import compile_glob as compile_glob
+from .search import glob_tree as glob_tree
+from .search import grep_tree as grep_tree
 from .writer import rest_writer as rest_writer
 from .writer import writer_for_turn as writer_for_turn

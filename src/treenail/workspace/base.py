@@ -178,6 +178,11 @@ class Change:
     before_size: int | None = None
     after_size: int | None = None
 
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is a directory that was made, removed or given other permissions: it has no size."""
+        return self.before_size is None and self.after_size is None
+
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceDiff:

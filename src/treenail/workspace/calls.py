@@ -16,7 +16,15 @@ from treenail.workspace.history import one_line
 from treenail.workspace.journal import Journal
 from treenail.workspace.layers import CommandLayer, is_inside, memory_place, why_not
 from treenail.workspace.line import EntryKind, LineEntry
-from treenail.workspace.manifest import ABSENT, Manifest, PathChange, State, same, temporary_owner
+from treenail.workspace.manifest import (
+    ABSENT,
+    Manifest,
+    PathChange,
+    State,
+    is_same_thing,
+    same,
+    temporary_owner,
+)
 from treenail.workspace.restorer import ReportBuilder
 from treenail.workspace.rooted import discard
 
@@ -426,7 +434,7 @@ def edited_since(journal: Journal, changes: Iterable[PathChange]) -> tuple[str, 
     found = []
     for path, _, after in changes:
         last = journal.last_state(path)
-        if last is not None and not same(last, after):
+        if last is not None and not is_same_thing(last, after):
             found.append(path)
     return tuple(found)
 

@@ -8,8 +8,9 @@ whole text has reached its limit.
 from __future__ import annotations
 
 import difflib
+import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -206,3 +207,31 @@ def shown_path(path: str) -> str:
     if path.isprintable():
         return path
     return path.encode("unicode_escape").decode("ascii")
+
+
+_HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+
+DiffPart = Literal["head", "hunk", "added", "removed", "same"]
+"""What a line of a unified diff is."""
+
+
+def diff_lines(diff: str) -> Iterator[tuple[DiffPart, str]]:
+    """Read a unified diff line by line. A removed line that looks like a heading is a removed line."""
+    old = new = 0  # What is left of the hunk.
+    for line in diff.removesuffix("\n").split("\n"):
+        if old > 0 or new > 0:
+            part: DiffPart = {"+": "added", "-": "removed"}.get(line[:1], "same")  # type: ignore[assignment]  # mypy reads the texts as str
+            if not line.startswith("\\"):
+                old, new = old - (part != "added"), new - (part != "removed")
+            yield part, line
+        elif hunk := _HUNK.match(line):
+            old, new = int(hunk[1] or 1), int(hunk[2] or 1)
+            yield "hunk", line
+        else:
+            yield "head", line
+
+
+def changed_lines(diff: str) -> tuple[int, int]:
+    """Count the lines that a unified diff adds and removes."""
+    parts = [part for part, _ in diff_lines(diff)]
+    return parts.count("added"), parts.count("removed")

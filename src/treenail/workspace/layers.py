@@ -111,7 +111,7 @@ class CommandLayer:
         self.lower = tree.path
         self.upper = os.path.join(directory, "upper")
         self.work = os.path.join(directory, "work")
-        for name in (self.upper, self.work, os.path.join(directory, "out")):
+        for name in (self.upper, self.work):
             os.mkdir(name, 0o700)
         status = os.stat(tree.path)
         # The command sees the bits and the owner of the upper root as those of its workspace.
@@ -123,7 +123,7 @@ class CommandLayer:
         """The inodes that new files were copied up from, by path."""
         self._seen: set[int] = set()
         """The inodes that the moves replace or remove."""
-        self._several: list[str] = []
+        self._several: dict[str, os.stat_result] = {}
         """Those of their paths whose files have other names as well."""
         self._found: dict[str, os.stat_result] = {}
         """The merged directories as the command left them."""
@@ -223,6 +223,7 @@ class CommandLayer:
             if old is None:
                 reading.conflicts.append(path)
             else:
+                os.makedirs(os.path.join(self.directory, "out"), mode=0o700, exist_ok=True)
                 reading.moves.append(Move("take", path, f"out/{len(reading.moves)}", _mark(old), None))
                 reading.conflicts += self._changed(path, old)
             return False
@@ -266,7 +267,7 @@ class CommandLayer:
     def _see(self, path: str, status: os.stat_result) -> None:
         self._seen.add(status.st_ino)
         if status.st_nlink > 1 and stat.S_ISREG(status.st_mode) and not self._is_cached(path):
-            self._several.append(path)
+            self._several[path] = status
 
     def _is_cached(self, path: str) -> bool:
         """Say whether a path lies in a cache, where builds replace results that have several names."""
@@ -276,8 +277,9 @@ class CommandLayer:
         """Name the files with several names that were changed or moved, as far as that can be told."""
         if not self._several:
             return []
-        if os.path.isdir(os.path.join(self.work, "index")):
-            upper, found = RootedDirectory(self.upper), []
+        index = os.path.join(self.work, "index")
+        if os.path.isdir(index):
+            upper, found = RootedDirectory(self.upper), self._changed_and_removed(index)
             for path, status in walk(upper, ROOT):
                 if stat.S_ISREG(status.st_mode):
                     with upper.strict(path) as place:
@@ -285,7 +287,29 @@ class CommandLayer:
                             found.append(path)
             return found
         # Without an index nobody can tell a copy of one from a new file.
-        return self._several if any(move.kind in ("put", "swap") for move in reading.moves) else []
+        return list(self._several) if any(move.kind in ("put", "swap") for move in reading.moves) else []
+
+    def _changed_and_removed(self, index: str) -> list[str]:
+        """Name the files with several names that were changed by one that was removed then.
+
+        The index has a copy of each such file, changed or not; this one has no other name in the layer.
+        """
+        before = {status.st_ino: (path, _mark(status)) for path, status in self._several.items()}
+        found = []
+        descriptor = os.open(index, _LIST_FLAGS)
+        try:
+            for name in os.listdir(descriptor):
+                now = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                if stat.S_ISREG(now.st_mode) and now.st_nlink == 1:
+                    inode = _inode_in(_note(descriptor, name, "origin") or b"")
+                    path, old = before.get(inode, ("", None))
+                    if inode == 0:
+                        found.append("a removed file")
+                    elif old is not None and old[1:] != _mark(now)[1:]:
+                        found.append(path)
+        finally:
+            os.close(descriptor)
+        return found
 
 
 def why_not(root: str, place: str) -> str | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from treenail.workspace.disk import decode_records, encode_record, read_file, sync_directory, write_all
-from treenail.workspace.manifest import PathChange, State, same
+from treenail.workspace.manifest import PathChange, State, is_same_thing
 
 EntryKind = Literal["open", "call", "restore", "ambient", "scan"]
 """`open` starts a line; `scan` holds what somebody else changed and a scan found."""
@@ -146,7 +146,7 @@ def fold(entries: Iterable[LineEntry], *, outside: bool) -> dict[str, Step]:
             if step is None:
                 steps[path] = Step(before, after)
             else:
-                step.broken = step.broken or not same(step.last, before)
+                step.broken = step.broken or not is_same_thing(step.last, before)
                 step.last = after
         for path in entry.edited:
             steps[path].broken = True

@@ -86,6 +86,11 @@ def same(one: State, other: State) -> bool:
     )
 
 
+def is_same_thing(one: State, other: State) -> bool:
+    """Say whether two states are the same as far as can be told: of a special file nothing is kept."""
+    return same(one, other) or one.kind == other.kind == "other"
+
+
 def state_of(entry: Entry | None) -> State:
     """Return the state that a manifest's entry stands for."""
     if entry is None:

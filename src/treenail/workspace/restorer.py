@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from treenail.workspace.base import RestoreReport
+from treenail.workspace.diffs import shown_path
 from treenail.workspace.disk import FULL
 from treenail.workspace.manifest import ABSENT, ANY, TEMPORARY_PREFIX, TEMPORARY_SUFFIX, State, same
 from treenail.workspace.objects import ObjectStore
@@ -92,6 +93,7 @@ class Restorer:
         self._sync = sync
         self._is_original = is_original
         self._linked: set[str] = set()
+        self._not_empty: list[str] = []
         self._relaxed: dict[str, int] = {}
 
     def apply(self, plan: Mapping[str, State], current: Mapping[str, State]) -> None:
@@ -168,7 +170,7 @@ class Restorer:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
                     raise
                 if goal.kind == "absent":
-                    self._report.notes.append(f"{place.path} was left: somebody else's files are in it")
+                    self._left(place.path)
                 else:
                     self._report.conflicts.append(place.path)
                 return
@@ -180,6 +182,14 @@ class Restorer:
                 self._report.conflicts.append(place.path)
                 return
             self._report.restored.add(place.path)
+
+    def _left(self, path: str) -> None:
+        """Note a directory that is not empty; of nested ones only the innermost, which comes first."""
+        if not any(each.startswith(f"{path}/") for each in self._not_empty):
+            self._report.notes.append(
+                f"{shown_path(path)} was left: files are in it that are somebody else's, or were not kept"
+            )
+        self._not_empty.append(path)
 
     def _put(self, place: Place, goal: State, current: State) -> None:
         if goal.kind == "directory":

@@ -51,6 +51,7 @@ from treenail.workspace.manifest import (
     PathChange,
     State,
     StateKind,
+    is_same_thing,
     is_within,
     same,
     temporary_owner,
@@ -749,12 +750,16 @@ class Undo:
     ) -> None:
         """Keep what a restore is about to change, where no journal says that a call of ours wrote it.
 
-        The content is in the store already: whoever made the plan looked at it.
+        The content is in the store already: whoever made the plan looked at it. What a redo has brought back
+        is as unproven as it was before.
         """
         proven: dict[str, bool] = {}
+        unproven: set[tuple[str, bytes]] = set()
         for entry in self.entries():
-            for change in entry.changes:
-                proven[change.path] = not entry.scanned and change.path not in entry.edited
+            for path, _, after in entry.changes:
+                if entry.scanned or path in entry.edited:
+                    unproven.add((path, after.oid))
+                proven[path] = (path, after.oid) not in unproven
         files = [
             (path, current[path])
             for path in plan
@@ -793,9 +798,13 @@ class Undo:
             if same(now, step.first):
                 continue
             if step.first.kind == "other":
-                notes.append(f"{path} was not kept at that boundary and was left as it is")
+                left = "was not brought back" if now.kind == "absent" else "was left as it is"
+                notes.append(f"{shown_path(path)} {left}: it could not be kept at that boundary")
                 continue
-            if not snapshot.scanned and (step.broken or not same(now, step.last)):
+            if not snapshot.scanned and step.last.kind == "other" and now.kind == "file":
+                notes.append(f"{shown_path(path)} was left as it is: it could not be kept after its call")
+                continue
+            if not snapshot.scanned and (step.broken or not is_same_thing(now, step.last)):
                 conflicts.append(path)
             plan[path] = step.first
             current[path] = now

@@ -37,6 +37,8 @@ from treenail.tools import MARKER
 
 _CLOSE_GRACE_S = 2.0
 """How long the CLI may take to close its conversation before it is killed."""
+_LAST_WORDS_S = 0.5
+"""How long what an ended CLI has said is waited for."""
 _CONNECTION = re.compile(r"connect|ECONN|ENOTFOUND|ETIMEDOUT|socket|network", re.IGNORECASE)
 
 
@@ -217,7 +219,7 @@ async def connect(
         undoing.callback(cli.forget)
         client = sdk.ClaudeSDKClient(_options(settings, offer, cli, hooks, native, **conversation))
         try:
-            await client.connect()
+            await _start(client, cli)
         except Exception as error:  # noqa: BLE001  # the SDK raises bare ones, too
             failure = error
         else:
@@ -226,7 +228,36 @@ async def connect(
     said = f"{failure} {' '.join(cli.errors)}"
     if "resume" in conversation and "No conversation found" in said:
         return None
-    raise settings.failed(Facts(message=f"the CLI did not start: {said}"))
+    why = f"the CLI did not start ({said.strip()}); run {cli.program} by hand to see why"
+    raise settings.failed(Facts(message=why))
+
+
+async def _start(client: sdk.ClaudeSDKClient, cli: Cli) -> None:
+    """Start the CLI and wait until it answers. Raises an error if it ends before that.
+
+    The SDK would wait for the answer of one that has ended, and gives one that is cut off ten seconds.
+    """
+    is_started = False
+
+    async def watch() -> None:
+        try:
+            await cli.wait_until_ended()
+            await anyio.sleep(_LAST_WORDS_S)
+            group.cancel_scope.cancel()
+        finally:
+            if not is_started:
+                cli.kill()
+
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch)
+            await client.connect()
+            is_started = True
+            group.cancel_scope.cancel()
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    if not is_started:
+        raise sdk.ClaudeSDKError("it ended without an answer")
 
 
 def _options(

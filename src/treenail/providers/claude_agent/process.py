@@ -15,10 +15,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -38,7 +40,7 @@ class Cli:
     """The CLI's process, and what belongs to it on disk."""
 
     def __init__(self, settings: Settings, root: Path | None) -> None:
-        program = _program(settings)
+        self.program = program = _program(settings)
         self.directory = Path(tempfile.mkdtemp(prefix="treenail-claude-"))
         self.cwd = root if root is not None else _nowhere(self.directory)
         self.errors: deque[str] = deque(maxlen=20)
@@ -48,6 +50,8 @@ class Cli:
         # Ours is the only writer of one and reader of the other, so that an end is seen on both sides.
         self._control: int | None = os.open(self.directory / "control", os.O_RDWR)
         self._status: int | None = os.open(self.directory / "status", os.O_RDONLY | os.O_NONBLOCK)
+        self._heard = b""
+        """What its supervisor has said of it."""
         self.launcher = self.directory / "claude"
         self.launcher.write_text(_script(program, self.directory, self.cwd, _secret_names(settings)))
         self.launcher.chmod(0o700)
@@ -70,7 +74,28 @@ class Cli:
         """End the CLI and everything below it. It has happened when `wait` returns."""
         control, self._control = self._control, None
         if control is not None:
+            self._kill_itself()
             os.close(control)
+
+    def _kill_itself(self) -> None:
+        """Kill the CLI's own process at once; on a busy machine it could act before its supervisor does."""
+        if self._status is not None:
+            with suppress(BlockingIOError):  # it has said nothing since
+                self._heard += os.read(self._status, 4_096)
+        said = self._heard.split()
+        # Until it has said more than that, its id is not another process's.
+        if len(said) == 2 and said[0] == b"started":
+            with suppress(OSError):
+                os.kill(int(said[1]), signal.SIGKILL)
+
+    async def wait_until_ended(self) -> None:
+        """Wait until the CLI itself has ended; what it started may be left."""
+        while self._status is not None and not re.search(rb"^(failed|stopped|exited)", self._heard, re.M):
+            await anyio.wait_readable(self._status)
+            heard = os.read(self._status, 4_096)
+            if not heard:
+                return
+            self._heard += heard
 
     async def wait(self) -> None:
         """Wait until nothing of it is left."""
