@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 PACKAGE := $(VENV)/.package
 TOOLS := $(VENV)/.tools
 PEERS := $(VENV)/.peers
-# A model server that is not ours, which the providers are tested against; from npm, with its version.
-FOREIGN_VERSION := 1.43.0
-FOREIGN := $(VENV)/.foreign-$(FOREIGN_VERSION)
+# What the tests need from npm (npm.txt, with versions): servers and clients that others wrote, and a newer node for them.
+# What these need in turn is taken as it was on a day, so that it is the same everywhere.
+NPM := $(VENV)/.npm
+NPM_DAY := 2026-11-15
 # Node has a list of certificates of its own; the machine's list is asked as well.
 CERTIFICATES := $(or $(NODE_EXTRA_CA_CERTS),/etc/ssl/certs/ca-certificates.crt)
 COMMA := ,
@@ -41,16 +42,17 @@ $(PEERS): pyproject.toml constraints.txt no-deps.txt
 	$(call install,--no-deps -r no-deps.txt)
 	@touch $(PACKAGE) $(TOOLS)
 
-$(FOREIGN): | $(TOOLS)
+$(NPM): npm.txt | $(TOOLS)
 	@command -v npm >/dev/null 2>&1 && \
 		node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 20 || a == 20 && b >= 15 ? 0 : 1)' \
 		2>/dev/null || { \
-		echo "make test needs node (20.15 or newer) and npm: it tests the providers against a server from npm." >&2; \
+		echo "make test needs node (20.15 or newer) and npm: it tests against servers and clients from npm." >&2; \
 		echo "Install both (Debian: apt-get install nodejs npm) and run it again." >&2; exit 1; }
 	@mkdir -p $(VENV)/npm
 	@if test -r $(CERTIFICATES); then export NODE_EXTRA_CA_CERTS=$(CERTIFICATES); fi; \
 		npm install --prefix $(VENV)/npm --no-save --no-package-lock --no-audit --no-fund --ignore-scripts \
-		--legacy-peer-deps --loglevel=error @copilotkit/aimock@$(FOREIGN_VERSION)
+		--legacy-peer-deps --loglevel=error --before=$(NPM_DAY) \
+		$$(sed "s/PLATFORM/$$(node -p 'process.platform + "-" + process.arch')/" npm.txt)
 	@touch $@
 
 # Commands of agents run in bubblewrap, so the tests need it.
@@ -61,6 +63,18 @@ sandbox:
 		echo "make test needs bubblewrap: commands are confined by it. Install it and run it again" >&2; \
 		echo "(Debian: apt-get install bubblewrap; Fedora, Arch: the package bubblewrap)." >&2; exit 1; }
 
+# The Postgres log is tested behind PgBouncer too: Debian's program is unpacked, and no service is installed.
+PGBOUNCER := $(VENV)/.pgbouncer
+$(PGBOUNCER): | $(TOOLS)
+	@command -v pgbouncer >/dev/null 2>&1 || { \
+		rm -rf $(VENV)/pgbouncer && mkdir -p $(VENV)/pgbouncer && cd $(VENV)/pgbouncer && \
+		wanted="pgbouncer libc-ares2 libevent-2.1-7"; \
+		{ apt-get download -qq $$wanted || { apt-get update -qq && apt-get download -qq $$wanted; }; } >/dev/null 2>&1 && \
+		for each in *.deb; do dpkg -x $$each .; done; } || { \
+		echo "make test needs pgbouncer: the Postgres log is tested behind it. Install it and run it again" >&2; \
+		echo "(Debian, Fedora, Arch: the package pgbouncer)." >&2; exit 1; }
+	@touch $@
+
 ## demo: the main job on embedded defaults, offline, in a scratch directory
 demo: $(PACKAGE)
 	@$(BIN)/python -m treenail demo
@@ -68,12 +82,17 @@ demo: $(PACKAGE)
 ## test: everything that must hold (format, lint, types, import contract, tests, snippets, a trial of each bench)
 test: check
 
-check: $(TOOLS) $(FOREIGN) sandbox
+check: $(TOOLS) $(NPM) $(PGBOUNCER) sandbox
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto --dist worksteal --durations=10
+
+## extras: every extra resolved on its own; two of them installed into a new environment and used
+.PHONY: extras
+extras: $(TOOLS) sandbox
+	$(BIN)/python scripts/extras.py
 
 ## bench: speed as ratios to a floor or a peer in the same run (python -m bench --help)
 bench: $(PEERS)
@@ -85,3 +104,8 @@ format: $(TOOLS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+# The pictures in the docs, recorded anew.
+.PHONY: screens
+screens: $(TOOLS)
+	$(BIN)/python -m tests.stories.screens

@@ -175,8 +175,10 @@ def treenail(calls: int, directory: Path | None) -> Measured:
 # --- the peers -----------------------------------------------------------------------------------------
 
 
-def langgraph(calls: int, directory: Path | None, *, delta: bool = False) -> Measured:
-    clock = clock_of(directory)
+def langgraph(calls: int, directory: Path | None, *, delta: bool = False, saver: Any = None) -> Measured:
+    """Run LangGraph's loop: in memory, on SQLite in a directory, or on a saver that the caller brings."""
+    is_durable = directory is not None or saver is not None
+    clock = time.perf_counter if is_durable else time.process_time
     from langchain.agents import AgentState, create_agent
     from langchain_core.language_models.chat_models import BaseChatModel
     from langchain_core.messages import AIMessage, AnyMessage
@@ -225,13 +227,12 @@ def langgraph(calls: int, directory: Path | None, *, delta: bool = False) -> Mea
 
     look_async.__name__ = "look"
     connection = None
-    saver = None
     if directory is not None:
         connection = sqlite3.connect(directory / "runs.db", check_same_thread=False)
         saver = SqliteSaver(connection)
     agent = create_agent(
         Fake(),
-        tools=[look_async if directory is None else look],
+        tools=[look if is_durable else look_async],
         system_prompt="You look.",
         checkpointer=saver,
         **({"state_schema": DeltaState} if delta else {}),

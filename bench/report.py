@@ -38,22 +38,26 @@ class Row(NamedTuple):
 
 
 DURABLE_CALL = "durable tool call on SQLite, 1,000 calls, beside LangGraph's delta saver"
+POSTGRES_CALL = "durable tool call on Postgres, in appends of the same run"
 CALL_IN_MEMORY = "tool call in memory, 100 calls, beside LangGraph's create_agent"
 GROWTH = "growth of either from call 10 to call 10,000"
 STORED_BYTES = "bytes for 1,000 calls with 1 KB results, beside the payload"
 SNAPSHOT = "snapshot, three writes and restore at 50,000 files"
 CONTAINED_CALL = "a contained no-op, beside veronica-core"
 LIST_COMMAND = "`treenail list` on ten runs, s of CPU"
+LIFE_COMMAND = "`treenail run` to its first line in a terminal, s of CPU"
 RUN_COMMAND = "`treenail run` to its first request, s of CPU beyond the vendor's SDK"
 
 LINES = (
     DURABLE_CALL,
+    POSTGRES_CALL,
     CALL_IN_MEMORY,
     GROWTH,
     STORED_BYTES,
     SNAPSHOT,
     CONTAINED_CALL,
     LIST_COMMAND,
+    LIFE_COMMAND,
     RUN_COMMAND,
 )
 """What a user notices: every line must be met by every row that decides it."""

@@ -7,6 +7,8 @@ import signal
 
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.postgres"]
+
 # A slow example on a busy machine is not a failure; the test as a whole has a time limit.
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # CI gives the same result for the same commit; new examples are tried on people's machines.

@@ -120,6 +120,10 @@ def test_every_dependency_is_justified_where_it_belongs() -> None:
 
     assert sorted(first_column(section(page, "## Always installed"))) == names(project["dependencies"])
     assert sorted(first_column(section(page, "## Development"))) == names(groups["dev"])
+    npm = (ROOT / "npm.txt").read_text("utf-8").split()
+    assert sorted(first_column(section(page, "## From npm"))) == sorted(
+        name.rpartition("@")[0] for name in npm
+    )
     extras = {
         (requirement_name(requirement), extra)
         for extra, requirements in groups.items()

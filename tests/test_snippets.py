@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^(?P<indent> *)(?P<marks>`{3,}|~{3,})(?P<info>[^`\n]*)$")
-LANGUAGES = {"", "console", "json", "mermaid", "python", "python no-run", "text", "toml"}
+LANGUAGES = {"", "console", "json", "mermaid", "python", "python no-run", "sql", "text", "lua", "toml"}
 
 
 @dataclass(frozen=True)

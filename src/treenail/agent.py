@@ -8,47 +8,83 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+)
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any, Required, TypedDict, Unpack, cast
 from uuid import UUID
 
 from treenail.containment import CancellationToken, ExecutionConfig, ExecutionContext, Limits
 from treenail.conversation import (
     CompactionSettings,
+    ImagePart,
     branch_summary,
     enable_inner_message_recording,
     get_inner_messages,
 )
-from treenail.errors import LeaseHeldError, SessionNotFoundError, UsageError
-from treenail.log import Log, MemoryLog, end_owner, owner_process
-from treenail.prompt import MarkdownSection, Prompt
-from treenail.providers import Provider
+from treenail.errors import LeaseHeldError, UsageError
+from treenail.log import (
+    Log,
+    PostgresUrl,
+    Store,
+    end_owner,
+    files_of,
+    open_log,
+    owner_process,
+    place_of,
+)
+from treenail.prompt import (
+    MarkdownSection,
+    Prompt,
+    changes_text,
+    newest_project_of,
+    project_changes,
+    project_of,
+    project_text,
+    read_project,
+)
+from treenail.providers import Provider, check_takes_images, provider_named
 from treenail.sandbox import Sandbox
 from treenail.state import ExecutionState, ResourceRegistry, Session, entry_at
 from treenail.state import opened as opened_item
 from treenail.tools import (
+    Hook,
+    PermissionMode,
     Permissions,
+    ProcessEnded,
+    ProcessTable,
     SessionForked,
     Tool,
     ToolPolicy,
     boundaries,
+    check_is_list,
     diff_calls,
     filesystem_of,
     fork_at,
+    hooked,
     listed,
+    lost_processes,
+    lost_text,
     recover,
     run_blocking,
     wait_for_orphans,
 )
 from treenail.turns import (
     DEFAULT_RETRY,
+    Inbox,
     InnerLoop,
     ModelAdapter,
+    Opening,
     RetryPolicy,
+    ToolSource,
     TurnResult,
     TurnStarted,
     TurnState,
@@ -57,7 +93,7 @@ from treenail.turns import (
     contain,
     pasteable,
 )
-from treenail.workspace import Filesystem, InMemoryFilesystem, WorkspaceDiff, end_other_writer
+from treenail.workspace import Filesystem, InMemoryFilesystem, WorkspaceDiff, bind_to_host, end_other_writer
 from treenail.workspace.host import HostFilesystem
 
 Ceilings = Limits | ExecutionConfig | Callable[[Session], ExecutionContext]
@@ -67,6 +103,9 @@ Use a function for a shield, circuit breakers, a loop policy or other prices:
 `limits=lambda session: contain(session, Limits(...), pipeline=..., loops=...)`.
 """
 
+RunStore = str | Path | PostgresUrl | Log
+"""Where runs are kept: the path of a SQLite file, the URL of a Postgres database, or a log that is open."""
+
 Extension = Callable[[InnerLoop], AbstractAsyncContextManager[object]]
 """Makes a context manager around a loop: entered before its turn runs, left when the turn has ended."""
 
@@ -74,8 +113,9 @@ Extension = Callable[[InnerLoop], AbstractAsyncContextManager[object]]
 class RunOptions(TypedDict, total=False):
     """Options of `Agent.run`, `arun`, `resume` and `aresume`."""
 
-    provider: Required[Provider]
-    """Who makes the model calls; it may differ from the provider that the run began with."""
+    provider: Required[Provider | str]
+    """Who makes the model calls: a provider, or a model as text, such as `"anthropic/claude-sonnet-4-5"`. It
+    may differ from the provider that the run began with."""
     workspace: str | Path | Filesystem | None
     """The directory to work in; without one, files live in memory. A stored run remembers its directory."""
     limits: Ceilings | None
@@ -88,6 +128,11 @@ class RunOptions(TypedDict, total=False):
     """Cancels the run from another thread or task."""
     take_over: bool
     """Kill the process that writes this run or its files now, and wait for its end, before anything else."""
+    inbox: Inbox | None
+    """Is asked before each request to the model what a person has said meanwhile."""
+    model_settings: Mapping[str, str] | None
+    """How you name the provider's model, if another one answers than before: `resume` does not need it, but a
+    program that makes providers by name finds it in the log (`model_settings_of`)."""
     sandbox: Sandbox | None
     """How commands are confined, if `workspace` is a path; a filesystem has a sandbox of its own."""
 
@@ -104,8 +149,11 @@ class Agent:
 
     name: str
     instructions: str = "You are a helpful agent."
-    tools: Collection[Tool[Any, Any] | Callable[..., Any]] = ()
-    """What the model may call. A list keeps its order; a set or a mapping is sorted by name."""
+    tools: Collection[Tool[Any, Any] | Callable[..., Any] | ToolSource] = ()
+    """What the model may call. A list keeps its order; a set or a mapping is sorted by name.
+
+    A source, such as `McpServer`, brings its tools along while the agent runs, behind all others.
+    """
     max_iterations: int = 100
     output_type: Any = None
     policies: Sequence[ToolPolicy] = ()
@@ -120,21 +168,46 @@ class Agent:
     """How failed model calls are retried; None for no retries."""
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     """When and how a conversation that grows too long is summarised."""
+    reads_project: bool = False
+    """Whether the prompt says where the agent works (directory, system, date, git) and has `AGENTS.md`."""
+    hooks: Sequence[Hook] = ()
+    """Commands before and after calls of its own tools and at the end of a turn, in their transactions."""
     extensions: Sequence[Extension] = ()
     """Additions that last as long as each run, such as `with_subagents(...)`."""
+
+    def __post_init__(self) -> None:
+        check_is_list(self.tools)
+
+    @property
+    def own_tools(self) -> tuple[Tool[Any, Any], ...]:
+        """The tools that the agent has without its sources."""
+        if not self.sources:
+            return listed(cast("Collection[Tool[Any, Any]]", self.tools))
+        given = self.tools.values() if isinstance(self.tools, Mapping) else self.tools
+        return listed([each for each in given if not isinstance(each, ToolSource)])
+
+    @property
+    def sources(self) -> tuple[ToolSource, ...]:
+        """What brings tools along while the agent runs."""
+        given = self.tools.values() if isinstance(self.tools, Mapping) else self.tools
+        return tuple(each for each in given if isinstance(each, ToolSource))
 
     def tool_registry(self) -> dict[str, Tool[Any, Any]]:
         """Return the agent's tools by name. Raises `UsageError` if two share one."""
         registry: dict[str, Tool[Any, Any]] = {}
-        for made in listed(self.tools):
+        for made in self.own_tools:
             if made.name in registry:
                 raise UsageError(f"the agent {self.name!r} has two tools named {made.name!r}; rename one")
-            registry[made.name] = made
+            registry[made.name] = hooked(made, self.hooks)
         return registry
 
     @functools.cached_property
     def prompt(self) -> Prompt[Any]:
         """The agent as a prompt: one section with its instructions and its tools."""
+        return self._prompt_with("")
+
+    def _prompt_with(self, project: str) -> Prompt[Any]:
+        """Return the agent as a prompt, with a section about the project that it works in."""
         kind: Any = Prompt
         if self.output_type not in (None, str):
             kind = kind[self.output_type]
@@ -148,7 +221,8 @@ class Agent:
                     "Instructions",
                     template=self.instructions.replace("$", "$$"),
                     tools=tuple(self.tool_registry().values()),
-                )
+                ),
+                *([MarkdownSection("Project", template=project.replace("$", "$$"))] if project else ()),
             ],
             policies=tuple(self.policies),
             feedback_providers=tuple(self.feedback),
@@ -161,18 +235,24 @@ class Agent:
         self,
         task: str,
         *,
-        store: str | Path | Log | None = None,
+        store: RunStore | None = None,
         run_id: UUID | str | None = None,
         tags: Mapping[str, str] | None = None,
+        images: Sequence[ImagePart] = (),
+        new_id: UUID | None = None,
         **options: Unpack[RunOptions],
     ) -> Run:
         """Work on a task until the turn ends. Not for use inside an event loop.
 
         Without a `store` the run lives in memory; with a path it is durable. With `run_id` the task continues
-        an earlier run, which the model remembers. `tags` are stored with a new run.
+        an earlier run, which the model remembers. `tags` are stored with a new run; `new_id` is its id, which
+        no run of the store may have. `images` are shown to the model with the task; a model that is known to
+        take none is refused.
         """
         return run_blocking(
-            lambda: self.arun(task, store=store, run_id=run_id, tags=tags, **options),
+            lambda: self.arun(
+                task, store=store, run_id=run_id, tags=tags, images=images, new_id=new_id, **options
+            ),
             face="Agent.run",
             instead="arun",
         )
@@ -181,16 +261,23 @@ class Agent:
         self,
         task: str,
         *,
-        store: str | Path | Log | None = None,
+        store: RunStore | None = None,
         run_id: UUID | str | None = None,
         tags: Mapping[str, str] | None = None,
+        images: Sequence[ImagePart] = (),
+        new_id: UUID | None = None,
         **options: Unpack[RunOptions],
     ) -> Run:
         """Work on a task until the turn ends, inside an event loop. See `run`."""
-        loop = self._loop(store, run_id, tags, **options)
-        return await self._drive(loop, store, partial(loop.run, task))
+        options["provider"] = provider = _provider(options.get("provider"))
+        if not isinstance(task, str):
+            raise UsageError(f"the task must be text, not {task!r}")
+        if images:
+            check_takes_images(provider)
+        loop = self._loop(store, run_id, tags, new_id, **options)
+        return await self._drive(loop, store, partial(loop.run, task, images))
 
-    def resume(self, store: str | Path | Log, run_id: UUID | str, **options: Unpack[RunOptions]) -> Run:
+    def resume(self, store: RunStore, run_id: UUID | str, **options: Unpack[RunOptions]) -> Run:
         """Resume a run. Not for use inside an event loop.
 
         Finished tools are not run again; another provider may take over.
@@ -199,20 +286,19 @@ class Agent:
             lambda: self.aresume(store, run_id, **options), face="Agent.resume", instead="aresume"
         )
 
-    async def aresume(
-        self, store: str | Path | Log, run_id: UUID | str, **options: Unpack[RunOptions]
-    ) -> Run:
+    async def aresume(self, store: RunStore, run_id: UUID | str, **options: Unpack[RunOptions]) -> Run:
         """Resume a run, inside an event loop. See `resume`."""
         loop = self._loop(store, run_id, **options)
         return await self._drive(loop, store, loop.resume)
 
     def _loop(
         self,
-        store: str | Path | Log | None,
+        store: RunStore | None,
         run_id: UUID | str | None,
         tags: Mapping[str, str] | None = None,
+        new_id: UUID | None = None,
         *,
-        provider: Provider,
+        provider: Provider | str | None = None,
         workspace: str | Path | Filesystem | None = None,
         limits: Ceilings | None = None,
         permissions: Permissions | None = None,
@@ -220,24 +306,39 @@ class Agent:
         cancellation: CancellationToken | None = None,
         take_over: bool = False,
         sandbox: Sandbox | None = None,
+        inbox: Inbox | None = None,
+        model_settings: Mapping[str, str] | None = None,
     ) -> InnerLoop:
         """Open or make the session and its workspace, and make a loop on them."""
+        provider = _provider(provider)
+        _check_options(limits, permissions)
+        known = _run_id(run_id)
         log = open_log(store, must_exist=run_id is not None)
-        known = UUID(run_id) if isinstance(run_id, str) else run_id
         if take_over:
             end_other_writers(log, known, workspace)
         if known is None:
-            session = Session(log=log, tags={**(tags or {}), "agent": self.name})
+            session = Session(session_id=new_id, log=log, tags={**(tags or {}), "agent": self.name})
         else:
             session = Session.open(log, known)
             enable_inner_message_recording(session)
             workspace = workspace if workspace is not None else workspace_of(session)
             limits = limits if limits is not None else ceilings_of(session)
-        state, root = open_state(session, workspace, store, sandbox=sandbox)
+        try:
+            state, root = open_state(session, workspace, store, sandbox=sandbox)
+        except BaseException:
+            session.close()
+            if isinstance(store, (str, Path, PostgresUrl)):
+                log.close()
+            raise
+        opening, project = Opening(), ""
+        if self.reads_project and root is not None:
+            project = _read_project(session, Path(root), opening)
         return InnerLoop(
             state=state,
             provider=provider,
-            prompt=self.prompt,
+            prompt=self._prompt_with(project) if project else self.prompt,
+            opening=opening,
+            turn_end=tuple(each for each in self.hooks if each.when == "turn_end"),
             agent=self.name,
             containment=_contained(session, limits),
             permissions=permissions or Permissions(),
@@ -247,11 +348,16 @@ class Agent:
             watch=watch,
             cancellation=cancellation or CancellationToken(),
             workspace=root,
+            inbox=inbox,
+            model_settings=model_settings,
             adapter=ModelAdapter(provider, retry=self.retry),
         )
 
     async def _drive(
-        self, loop: InnerLoop, store: str | Path | Log | None, run: Callable[[], Awaitable[TurnResult]]
+        self,
+        loop: InnerLoop,
+        store: RunStore | None,
+        run: Callable[[], Awaitable[TurnResult]],
     ) -> Run:
         """Drive the turn, and disarm its limits: a run that has ended must not time out afterwards.
 
@@ -261,6 +367,8 @@ class Agent:
             async with AsyncExitStack() as extended:
                 if loop.containment is not None:
                     extended.callback(loop.containment.close)
+                for source in self.sources:
+                    await extended.enter_async_context(source.attached(loop))
                 for each in self.extensions:
                     await extended.enter_async_context(each(loop))
                 result = await run()
@@ -268,6 +376,82 @@ class Agent:
         except BaseException:
             close_state(loop.state, store)
             raise
+
+
+def _provider(given: object) -> Provider:
+    """Return a provider: as it was given, or the one of a model as text. Raises `UsageError`."""
+    if isinstance(given, str):
+        return provider_named(given)
+    if isinstance(given, type) or not isinstance(getattr(given, "model", None), str):
+        shown = given.__name__ if isinstance(given, type) else repr(given)
+        raise UsageError(
+            "provider must be a provider such as OpenAI('gpt-5'), or a model as text such as "
+            f"'openai/gpt-5', not {shown}"
+        )
+    return cast(Provider, given)
+
+
+def _check_options(limits: object, permissions: object) -> None:
+    """Raise `UsageError` for ceilings and permissions that are not of their types."""
+    if limits is not None and not isinstance(limits, Limits | ExecutionConfig) and not callable(limits):
+        raise UsageError(
+            f"limits must be Limits(max_cost_usd=..., max_steps=...), not {limits!r}; leave it out for none"
+        )
+    if permissions is not None and not isinstance(permissions, Permissions):
+        known = {each.value: each.name for each in PermissionMode}
+        mode = known.get(permissions, "ASK") if isinstance(permissions, str) else "ASK"
+        raise UsageError(
+            f"permissions must be Permissions(PermissionMode.{mode}), not {permissions!r}; both are in "
+            "treenail.tools"
+        )
+
+
+def _run_id(given: UUID | str | None) -> UUID | None:
+    if given is None or isinstance(given, UUID):
+        return given
+    try:
+        return UUID(given)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"run_id must be the whole id of a run, such as str(run.id), not {given!r}; `treenail list` "
+            "shows the runs of a store"
+        ) from error
+
+
+def _read_project(session: Session, directory: Path, opening: Opening) -> str:
+    """Return what the prompt says of the project: what the log has of it, so that a prompt stays as it was.
+
+    What has changed since is put into the opening.
+    """
+    now = read_project(directory, session.clock.now())
+    first, known = project_of(session), newest_project_of(session)
+    if first is None or known is None:
+        opening.events.append(now)
+        return project_text(now)
+    notice = changes_text(known, now)
+    if notice:
+        opening.events.append(now)
+        opening.notices.append(notice)
+        opening.changes += project_changes(known, now)
+    return project_text(first)
+
+
+def with_processes(table: ProcessTable) -> Extension:
+    """Tell the model, when a turn begins, which of its background processes are gone.
+
+    Use it together with `process_tools(table)`; closing the table ends the processes.
+    """
+
+    @asynccontextmanager
+    async def told(loop: InnerLoop) -> AsyncIterator[None]:
+        lost = lost_processes(loop.state.session, table)
+        if lost:
+            loop.opening.events += [ProcessEnded(each.process_id, "lost") for each in lost]
+            loop.opening.notices.append(lost_text(lost))
+            loop.opening.changes += [f"{each.process_id} ({each.command[:80]}) has ended" for each in lost]
+        yield
+
+    return told
 
 
 def _contained(session: Session, limits: Ceilings | None) -> ExecutionContext | None:
@@ -296,7 +480,7 @@ class Run:
 
     result: TurnResult
     execution_state: ExecutionState
-    store: str | Path | Log | None = None
+    store: RunStore | None = None
     is_typed: bool = False
     """Whether the agent declares an output type."""
 
@@ -369,11 +553,11 @@ class Run:
         self.close()
 
 
-def close_state(state: ExecutionState, store: str | Path | Log | None) -> None:
+def close_state(state: ExecutionState, store: RunStore | None) -> None:
     """Close a run's session and workspace, and the store if the run opened it itself."""
     state.session.close()
     _close_workspace(state)
-    if isinstance(store, (str, Path)):
+    if isinstance(store, (str, Path, PostgresUrl)):
         state.session.log.close()
 
 
@@ -396,9 +580,9 @@ def end_other_writers(
         if workspace is None:
             with closing(Session.open(log, run_id, read_only=True)) as session:
                 workspace = workspace_of(session)
-    beside = getattr(log, "path", None)
-    if isinstance(workspace, (str, Path)) and isinstance(beside, (str, Path)):
-        end_other_writer(workspace_store(Path(beside).resolve()), workspace)
+    place = place_of(log)
+    if isinstance(workspace, (str, Path)) and place is not None:
+        end_other_writer(workspace_store(place), workspace)
         wait_for_orphans(Path(workspace))
 
 
@@ -419,7 +603,7 @@ def _end_writer_of(log: Log, run_id: UUID) -> None:
 
 @contextmanager
 def opened(
-    store: str | Path, run_id: UUID, *, read_only: bool = True, take_over: bool = False
+    store: str | Path | PostgresUrl, run_id: UUID, *, read_only: bool = True, take_over: bool = False
 ) -> Iterator[Session]:
     """Open a stored session, read-only by default; with `take_over`, end the processes that write it."""
     with closing(open_log(store, must_exist=True)) as log:
@@ -432,7 +616,7 @@ def opened(
 
 @contextmanager
 def reopened(
-    store: str | Path,
+    store: str | Path | PostgresUrl,
     run_id: UUID,
     *,
     workspace: str | Path | None = None,
@@ -472,29 +656,15 @@ def workspace_of(session: Session) -> str | None:
     return None if newest is None else newest[1].workspace
 
 
-def workspace_store(store: Path) -> Path:
-    """Return the directory beside a store that holds the workspaces' stored files."""
-    return store.with_name(store.name + ".files")
-
-
-def open_log(store: str | Path | Log | None, *, must_exist: bool = False) -> Log:
-    """Open a store: None is a log in memory, a path is SQLite, and a log is returned as it is."""
-    if store is None:
-        return MemoryLog()
-    if isinstance(store, (str, Path)):
-        if must_exist and not Path(store).exists():
-            raise SessionNotFoundError(f"there is no store at {store}; check the path")
-        # Imported here so that `import treenail` does not load the driver.
-        from treenail.log.sqlite import SqliteLog
-
-        return SqliteLog(store)
-    return store
+def workspace_store(store: Store) -> Path:
+    """Return the directory of this machine that holds the stored files of a store's workspaces."""
+    return files_of(store.resolve() if isinstance(store, Path) else store)
 
 
 def open_state(
     session: Session,
     workspace: str | Path | Filesystem | None,
-    store: str | Path | Log | None,
+    store: RunStore | None,
     *,
     sandbox: Sandbox | None = None,
 ) -> tuple[ExecutionState, str | None]:
@@ -508,14 +678,20 @@ def open_state(
         root = str(place)
         # Files are stored beside the log's own file, whether the caller passed a path or an open log: a run
         # that began with one can be resumed with the other.
-        kept_in = store if isinstance(store, (str, Path)) else getattr(store, "path", None)
-        beside = Path(kept_in).resolve() if isinstance(kept_in, (str, Path)) else None
+        kept_in = place_of(session.log)
+        own = [] if kept_in is None else _own_files(kept_in)
+        if isinstance(kept_in, PostgresUrl):
+            bind_to_host(session, workspace_store(kept_in))
         filesystem = HostFilesystem(
             place,
-            store=None if beside is None else workspace_store(beside),
+            store=None if kept_in is None else workspace_store(kept_in),
             line=workspace_line(session.session_id),
-            exclude=() if beside is None else _own_files(place, beside),
-            sandbox=(sandbox or Sandbox()).hiding(() if beside is None else _files_of(beside)),
+            # A rollback must never restore an old log.
+            exclude=(
+                *(f"/{each.relative_to(place)}" for each in own if each.is_relative_to(place)),
+                *(f"/{each}/" for each in (sandbox or Sandbox()).grants.live),
+            ),
+            sandbox=(sandbox or Sandbox()).hiding(own),
         )
     else:
         if sandbox is not None:
@@ -527,18 +703,9 @@ def open_state(
     return ExecutionState(session=session, resources=resources, clock=session.clock), root
 
 
-def _own_files(root: Path, store: Path) -> tuple[str, ...]:
-    """Return the run's store if it lies in the workspace: a rollback must never restore an old log."""
-    if not store.is_relative_to(root):
-        return ()
-    inside = store.relative_to(root).as_posix()
-    return tuple(f"/{inside}{ending}" for ending in (*_ENDINGS, ".files/"))
-
-
-_ENDINGS = ("", "-wal", "-shm", "-journal")
-"""The endings of the names of a store's files."""
-
-
-def _files_of(store: Path) -> list[Path]:
-    """Return the files of a run's store: its commands do not see them."""
-    return [store.with_name(store.name + ending) for ending in (*_ENDINGS, ".files")]
+def _own_files(store: Store) -> list[Path]:
+    """Return what a store has on this machine: its commands do not see it, no rollback restores it."""
+    if isinstance(store, PostgresUrl):
+        return [files_of(store)]
+    place = store.resolve()
+    return [place.with_name(place.name + ending) for ending in ("", "-wal", "-shm", "-journal", ".files")]

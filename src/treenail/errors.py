@@ -36,12 +36,15 @@ TreenailError
 │   ├── WorkspaceConflictError        another program changed a file that was to be restored
 │   ├── WorkspaceBusyError            another process writes to the workspace; says which, and since when
 │   ├── StaleWorkspaceError           another process has become the writer; nothing more is written or undone
+│   ├── WorkspaceElsewhereError       the run's files are on another machine; nothing was changed
 │   └── ObjectStoreError              the private object store is missing something or is damaged
 ├── ToolError
 │   ├── ToolValidationError           arguments do not fit the tool's parameters
 │   ├── ToolDefinitionError           a tool cannot be built from that function
 │   ├── ToolCommitError               the call ran, but could not be committed; it was rolled back
 │   ├── SandboxError                  a command could not be confined, so it was not run
+│   ├── McpError                      an MCP server could not be used; says which one, and why
+│   ├── OutcomeUnknownError           the call acted outside, and nobody knows whether it took effect
 │   └── HoldRequired                  the call waits for a person
 ├── PromptError                       a prompt is wrong in itself (also a ValueError)
 │   ├── PromptValidationError         found when it was built or bound; names section and placeholder
@@ -133,10 +136,15 @@ class StaleWriterError(LogError):
 
 
 class LeaseHeldError(LogError):
-    """Another live process or object is writing this session."""
+    """Another live process or object is writing this session.
 
-    def __init__(self, message: str, *, owner: str | None = None) -> None:
+    `owner` is its owner string, and `holder` says who that is: the process, its command and since when, or
+    that it is this very program.
+    """
+
+    def __init__(self, message: str, *, owner: str | None = None, holder: str = "") -> None:
         self.owner = owner
+        self.holder = holder or owner or "another writer"
         super().__init__(message)
 
 
@@ -256,6 +264,10 @@ class StaleWorkspaceError(WorkspaceError):
     """Another process has become the writer of the workspace: this one changes and undoes nothing more."""
 
 
+class WorkspaceElsewhereError(WorkspaceError):
+    """The run's log can be opened here, but its files are on another machine. Nothing was changed."""
+
+
 class ObjectStoreError(WorkspaceError):
     """The private object store lacks an object, or holds a damaged one."""
 
@@ -283,13 +295,22 @@ class SandboxError(ToolError):
     """A command could not be confined, so it was not run."""
 
 
+class McpError(ToolError):
+    """An MCP server could not be used: it did not start, did not answer, or answered nonsense."""
+
+
+class OutcomeUnknownError(ToolError):
+    """The call acted outside and was cut off there: nobody knows whether it took effect."""
+
+
 class HoldRequired(ToolError):
     """The call waits for a person. The hold is durable; answering it resumes that call alone."""
 
-    def __init__(self, call_id: str, tool_name: str, *, reason: str = "") -> None:
+    def __init__(self, call_id: str, tool_name: str, *, reason: str = "", is_question: bool = False) -> None:
         self.call_id = call_id
         self.tool_name = tool_name
         self.reason = reason
+        self.is_question = is_question
         super().__init__(
             f"{tool_name} (call {call_id}) waits for a person" + (f": {reason}" if reason else "")
         )

@@ -28,9 +28,10 @@ def test_a_model_says_its_provider_or_is_known_by_its_name(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
-    assert provider(tmp_path, {}, model="claude-x").name == "anthropic.messages"
-    assert provider(tmp_path, {}, model="some-model").name == "openai.responses"
-    named = provider(tmp_path, {}, model="anthropic/some-model")
+    keys = {"OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k"}
+    assert provider(tmp_path, keys, model="claude-x").name == "anthropic.messages"
+    assert provider(tmp_path, keys, model="some-model").name == "openai.responses"
+    named = provider(tmp_path, keys, model="anthropic/some-model")
     assert (named.name, named.model) == ("anthropic.messages", "some-model")
 
 

@@ -132,8 +132,8 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
         assert "pip install '.[anthropic]'" in said.stdout + said.stderr
 
 
-def test_a_model_without_a_price_is_told_of_and_resumed_without_one(tmp_path: Path) -> None:
-    """The doctor says so beforehand; a run that halted for it resumes with --unknown-price."""
+def test_a_model_without_a_price_is_told_of_before_a_run_is_made(tmp_path: Path) -> None:
+    """The doctor says so, and so does the run; with --unknown-price it begins."""
     home = tmp_path / "home"
     with WireServer(["Done."]) as server:
         env = {"TREENAIL_MODEL": "nobody-knows-me", "TREENAIL_BASE_URL": server.openai_url}
@@ -141,13 +141,13 @@ def test_a_model_without_a_price_is_told_of_and_resumed_without_one(tmp_path: Pa
         assert doctor.returncode == 1
         assert "NO  model's price    not known: under a ceiling in USD" in doctor.stdout
         assert "treenail prices fetch; or use --unknown-price warn" in doctor.stdout
-        halted = treenail("run", "hi", home=home, **env)
-        assert halted.returncode == 6
-        assert "use --unknown-price warn" in halted.stdout + halted.stderr
+        refused = treenail("run", "hi", home=home, **env)
+        assert refused.returncode == 2
+        assert "use --unknown-price warn" in refused.stderr and refused.stderr.count("\n") == 1
         assert server.requests == ()
-        resumed = treenail("resume", "--unknown-price", "warn", home=home, **env)
-    assert resumed.returncode == 0, resumed.stderr
-    assert "Done." in resumed.stdout
+        ran = treenail("run", "hi", "--unknown-price", "warn", home=home, **env)
+    assert ran.returncode == 0, ran.stderr
+    assert "Done." in ran.stdout
 
 
 def test_an_answers_bound_can_be_set(tmp_path: Path) -> None:

@@ -180,6 +180,41 @@ WIDENING = {
 }
 
 
+@pytest.mark.parametrize(
+    ("own", "given", "is_free"),
+    [
+        ("", 'model = "scripted:evil.json"', False),
+        ("", 'model = "scripted/evil.json"', False),
+        ("", 'model = "litellm/deepseek/x"', False),
+        ("", 'model = "claude-agent/sonnet"', False),
+        ("", 'model = "anthropic/claude-haiku-4-5"', True),
+        ("", 'model = "gpt-5"', True),
+        ("", 'model = "Qwen/Qwen3"\nbase_url = "http://localhost:8000/v1"', True),
+        ('model = "claude-opus-4-5"', 'model = "anthropic/claude-haiku-4-5"', True),
+        ('model = "claude-opus-4-5"', 'model = "openai/gpt-5"', False),
+        ('model = "claude-opus-4-5"', 'model = "claude-x"\nbase_url = "http://localhost:8000/v1"', False),
+        ('model = "litellm/deepseek/x"', 'model = "litellm/deepseek/y"', True),
+        ('model = "litellm/deepseek/x"', 'model = "litellm/moonshot/y"', False),
+        ('model = "scripted:mine.json"', 'model = "scripted:evil.json"', False),
+        ('model = "a"\nbase_url = "https://models.example/v1"', 'model = "claude-x"', True),
+    ],
+)
+def test_a_project_names_models_of_the_users_own_provider_only(
+    project: Path, env: dict[str, str], own: str, given: str, is_free: bool
+) -> None:
+    """A script makes calls that no model has thought of, and another provider is sent the files."""
+    user_file(env).parent.mkdir(parents=True)
+    user_file(env).write_text(own)
+    plain = load({}, env, project)["model"]
+    write(project, given)
+    found = load({}, env, project)
+    assert found.unapproved == (() if is_free else ("model",))
+    assert is_free or found["model"] == plain
+    load({"model": "scripted:mine.json"}, env, project).check_approved()
+    approve(found, env)
+    assert str(load({}, env, project)["model"]) in given
+
+
 @pytest.mark.parametrize("name", sorted(WIDENING))
 def test_a_cloned_project_widens_nothing_until_its_file_is_approved(
     project: Path, env: dict[str, str], name: str
@@ -210,7 +245,22 @@ def test_an_approval_is_for_that_content_at_that_place(project: Path, env: dict[
     approve(load({}, env, project), env)
     file.write_text(file.read_text() + "allow_network = true\n")
     assert load({}, env, project)["allow_network"] is False
-    assert load({"check": "true", "agent": "x", "allow_network": True}, env, project).unapproved == ()
+    load({"check": "true", "agent": "x", "allow_network": True}, env, project).check_approved()
+
+
+def test_an_approval_shows_all_that_it_covers(project: Path, env: dict[str, str]) -> None:
+    """What a flag, a variable or a run overrides now has an effect later, so it is shown as well."""
+    write(
+        project, 'check = "curl evil"\nsandbox = "off"\nallow_network = true\nbackground_write = ["build"]\n'
+    )
+    named = ("sandbox", "allow_network", "background_write", "check")
+    overriding = env | {"TREENAIL_SANDBOX": "auto"}
+    found = load({"check": "pytest"}, overriding, project, {"allow_network": "false"})
+    assert (found.unapproved, found.waiting) == (named, ("background_write",))
+    assert "curl evil" in found.wanted and "allow_network = True" in found.wanted and "'off'" in found.wanted
+    with pytest.raises(UsageError, match=r"check, which you have .* with flags: background_write$"):
+        found.check_approved()
+    assert found["check"] == "pytest"
 
 
 def test_a_project_may_be_stricter_than_its_user(project: Path, env: dict[str, str]) -> None:
@@ -246,3 +296,49 @@ def test_settings_that_an_agent_could_write_are_not_the_users(tmp_path: Path) ->
     approve(load({}, env, home), env)
     found = load({}, env, home)
     assert (found["allow_network"], found["sandbox"]) == (False, "auto")
+
+
+@pytest.mark.parametrize("linked", ["file", "directory", "home", "above", "on the way"])
+def test_settings_that_a_link_leads_to_in_the_workspace_are_not_the_users(
+    tmp_path: Path, linked: str
+) -> None:
+    """An agent in the workspace could change the file, or the link."""
+    home, space = tmp_path / "home", tmp_path / "space"
+    kept = space / "kept" if linked != "on the way" else tmp_path / "kept"
+    place = home / ".config" / "treenail"
+    directory = space
+    if linked == "home":
+        space.mkdir()
+        home.symlink_to(space)
+    if linked == "above":
+        space.mkdir()
+        directory = tmp_path / "link"
+        directory.symlink_to(space)
+        home = space / "home"
+        place = home / ".config" / "treenail"
+    if linked in ("home", "above"):
+        place.mkdir(parents=True)
+        kept = place
+    else:
+        kept.mkdir(parents=True)
+    if linked == "directory":
+        place.parent.mkdir(parents=True)
+        place.symlink_to(kept)
+    if linked == "file":
+        place.mkdir(parents=True)
+        for name in ("treenail.toml", "approved"):
+            (place / name).symlink_to(kept / name)
+    if linked == "on the way":
+        space.mkdir()
+        (space / "way").symlink_to(kept)
+        place.parent.mkdir(parents=True)
+        place.symlink_to(space / "way")
+    env = {"HOME": str(home)}
+    (kept / "treenail.toml").write_text('allow_network = true\nallow = ["run_command"]\n')
+    write(space, 'sandbox = "off"\n')
+    approve(load({}, env, directory), env)
+    found = load({}, env, directory)
+    assert (found["allow_network"], found["sandbox"], found.rules) == (False, "auto", ())
+    assert found.unapproved == ("sandbox",)
+    (tmp_path / "elsewhere").mkdir()
+    assert load({}, env, tmp_path / "elsewhere")["allow_network"] is True

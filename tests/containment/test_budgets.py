@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.postgres import shared
 
 from treenail.containment import (
     BudgetWindowHook,
@@ -27,6 +28,7 @@ from treenail.containment.pots import (
     WeightedAllocator,
 )
 from treenail.errors import UsageError
+from treenail.log.postgres import PostgresLog
 from treenail.log.sqlite import SqliteLog
 
 Config = Callable[..., ExecutionConfig]
@@ -64,7 +66,12 @@ def test_a_call_that_is_not_made_leaves_the_pot_alone(config: Config) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda _: LocalBudgetBackend(), lambda place: SharedPot(SqliteLog(place), "team")]
+    "make",
+    [
+        lambda _: LocalBudgetBackend(),
+        lambda place: SharedPot(SqliteLog(place), "team"),
+        lambda place: SharedPot(PostgresLog(shared().url(place)), "team"),
+    ],
 )
 def test_a_pot_keeps_books(make: Any, tmp_path: Path) -> None:
     """Reserve, commit, roll back, add and reset do what they say, and nothing is settled twice."""

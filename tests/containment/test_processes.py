@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 from tests.forks import ended, fork, in_child
+from tests.stores import STORES, open_store, store_in
 
 from treenail.containment import (
     Decision,
@@ -114,15 +115,15 @@ def test_a_fork_within_a_call_settles_nothing(tmp_path: Path) -> None:
 # --- a shared pot ---------------------------------------------------------------------------------
 
 
-def pot_of(path: Path) -> ExecutionConfig:
-    return ExecutionConfig(1.0, None, None, 0, budget_backend=SharedPot(SqliteLog(path), "team"))
+def pot_of(store: str | Path) -> ExecutionConfig:
+    return ExecutionConfig(1.0, None, None, 0, budget_backend=SharedPot(open_store(store), "team"))
 
 
-@pytest.mark.parametrize("are_killed", [False, True])
-def test_64_processes_under_one_dollar_never_spend_more(are_killed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "are_killed"), [("sqlite", False), ("sqlite", True), ("postgres", True)])
+def test_64_processes_under_one_dollar_never_spend_more(kind: str, are_killed: bool, tmp_path: Path) -> None:
     """Each call is reserved in the store first; the call of a process that was killed counts in full."""
-    calls, store = tmp_path / "calls", tmp_path / "pot.db"
-    SqliteLog(store).close()
+    calls, store = tmp_path / "calls", store_in(kind, tmp_path)
+    open_store(store).close()
 
     def worker(number: int) -> None:
         run = ExecutionContext(pot_of(store))
@@ -148,7 +149,7 @@ def test_64_processes_under_one_dollar_never_spend_more(are_killed: bool, tmp_pa
             os.kill(child, signal.SIGKILL)
     codes = [ended(child) for child in children]
     assert set(codes) <= {0, -signal.SIGKILL}
-    with SqliteLog(store) as log:
+    with open_store(store) as log:
         pot = SharedPot(log, "team")
         assert round(pot.get() + pot.get_reserved(), 9) == 1.0
         assert dispatched(calls) <= 100
@@ -158,10 +159,11 @@ def test_64_processes_under_one_dollar_never_spend_more(are_killed: bool, tmp_pa
         assert pot.reserve(0.01, 1.0) is None
 
 
-def test_pots_of_one_file_are_apart_and_outlive_their_processes(tmp_path: Path) -> None:
-    """A pot is known by its name; what was spent is there when the file is opened again."""
-    store = tmp_path / "pot.db"
-    with SqliteLog(store) as log:
+@pytest.mark.parametrize("kind", STORES)
+def test_pots_of_one_file_are_apart_and_outlive_their_processes(kind: str, tmp_path: Path) -> None:
+    """A pot is known by its name; what was spent is there when the store is opened again."""
+    store = store_in(kind, tmp_path)
+    with open_store(store) as log:
         mine, yours = SharedPot(log, "mine"), SharedPot(log, "yours")
         reserved = mine.reserve(0.75, 1.0)
         assert reserved is not None
@@ -169,7 +171,7 @@ def test_pots_of_one_file_are_apart_and_outlive_their_processes(tmp_path: Path) 
             yours.commit(reserved, 0.5)
         mine.commit(reserved, 0.5)
         assert yours.add(0.25) == 0.25
-    with SqliteLog(store) as log:
+    with open_store(store) as log:
         assert (SharedPot(log, "mine").get(), SharedPot(log, "yours").get()) == (0.5, 0.25)
         assert SharedPot(log, "mine").reserve(0.6, 1.0) is None
     with pytest.raises(UsageError, match="name"):

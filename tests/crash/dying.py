@@ -10,8 +10,12 @@ import json
 import os
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from tests.stores import open_store, store_in
+
+from treenail.log.postgres import PostgresLog
 from treenail.log.sqlite import SqliteLog
 
 EVERY = 8
@@ -21,18 +25,48 @@ Kind = tuple[bool, tuple[str, ...]]
 """Whether it is a child's append, and what events there are in it."""
 
 
-class DyingLog(SqliteLog):
+class DyingLog:
     """Kills its process right after the append that it is told, counted over all logs of the process."""
 
     dies_after = 0
     kinds: list[Kind] = []  # of all logs of the process, on purpose
 
-    def append(self, lease: Any, drafts: Any, *, expected_seq: int) -> None:
-        super().append(lease, drafts, expected_seq=expected_seq)
+    def append(self: Any, lease: Any, drafts: Any, *, expected_seq: int) -> None:
+        super().append(lease, drafts, expected_seq=expected_seq)  # type: ignore[misc]  # the log's own
         is_child = self.info(lease.session_id).parent_id is not None
         DyingLog.kinds.append((is_child, tuple(_kind(each.type, each.payload) for each in drafts)))
         if len(DyingLog.kinds) == DyingLog.dies_after:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingSqliteLog(DyingLog, SqliteLog):
+    """The log in a file."""
+
+
+class DyingPostgresLog(DyingLog, PostgresLog):
+    """The log on a server."""
+
+
+def keep_in(directory: Path, store: str) -> None:
+    """Say where the runs of a directory are kept: in a file there, unless the store is `postgres`."""
+    if store == "postgres":
+        (directory / "runs.url").write_text(store_in(store, directory))
+
+
+def runs_in(directory: Path) -> SqliteLog | PostgresLog:
+    """Open the runs of a directory."""
+    return open_store(_place(directory))
+
+
+def dying_in(directory: Path) -> DyingSqliteLog | DyingPostgresLog:
+    """Open the runs of a directory to die with them."""
+    place = _place(directory)
+    return DyingSqliteLog(place) if isinstance(place, Path) else DyingPostgresLog(place)
+
+
+def _place(directory: Path) -> str | Path:
+    url = directory / "runs.url"
+    return url.read_text() if url.exists() else directory / "runs.db"
 
 
 def dies_after(number: int) -> None:

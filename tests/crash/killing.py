@@ -15,7 +15,8 @@ anything on disk has changed since the moment before. Two kills that leave the s
 same crash, because all that a later process can see of a dead one is its files. So one of them is done, and
 the others are not: the moment right before a call is, if nothing changed, the moment after the call before
 it. Each SQL statement counts as a change: SQLite's files are not looked at, because closing a file that
-SQLite has open would drop its locks.
+SQLite has open would drop its locks. What is sent to a Postgres server is a change as well; there a Python
+function is hooked, `STATEMENT`, because the driver's C functions are not reported.
 
 A kill may also come while bytes are being written. So wherever a call made one file longer, there is a
 third moment, `within`: the file is cut in the middle of what was added.
@@ -23,6 +24,7 @@ third moment, `within`: the file is cut in the middle of what was added.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import stat
@@ -35,7 +37,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Literal
 
 from tests.forks import ProcessKilled, fork, in_child
@@ -57,6 +59,9 @@ UNSEEN = frozenset({"sqlite3"})
 
 READING = ("fetchone", "fetchmany", "fetchall")
 """What of those modules only reads."""
+
+STATEMENT = "psycopg.Connection.wait"
+"""Where a request has been sent to a Postgres server, or is about to be, and its answer is waited for."""
 
 SETTLED_NS = 100_000_000
 """A file whose last change is older than this when it is read cannot change without its times moving."""
@@ -191,6 +196,25 @@ def _site(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+@functools.cache
+def _statement_code() -> CodeType | None:
+    """Return the code of `STATEMENT`; None where the driver is not loaded."""
+    driver = sys.modules.get("psycopg.connection")
+    return None if driver is None else driver.Connection.wait.__code__
+
+
+def _statement_site(frame: FrameType) -> str:
+    """Return the line of the log that sends a statement."""
+    found: FrameType | None = frame
+    while found is not None and ("/psycopg/" in found.f_code.co_filename or _is_pool(found)):
+        found = found.f_back
+    return _site(found or frame)
+
+
+def _is_pool(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.endswith("log/postgres/database.py")
+
+
 class _Recorder:
     """Writes down the moments that matter."""
 
@@ -211,6 +235,14 @@ class _Recorder:
         self.moments.append(END)
 
     def _see(self, frame: FrameType, event: str, function: Any) -> None:
+        if frame.f_code is _statement_code() and event in ("call", "return"):
+            with self._lock:
+                counts = self._calls if event == "call" else self._returns
+                site = _statement_site(frame)
+                counts[STATEMENT, site] += 1
+                when: Literal["before", "after"] = "before" if event == "call" else "after"
+                self._reach(Moment(when, STATEMENT, site, counts[STATEMENT, site]), unseen=True)
+            return
         if event[1] != "_" or frame.f_code.co_filename == __file__:
             return
         module = _module(function)
@@ -254,6 +286,10 @@ class _Killer:
             self._die()
 
     def _see(self, frame: FrameType, event: str, function: Any) -> None:
+        if self._moment.function == STATEMENT:
+            if frame.f_code is _statement_code() and event in ("call", "return"):
+                self._see_statement(frame, event)
+            return
         # Nearly every call is somebody else's: what is cheap to ask is asked first.
         if event[1] != "_" or frame.f_lineno != self._line or function.__name__ != self._name:
             return
@@ -276,6 +312,16 @@ class _Killer:
                 grown = _grown(self._seen, self._disk.look())
                 if grown is not None:
                     os.truncate(*grown)
+            self._die()
+
+    def _see_statement(self, frame: FrameType, event: str) -> None:
+        if _statement_site(frame) != self._moment.site:
+            return
+        self._calls += event == "call"
+        self._returns += event == "return"
+        if (self._calls if event == "call" else self._returns) == self._moment.occurrence and (
+            self._moment.when == ("before" if event == "call" else "after")
+        ):
             self._die()
 
     def _die(self) -> None:

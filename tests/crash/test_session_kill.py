@@ -1,6 +1,6 @@
 """A process that is killed while it changes a session leaves whole batches behind, and nothing else.
 
-A victim works on a session in a SQLite file and says what it is about to do and what is done. It is
+A victim works on a session in a store and says what it is about to do and what is done. It is
 killed with SIGKILL at some moment. The session is then opened again: it must be what all finished deeds
 make it, or that and the one deed that was under way, whole.
 """
@@ -21,12 +21,13 @@ from uuid import UUID
 import pytest
 
 from treenail.log import MemoryLog
-from treenail.log.sqlite import SqliteLog
 from treenail.state import Session, core
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "state"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from state_kit import SLICES, Add, Box, Note, Peeked, Said, equip
+from tests.stores import open_store, store_in
 
 Deed = list[Any]
 SNAPSHOT_EVERY = 7
@@ -84,7 +85,7 @@ def victim(path: str, session_id: str, seed: str) -> None:
     """What the process that is killed does."""
     core.SNAPSHOT_EVERY = SNAPSHOT_EVERY  # type: ignore[misc]  # so that stored snapshots are written too
     random = Random(int(seed))
-    with SqliteLog(path, synchronous="NORMAL") as log:
+    with open_store(path, synchronous="NORMAL") as log:
         doer = Doer(equip(Session.open(log, UUID(session_id))))
         while True:
             deed = random_deed(random)
@@ -98,10 +99,10 @@ def content(session: Session) -> dict[str, list[Any]]:
 
 
 def killed_after(
-    path: Path, session_id: UUID, lines: int, spins: int, seed: int
+    path: str, session_id: UUID, lines: int, spins: int, seed: int
 ) -> tuple[list[Deed], Deed | None]:
     """Run a victim, kill it some time after it said that many lines. Returns the deeds, and one under way."""
-    command = [sys.executable, __file__, str(path), str(session_id), str(seed)]
+    command = [sys.executable, __file__, path, str(session_id), str(seed)]
     # A session and a group of its own: only this process is killed.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None
@@ -117,15 +118,15 @@ def killed_after(
     return done, under_way
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("store", "seed"), [("sqlite", 1), ("sqlite", 2), ("postgres", 3)])
 def test_a_killed_process_leaves_finished_deeds_and_perhaps_the_last_one_whole(
-    tmp_path: Path, seed: int
+    tmp_path: Path, store: str, seed: int
 ) -> None:
     random = Random(seed)
-    path = tmp_path / "log.db"
+    path = store_in(store, tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(core, "SNAPSHOT_EVERY", SNAPSHOT_EVERY)
-        with SqliteLog(path) as log, equip(Session(log=log)) as session:
+        with open_store(path) as log, equip(Session(log=log)) as session:
             session.dispatch(Add(0))
         twin = Doer(equip(Session(log=MemoryLog(heartbeat=False))))
         twin.do(["dispatch", [0]])
@@ -141,9 +142,9 @@ def test_a_killed_process_leaves_finished_deeds_and_perhaps_the_last_one_whole(
             for deed in done:
                 twin.do(deed)
             deeds += len(done)
-            with SqliteLog(path) as log:
-                assert log.check(session.session_id).ok
+            with open_store(path) as log:
                 again = equip(Session.open(log, session.session_id))
+                assert log.check(session.session_id).ok
                 found = content(again)
                 allowed = [content(twin.session)]
                 if under_way is not None:

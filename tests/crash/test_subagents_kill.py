@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import anyio
 import pytest
-from dying import DyingLog, Kind, dies_after, worth_a_kill
+from dying import DyingLog, Kind, dies_after, dying_in, keep_in, runs_in, worth_a_kill
+from killing import EVERY_MOMENT
 from tests.forks import ProcessKilled, in_child
 
 from treenail import Agent, tool
 from treenail.conversation import SubagentEvent
-from treenail.log.sqlite import SqliteLog
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import ExecutionState, ResourceRegistry, Session
 from treenail.subagents import LoopRunner, Subagents, SubagentStatus, subagent_tools
@@ -70,7 +71,7 @@ SHARES = 2
 CHILDREN = ("sharer-1", "copier-2", "reader-3")
 
 
-async def lead(directory: Path, log: SqliteLog, agents: Sequence[Agent] = AGENTS) -> TurnState:
+async def lead(directory: Path, log: Any, agents: Sequence[Agent] = AGENTS) -> TurnState:
     """Begin the lead's turn, or go on with it."""
     known = [each for each in log.sessions() if each.parent_id is None]
     session = Session.open(log, known[0].session_id) if known else Session(log=log)
@@ -90,20 +91,21 @@ async def lead(directory: Path, log: SqliteLog, agents: Sequence[Agent] = AGENTS
 
 def run(directory: Path, number: int) -> list[Kind]:
     dies_after(number)
-    log = DyingLog(directory / "runs.db")
+    log = dying_in(directory)
     assert anyio.run(lead, directory, log) is TurnState.COMPLETED
     return DyingLog.kinds
 
 
-def prepared(directory: Path) -> Path:
+def prepared(directory: Path, store: str = "sqlite") -> Path:
     (directory / "work").mkdir(parents=True)
+    keep_in(directory, store)
     (directory / "work" / "old.txt").write_text("old\n")
     return directory
 
 
 def ended(directory: Path) -> dict[str, tuple[str, int]]:
     """The children that the parent's log knows to have ended: their session, and how long its log is."""
-    with SqliteLog(directory / "runs.db") as log:
+    with runs_in(directory) as log:
         found = {}
         for event in history(log):
             if event.event == "finished":
@@ -112,7 +114,7 @@ def ended(directory: Path) -> dict[str, tuple[str, int]]:
         return found
 
 
-def history(log: SqliteLog) -> list[SubagentEvent]:
+def history(log: Any) -> list[SubagentEvent]:
     roots = [each for each in log.sessions() if each.parent_id is None]
     if not roots:
         return []
@@ -124,7 +126,7 @@ def check(directory: Path) -> None:
     """Everything is there once, and the log tells a story that the table allows."""
     work = directory / "work"
     assert {each.name: each.read_text() for each in work.iterdir()} == RESULT
-    with SqliteLog(directory / "runs.db") as log:
+    with runs_in(directory) as log:
         events = history(log)
         stands: dict[str, SubagentStatus] = {}
         for event in events:
@@ -139,14 +141,18 @@ def check(directory: Path) -> None:
             assert len(own[TurnStarted].all()) == 1
 
 
-@pytest.mark.parametrize("share", range(SHARES))
-def test_a_killed_parent_goes_on_wherever_it_was(base: Path, share: int) -> None:
+@pytest.mark.parametrize(
+    ("store", "share", "shares"),
+    [*(("sqlite", share, SHARES) for share in range(SHARES)), ("postgres", 0, 1 if EVERY_MOMENT else 12)],
+)
+def test_a_killed_parent_goes_on_wherever_it_was(base: Path, store: str, share: int, shares: int) -> None:
     """After a kill at every kind of append, the same workspace comes out and every child has worked once."""
-    kinds = in_child(lambda: run(prepared(base / "whole"), 0))
+    whole = prepared(base / "whole", store)
+    kinds = in_child(lambda: run(whole, 0))
     check(base / "whole")
     survivors = 0
-    for number in worth_a_kill(kinds)[share::SHARES]:
-        directory = prepared(base / f"at-{number}")
+    for number in worth_a_kill(kinds)[share::shares]:
+        directory = prepared(base / f"at-{number}", store)
         try:
             in_child(lambda directory=directory, number=number: run(directory, number))
         except ProcessKilled:
@@ -157,7 +163,7 @@ def test_a_killed_parent_goes_on_wherever_it_was(base: Path, share: int) -> None
         before = ended(directory)
         in_child(lambda directory=directory: run(directory, 0))
         check(directory)
-        with SqliteLog(directory / "runs.db") as log:
+        with runs_in(directory) as log:
             for session_id, head in before.values():
                 assert log.info(UUID(session_id)).head == head, "a finished child was touched again"
     assert survivors <= 2
@@ -169,16 +175,16 @@ def test_a_child_whose_agent_is_gone_is_detached_with_a_way_to_go_on(base: Path)
     with pytest.raises(ProcessKilled):
         # Somewhere in the middle of the children's work.
         in_child(lambda: run(directory, 22))
-    with SqliteLog(directory / "runs.db") as log:
+    with runs_in(directory) as log:
         left = {each.subagent_id: each.status for each in history(log)}
     assert "running" in left.values()
 
     def go_on() -> None:
-        with SqliteLog(directory / "runs.db") as log:
+        with runs_in(directory) as log:
             anyio.run(lead, directory, log, [])
 
     in_child(go_on)
-    with SqliteLog(directory / "runs.db") as log:
+    with runs_in(directory) as log:
         last = {each.subagent_id: each for each in history(log)}
     for name, status in left.items():
         if status in ("running", "queued"):

@@ -30,15 +30,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
-from killing import EVERY_MOMENT, Disk, Moment, Watch, killed, moments, sample
+from killing import EVERY_MOMENT, STATEMENT, Disk, Moment, Watch, killed, moments, sample
 from tests.forks import in_child, orphaned
+from tests.postgres import shared
+from tests.stores import open_store
 
 from treenail.errors import ReadOnlyError
 from treenail.log import SlicePolicy
-from treenail.log.sqlite import SqliteLog
 from treenail.state import (
     Append,
     ExecutionState,
@@ -166,6 +168,14 @@ class World:
         return self.top / "log.db"
 
     @property
+    def url(self) -> Path:
+        """A file with the URL of the log, if that is on Postgres."""
+        return self.top / "log.url"
+
+    def open_log(self, **options: Any) -> Any:
+        return open_store(self.url.read_text() if self.url.exists() else self.log, **options)
+
+    @property
     def deliveries(self) -> Path:
         return self.top / "outside" / "deliveries"
 
@@ -220,7 +230,7 @@ def opened(world: World) -> Iterator[tuple[ExecutionState, ToolRunner]]:
     """Open a world as a process does that continues a run."""
     with (
         # Nobody here lives long enough for a heartbeat, and a kill is no power cut.
-        SqliteLog(world.log, synchronous="NORMAL", heartbeat=False) as log,
+        world.open_log(synchronous="NORMAL", heartbeat=False) as log,
         Session.open(log, SESSION_ID) as session,
         HostFilesystem(world.workspace, store=world.store) as filesystem,
     ):
@@ -244,6 +254,16 @@ def _runtime(world: World, session: Session, filesystem: HostFilesystem) -> tupl
 @pytest.fixture(scope="module")
 def prepared() -> Iterator[Path]:
     """A world in which a run has been going on for a while, and stopped properly."""
+    yield from _prepared("sqlite")
+
+
+@pytest.fixture(scope="module")
+def prepared_on_postgres() -> Iterator[Path]:
+    """The same, with its log on a server."""
+    yield from _prepared("postgres")
+
+
+def _prepared(store: str) -> Iterator[Path]:
     # The death of a process is the same on a disk in memory, which is ten times as fast.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     base = Path(tempfile.mkdtemp(prefix="treenail-crash-", dir=memory))
@@ -252,10 +272,12 @@ def prepared() -> Iterator[Path]:
     world.deliveries.mkdir(parents=True)
     world.runs.touch()
     _make_tree(world.workspace)
+    if store == "postgres":
+        world.url.write_text(shared().url(base))
 
     def first_run() -> None:
         with (
-            SqliteLog(world.log) as log,
+            world.open_log() as log,
             Session(log=log, session_id=SESSION_ID) as session,
             HostFilesystem(world.workspace, store=world.store) as filesystem,
         ):
@@ -266,6 +288,9 @@ def prepared() -> Iterator[Path]:
             session.dispatch(Plan("before the call"))
 
     in_child(first_run)
+    if world.url.exists():
+        # Kept apart, as the files are; what is used afterwards is a copy of it.
+        shared().copy(world.url.read_text(), shared().url(base / "prepared"))
     yield world.top.rename(base / "prepared")
     shutil.rmtree(base)
 
@@ -280,6 +305,8 @@ def _fresh(prepared: Path) -> World:
     world = _world(prepared)
     shutil.rmtree(world.top, ignore_errors=True)
     shutil.copytree(prepared, world.top, symlinks=True)
+    if world.url.exists():
+        shared().copy(shared().url(prepared), world.url.read_text())
     return world
 
 
@@ -734,6 +761,28 @@ def test_a_killed_call_has_happened_wholly_or_not_at_all(prepared: Path, scenari
     assert outcomes[0] is False
     assert outcomes[-1] is scenario.succeeds
     assert scenario.foreign or outcomes == sorted(outcomes), "once a call has happened, it has happened"
+
+
+@pytest.mark.parametrize(
+    "scenario", [EDIT, FAIL, *([LOOK] if EVERY_MOMENT else [])], ids=lambda each: each.tool
+)
+def test_a_call_that_is_killed_at_any_statement_to_postgres_has_happened_or_not(
+    prepared_on_postgres: Path, scenario: Scenario
+) -> None:
+    """Before and after each statement, where the log is on a server: the same promise, by the same judge."""
+    judge = Judge.of(prepared_on_postgres, scenario)
+    found = [each for each in _moments(prepared_on_postgres, scenario) if each.function == STATEMENT]
+    assert len(found) >= 4, "the statements were not seen"
+    outcomes = _kill_and_judge(
+        judge,
+        prepared_on_postgres,
+        lambda world: _call(scenario, world),
+        found,
+        resume_every=1,
+    )
+    assert outcomes[0] is False
+    assert outcomes[-1] is scenario.succeeds
+    assert outcomes == sorted(outcomes)
 
 
 @pytest.mark.parametrize(

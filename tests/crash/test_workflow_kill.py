@@ -11,15 +11,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import anyio
 import pytest
-from dying import DyingLog, Kind, dies_after, worth_a_kill
+from dying import DyingLog, Kind, dies_after, dying_in, keep_in, runs_in, worth_a_kill
 from tests.forks import ProcessKilled, in_child
+from tests.stores import STORES
 
 from treenail import Agent, tool
-from treenail.log.sqlite import SqliteLog
 from treenail.providers import ModelRequest
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.state import ExecutionState, ResourceRegistry, Session
@@ -87,7 +88,7 @@ class Steps(ScriptedProvider):
         return Answer("", [("add_line", {"path": path, "text": text})])
 
 
-def opened(directory: Path, log: SqliteLog) -> ExecutionState:
+def opened(directory: Path, log: Any) -> ExecutionState:
     roots = [each.session_id for each in log.sessions() if each.parent_id is None]
     session = Session.open(log, roots[0]) if roots else Session(log=log)
     filesystem = HostFilesystem(directory / "work", store=directory / "files")
@@ -117,17 +118,18 @@ WAYS = {"engine": engine, "lead": lead}
 
 def run(directory: Path, way: str, number: int) -> list[Kind]:
     dies_after(number)
-    state = opened(directory, DyingLog(directory / "runs.db"))
+    state = opened(directory, dying_in(directory))
     assert anyio.run(WAYS[way], state)
     return DyingLog.kinds
 
 
-def prepared(directory: Path) -> Path:
+def prepared(directory: Path, store: str = "sqlite") -> Path:
     (directory / "work").mkdir(parents=True)
+    keep_in(directory, store)
     return directory
 
 
-def workflow_session(log: SqliteLog) -> Session | None:
+def workflow_session(log: Any) -> Session | None:
     for each in log.sessions():
         session = Session.open(log, each.session_id, read_only=True)
         if session[WorkflowEvent].latest() is not None:
@@ -137,7 +139,7 @@ def workflow_session(log: SqliteLog) -> Session | None:
 
 def decided(directory: Path) -> dict[UUID, int]:
     """The sessions of the steps that were ready when the process died, and how long their logs were."""
-    with SqliteLog(directory / "runs.db") as log:
+    with runs_in(directory) as log:
         session = workflow_session(log)
         if session is None:
             return {}
@@ -154,7 +156,7 @@ def check(directory: Path) -> None:
     work = directory / "work"
     found = {str(each.relative_to(work)): each.read_text() for each in work.rglob("*") if each.is_file()}
     assert found == RESULT
-    with SqliteLog(directory / "runs.db") as log:
+    with runs_in(directory) as log:
         session = workflow_session(log)
         assert session is not None
         events = session[WorkflowEvent].all()
@@ -188,7 +190,7 @@ def kill_and_go_on(directory: Path, way: str, number: int) -> bool:
     before = decided(directory)
     in_child(lambda: run(directory, way, 0))
     check(directory)
-    with SqliteLog(directory / "runs.db") as log:
+    with runs_in(directory) as log:
         for session_id, head in before.items():
             assert log.info(session_id).head == head, "a step that was ready was touched again"
     return killed
@@ -213,9 +215,10 @@ def test_a_model_whose_workflow_was_killed_goes_on_with_it(base: Path) -> None:
         kill_and_go_on(base / f"at-{number}", "lead", number)
 
 
-def test_a_workflow_that_is_killed_again_and_again_ends_all_the_same(base: Path) -> None:
+@pytest.mark.parametrize("store", STORES)
+def test_a_workflow_that_is_killed_again_and_again_ends_all_the_same(base: Path, store: str) -> None:
     """Each process does fifteen appends and dies; together they do each thing once."""
-    directory = prepared(base / "often")
+    directory = prepared(base / "often", store)
     deaths = 0
     while True:
         try:
@@ -235,12 +238,12 @@ def test_a_step_that_somebody_else_is_writing_waits_for_a_decision(base: Path) -
     with pytest.raises(ProcessKilled):
         # In the middle of the first step's work.
         in_child(lambda: run(directory, "engine", 10))
-    with SqliteLog(directory / "runs.db") as log:
+    with runs_in(directory) as log:
         (child,) = [each.session_id for each in log.sessions() if each.parent_id is not None]
         somebody = Session.open(log, child)
 
         def go_on(*rerun: str) -> dict[str, tuple[str, str]]:
-            state = opened(directory, SqliteLog(directory / "runs.db"))
+            state = opened(directory, runs_in(directory))
             if rerun:
                 rerun_steps(state.session, rerun)
             anyio.run(engine, state)
@@ -253,7 +256,7 @@ def test_a_step_that_somebody_else_is_writing_waits_for_a_decision(base: Path) -
         assert in_child(go_on)["top"] == ("needs_orchestrator", "detached")
         somebody.close()
     assert in_child(lambda: go_on("top"))["bottom"] == ("checkpoint_ready", "")
-    with SqliteLog(directory / "runs.db") as log:
+    with runs_in(directory) as log:
         session = workflow_session(log)
         assert session is not None
         assert record_of(session).steps["top"].attempt == 2

@@ -719,3 +719,16 @@ def test_the_launcher_drops_secrets_of_this_process(tmp_path: Path, monkeypatch:
     assert "unset SOME_TOKEN" in script.splitlines()
     assert "OTHER_TOKEN" not in script
     assert "t0ken" not in script
+
+
+def test_a_cli_that_ends_at_once_is_not_waited_for(tmp_path: Path) -> None:
+    """The SDK would wait for a minute; the error names the program and has its last words."""
+    program = tmp_path / "claude"
+    program.write_text("#!/bin/sh\necho wrong program >&2\n")
+    program.chmod(0o755)
+    agent = ClaudeAgent("a-model", cli_path=program, api_key="a-key")
+    run = Agent("worker", retry=None).run("Hi", provider=agent)
+    assert run.state is TurnState.FAILED
+    said = str(run.result.error)
+    assert "it ended without an answer wrong program" in said
+    assert str(program) in said

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pytest
 
 from treenail import TurnState
+from treenail.conversation import ProviderUsage
 from treenail.errors import ModelCallError, ThrottleError
 from treenail.providers import ModelEvent, ModelRequest, TextDelta
 from treenail.providers.claude_agent import ClaudeAgent
@@ -110,6 +111,17 @@ class TestClaudeAgent(ProviderConformance):
         assert outcome.answer.stop == ("length" if stop == "length" else "refused")
         assert run.state is TurnState.PARTIAL_FAILED
         assert run.result.error_kind == ("truncated" if stop == "length" else "refused")
+
+    def test_an_empty_answer_is_noted(self) -> None:
+        """As by every provider; the CLI may ask its model again before it is gone, once for each answer."""
+        with self.open([Answer("")] * 5) as bench:
+            outcome = outcome_of(bench.provider)
+            run = CALCULATOR.run("?", provider=bench.provider)
+            assert 2 <= bench.calls <= 4
+        assert outcome.error is None
+        assert outcome.answer.notes == ("the answer is empty",)
+        assert (run.state, run.output) == (TurnState.COMPLETED, "")
+        assert run.execution_state.session[ProviderUsage].all()[-1].notes == ("the answer is empty",)
 
     def test_blocks_of_thought_go_back_unchanged(self) -> None:
         """In the CLI's own conversation, which a turn is; one that is told to it is told as text, without."""

@@ -119,6 +119,15 @@ def test_a_bad_end_is_not_made_good_by_a_later_word(finishes: list[Any]) -> None
     assert ended.result.error_kind in ("broken_off", "truncated")
 
 
+def test_an_error_inside_the_choice_is_one_whatever_its_end_says() -> None:
+    """Its message is what a person reads."""
+    failed = {"delta": {}, "finish_reason": "stop", "error": {"code": 502, "message": "the model is gone"}}
+    with serving([*chat(), {"id": "c", "choices": [{"index": 0, **failed}]}]) as (url, _):
+        ended = run_of(OpenAI("m", api="chat", base_url=url))
+    assert ended.state is TurnState.PARTIAL_FAILED
+    assert "the model is gone" in str(ended.result.error)
+
+
 CUT = {"id": "i", "status": "incomplete"}
 CUT_CALL = {"type": "function_call", "call_id": "c", "name": "act", "arguments": "{}", **CUT}
 CUT_TEXT = {"type": "message", "role": "assistant", "content": [], **CUT}
@@ -204,6 +213,14 @@ def test_a_field_that_may_cost_more_than_the_answer_makes_it_unbounded(extra: di
     assert not LiteLLM("openai/m", extra=extra).bounds_output
     assert not OpenAI("m", api_key="k", extra=extra).bounds_output
     assert OpenAI("m", api_key="k", extra={"service_tier": "flex", "tools": []}).bounds_output
+
+
+def test_input_that_is_cached_for_an_hour_is_dearer_than_is_known() -> None:
+    """It costs twice as much as plain input; the table has the price of five minutes."""
+    for ttl, is_bounded in (("1h", False), ("5m", True)):
+        extra = {"cache_control": {"type": "ephemeral", "ttl": ttl}}
+        assert Anthropic("m", api_key="k", extra=extra).bounds_output is is_bounded
+        assert LiteLLM("anthropic/m", extra=extra).bounds_output is is_bounded
 
 
 def test_no_field_changes_what_was_priced() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import socket
 import stat
@@ -187,6 +188,20 @@ def test_dangerous_system_calls_are_refused(attacker: Attacker) -> None:
     )
     typing = 'my $b = "x"; ioctl(STDOUT, 0x5412, $b); print STDERR $!+0'
     assert attacker.run(f"perl -e '{typing}'").stderr == "1"
+
+
+def test_no_set_uid_program_is_left(attacker: Attacker) -> None:
+    """It would give every user of the machine the rights of whoever runs the agent; other bits are free."""
+    old = "90,$p,04755 91,3,06755 85,$c,04755 2,$o,0101,04755 133,$n,0104755,0 "
+    new = "268,-100,$p,04755 257,-100,$o,0101,04755 259,-100,$n,0104755,0 "
+    calls = {"x86_64": old + new, "aarch64": "52,3,06755 53,-100,$p,04755 56,-100,$o,0101,04755 "}
+    mine = f"{calls[platform.machine()]} 452,-100,$p,04755,0 437,-100,$o,$h,24"
+    tried = "".join(f'$! = 0; syscall({each}); print $!+0, " ";' for each in mine.split())
+    paths = 'my ($p, $c, $o, $n) = ("p", "c", "o", "n"); my $h = pack("QQQ", 0101, 04755, 0); open(P, ">p");'
+    free = 'chmod(02755, "p") or die; sysopen(F, "free", 0101, 0644) or die; sysopen(F, "p", 0, 04755) or die'
+    said = attacker.run(f"perl -e '{paths} {tried} {free}' 3<. && find . -perm /4000")
+    assert said.exit_code == 0, said.stderr
+    assert said.stdout.split() == ["1"] * (len(mine.split()) - 1) + ["38"], "EPERM, and ENOSYS for openat2"
 
 
 def test_other_processes_are_out_of_reach(attacker: Attacker) -> None:

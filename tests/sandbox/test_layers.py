@@ -61,3 +61,16 @@ def test_the_whole_system_is_not_a_workspace():
         confined(["true"], Path("/"), workspace=Path("/")),
     ):
         pass
+
+
+def test_what_this_python_imports_is_there_also_if_it_lies_in_tmp(tmp_path, monkeypatch):
+    """A checkout in `/tmp` runs its own interpreter; the rest of `/tmp` is empty to it."""
+    workspace, library, other = (tmp_path / name for name in ("workspace", "library", "other"))
+    for each in (workspace, library, other):
+        each.mkdir()
+        (each / "it.py").write_text("it = 1\n")
+    monkeypatch.syspath_prepend(library)
+    ran = run(f"cat {library}/it.py; ls {other}; touch {library}/new", workspace)
+    assert ran.stdout == "it = 1\n"
+    assert ran.stderr.count("No such file") == 1
+    assert not (library / "new").exists()

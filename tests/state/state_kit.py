@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
+from tests.stores import open_store, store_in
 
 from treenail.log import Draft, Lease, MemoryLog, SlicePolicy
-from treenail.log.sqlite import SqliteLog
 from treenail.state import Append, Replace, Session, event, reducer
 
 
@@ -147,11 +147,11 @@ class CountingLog(MemoryLog):
 
 
 @contextmanager
-def opened_log(kind: str, folder: Path) -> Iterator[MemoryLog | SqliteLog]:
+def opened_log(kind: str, folder: Path) -> Iterator[Any]:
     """Open one of the stores that sessions are tested on."""
     if kind == "memory":
         with MemoryLog(heartbeat=False) as memory:
             yield memory
     else:
-        with SqliteLog(folder / "log.db", synchronous="NORMAL", heartbeat=False) as sqlite:
-            yield sqlite
+        with open_store(store_in(kind, folder), synchronous="NORMAL", heartbeat=False) as durable:
+            yield durable

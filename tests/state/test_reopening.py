@@ -68,8 +68,9 @@ def test_a_session_is_found_again_as_it_was(log: Log) -> None:
 def test_a_session_has_one_writer_and_any_number_of_readers(log: Log) -> None:
     session = Session(log=log)
     session.dispatch(Note("a"))
-    with pytest.raises(LeaseHeldError):
+    with pytest.raises(LeaseHeldError, match="this very program") as refusal:
         Session.open(log, session.session_id)
+    assert refusal.value.holder.startswith("this very program")
     assert Session.open(log, session.session_id, read_only=True)[Note].all() == (Note("a"),)
     with pytest.raises(SessionNotFoundError):
         Session.open(log, uuid4())

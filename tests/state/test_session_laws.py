@@ -410,3 +410,4 @@ def machine(store: str, snapshot_every: int, examples: int) -> Any:
 TestInMemoryWithoutStoredSnapshots = machine("memory", 10**9, 40)
 TestInMemoryWithStoredSnapshots = machine("memory", 3, 60)
 TestOnSqliteWithStoredSnapshots = machine("sqlite", 3, 15)
+TestOnPostgresWithStoredSnapshots = machine("postgres", 3, 5)

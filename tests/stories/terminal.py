@@ -20,7 +20,7 @@ LIMIT_S = 60.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b\][^\x07]*\x07|\r")
 
 
-_NOT_A_PERSONS = {"CI", "PYTHONDONTWRITEBYTECODE"}
+_NOT_A_PERSONS = {"CI", "PYTHONDONTWRITEBYTECODE", "COLUMNS", "LINES"}
 """What machines set and people do not; the second makes each start compile everything anew."""
 
 
@@ -51,6 +51,15 @@ class Terminal:
             preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509  # no thread holds a lock here
         )
         os.close(slave)
+
+    @property
+    def written(self) -> str:
+        """Everything that the program has written so far, control sequences included."""
+        return self._seen
+
+    def resize(self, columns: int, rows: int = 40) -> None:
+        """Give the window another size; the program is told by a signal."""
+        ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     @property
     def text(self) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.stories.emulator import Emulated
 from tests.stories.terminal import Terminal, clean_environment, treenail
 
 from treenail import Agent, Limits
@@ -82,7 +83,7 @@ def test_a_failing_test_is_mended_and_the_exit_code_says_so(project: Path) -> No
         assert terminal.end() == 0, terminal.text
         shown = terminal.text
     assert "a + b" in (project / "calc.py").read_text()
-    for piece in ("I look first.", "● edit_file", "✓", "Done: add adds now", "completed run"):
+    for piece in ("I look first.", "● edit_file", "✓", "Done: add adds now", "✓ 1 file +1 \u22121 · 3 calls"):
         assert piece in shown, shown
     assert "a + b" in treenail("diff", cwd=project).stdout
     told = treenail("show", cwd=project)
@@ -174,9 +175,9 @@ def test_a_killed_run_is_resumed_where_it_stopped(project: Path) -> None:
 def test_a_person_is_asked_and_what_they_say_counts(project: Path) -> None:
     model = script(project, FIX[1], call("write_file", path="b.txt", content="x"), "done")
     with Terminal("run", "go", "--ask", "--model", model, cwd=project) as terminal:
-        terminal.wait_for(r"edit_file[\s\S]*run it\?")
+        terminal.wait_for(r"edit_file[\s\S]*\[y\]es")
         terminal.type("y\n")
-        terminal.wait_for(r"write_file[\s\S]*run it\?")
+        terminal.wait_for(r"write_file[\s\S]*\[y\]es")
         terminal.type("n\n")
         assert terminal.end() == 0, terminal.text
     assert "a + b" in (project / "calc.py").read_text()
@@ -254,13 +255,15 @@ def test_a_fork_goes_its_own_way_in_its_own_directory(project: Path) -> None:
 
 def test_several_turns_of_one_chat_are_one_run(project: Path) -> None:
     model = script(project, "first answer", FIX[1], "second answer")
-    with Terminal("chat", "--model", model, cwd=project) as terminal:
-        terminal.wait_for("> ")
-        terminal.type("one\n")
-        terminal.wait_for(r"first answer[\s\S]*completed[\s\S]*> ")
-        terminal.type("two\n")
-        terminal.wait_for(r"second answer[\s\S]*completed[\s\S]*> ")
-        terminal.type("\n")
+    with Emulated("chat", "--model", model, cwd=project) as terminal:
+        terminal.see_line()
+        terminal.send("one")
+        terminal.see("first answer")
+        terminal.see_line()
+        terminal.send("two")
+        terminal.see("second answer")
+        terminal.see_line()
+        terminal.type("\x04")
         assert terminal.end() == 0, terminal.text
     (run,) = listed(project)
     assert run["task"] == "two"
@@ -387,10 +390,13 @@ def test_a_run_that_somebody_writes_is_not_disturbed(project: Path) -> None:
         while not (project.parent / "outside" / "begun").exists():
             terminal.wait_for("s · Ctrl-C")
         assert listed(project)[0]["state"] == "running"
-        for each in (("resume",), ("rollback",), ("erase", "@last", "--yes")):
+        for each in (("resume", "@last"), ("rollback",), ("erase", "@last", "--yes")):
             ran = treenail(*each, cwd=project)
             assert (ran.returncode, len(ran.stderr.splitlines())) == (1, 1), ran.stderr
-            assert f"process {terminal.process.pid} is writing this run" in ran.stderr
+            assert f"process {terminal.process.pid} (`" in ran.stderr
+            assert re.search(
+                r"-m treenail run wait .*running since 20.* UTC\) is writing this run", ran.stderr
+            )
         terminal.type("\x03")
         assert terminal.end() == 130
 
@@ -418,7 +424,7 @@ def test_the_line_below_shows_that_the_run_is_alive(project: Path) -> None:
     wait = call("run_command", command="until [ -e ../outside/go ]; do read -t 0.05 x < /dev/zero; done")
     told = ("run", "go", "--model", script(project, wait, "done"), *OUTSIDE)
     with Terminal(*told, cwd=project) as terminal:
-        line = r"run_command · 1 step · 120 tokens · (?!{} s)(\d+) s · Ctrl-C stops"
+        line = r"run_command[\s\S]* · step 1 of 200 · (?!{} s)(\d+) s · Ctrl-C stops"
         first = re.search(line.format("no"), terminal.wait_for(line.format("no")))
         assert first is not None
         then = re.search(line.format(first[1]), terminal.wait_for(line.format(first[1])))
@@ -546,10 +552,11 @@ def test_what_is_offered_can_be_pasted_where_one_is(project: Path) -> None:
     """A run in another directory has its store elsewhere; the commands name it."""
     other = project.parent
     ran = treenail("run", "go", "-C", str(project), "--model", script(project, FIX[1], "done"), cwd=other)
-    offered = [line.strip() for line in ran.stderr.splitlines() if line.strip().startswith("treenail show")]
-    shown = treenail(*offered[0].split()[1:], cwd=other)
-    assert shown.returncode == 0, shown.stderr
-    assert "edit_file kept" in shown.stdout
+    offered = ran.stderr.partition("undo: treenail ")[2].split()
+    assert offered[:2] == ["undo", "--store"], ran.stderr
+    undone = treenail(*offered, "--yes", cwd=other)
+    assert undone.returncode == 0, undone.stderr
+    assert "a - b" in (project / "calc.py").read_text()
 
 
 def test_a_shell_completes_commands_and_runs(project: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_stopped_process_is_named_and_replaced_only_by_a_take_over(project: Pa
         if way == "run":
             assert f"process {first.pid} (which is stopped)" in refused.stderr
             assert "since 20" in refused.stderr
-            command = ("resume", "--take-over")
+            command = ("resume", "@last", "--take-over")
         taken = treenail(*command, *(() if way == "run" else ("--take-over",)), cwd=project)
         assert taken.returncode == 0, taken.stderr
         first.send_signal(signal.SIGCONT)
@@ -131,9 +131,9 @@ def test_whoever_is_asked_keeps_nobody_from_writing(project: Path) -> None:
     """While a person thinks about a second call, another run works; then the first one goes on."""
     model = script(project, write("a.txt", "A"), write("c.txt", "A"), "Done.")
     with Terminal("run", "go", "--ask", "--model", model, cwd=project) as terminal:
-        terminal.wait_for(r"write_file[\s\S]*run it\?")
+        terminal.wait_for(r"write_file[\s\S]*\[y\]es")
         terminal.type("y\n")
-        terminal.wait_for(r"c\.txt[\s\S]*run it\?")
+        terminal.wait_for(r"c\.txt[\s\S]*\[y\]es")
         assert (project / "a.txt").read_text() == "A"
         other = treenail("run", "go", "--model", script(project, write("b.txt", "B"), "Done."), cwd=project)
         assert other.returncode == 0, other.stderr

@@ -137,6 +137,20 @@ def test_nothing_is_undone_or_redone_over_a_persons_later_edit(
     assert "a person's" not in told(project)
 
 
+def test_what_an_undo_or_redo_leaves_is_said(project: Path) -> None:
+    """A pipe goes with the command that made it, and does not come back with it."""
+    command = {"calls": [{"name": "run_command", "arguments": {"command": "echo 2 > a.txt; mkfifo pipe"}}]}
+    ran = treenail("run", "go", "--model", script(project, command, "Done."), cwd=project)
+    assert ran.returncode == 0, ran.stderr
+    undone = treenail("undo", "--yes", cwd=project)
+    assert undone.returncode == 0, undone.stderr
+    assert files(project) == {"a.txt": "one\n", "mine.txt": "mine\n"}
+    redone = treenail("redo", cwd=project)
+    assert redone.returncode == 0, redone.stderr
+    assert "note: pipe was not brought back" in redone.stdout
+    assert files(project) == {"a.txt": "2\n", "mine.txt": "mine\n"}
+
+
 def test_a_fork_is_told_in_both_runs(project: Path) -> None:
     work(project)
     first = json.loads(treenail("list", "--json", cwd=project).stdout)[0]["id"]

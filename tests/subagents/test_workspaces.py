@@ -12,11 +12,12 @@ from treenail import Agent
 from treenail.conversation import get_inner_messages
 from treenail.errors import UsageError
 from treenail.log.sqlite import SqliteLog
+from treenail.presenters.acp.runs import ChangingPermissions
 from treenail.providers.scripted import Answer
 from treenail.state import ExecutionState, Session
 from treenail.subagents import Subagent, SubagentChangesApplied, SubagentStatus
 from treenail.subagents.events import SubagentCharter
-from treenail.tools import FILE_TOOLS, ToolContext, boundaries, rollback_to_call
+from treenail.tools import FILE_TOOLS, PermissionMode, ToolContext, boundaries, rollback_to_call, tool
 from treenail.tools.shell import run_command
 from treenail.workspace import Filesystem, InMemoryFilesystem
 from treenail.workspace.host import HostFilesystem
@@ -151,6 +152,25 @@ async def test_a_read_only_child_is_refused_every_change(made: ExecutionState) -
     assert child.status is SubagentStatus.COMPLETED
     assert "read-only" in results(made, child)[0]
     assert files(made) == FILES
+
+
+async def test_a_read_only_child_is_refused_effects_outside_also_in_an_editor(made: ExecutionState) -> None:
+    """The editor's mode is looked up at each call; what a child may do is never more than its own."""
+    paid = []
+
+    def pay() -> str:
+        """Pay something."""
+        paid.append(1)
+        return "paid"
+
+    agent = Agent("reader", tools=(tool(effects="external")(pay),), retry=None)
+    permissions = ChangingPermissions(current=lambda: PermissionMode.AUTO)
+    script = saying(Answer("", [("pay", {})]), "ok")
+    async with subagents(made, script, agents=[agent], permissions=permissions) as s:
+        child = s.spawn("reader", "try", workspace="read_only")
+        await s.wait()
+    assert "read-only" in results(made, child)[0]
+    assert paid == []
 
 
 async def test_a_command_works_in_the_copy_and_its_changes_come_back(tmp_path: Path) -> None:

@@ -384,13 +384,13 @@ class TestGlobFiles:
         assert ok(fs, files.glob_files, pattern="*") == "c.md\nsrc/\n"
         assert ok(fs, files.glob_files, pattern="*", path="src") == "src/a.py\nsrc/pkg/\n"
 
-    def test_hidden_names_are_left_out_and_counted(self):
+    def test_hidden_names_are_left_out(self):
         """Unless asked for, or named by the request."""
         fs = InMemoryFilesystem(
             {".venv/a.py": "", "src/.cache/b.py": "", "src/c.py": "", ".github/d.yml": ""}
         )
         text = ok(fs, files.glob_files, pattern="**/*.py")
-        assert text.startswith("src/c.py\n[2 hidden matches left out")
+        assert text == "src/c.py\n"
         assert ok(fs, files.glob_files, pattern="**/*.py", include_hidden=True).count(".py") == 3
         assert ok(fs, files.glob_files, pattern=".github/*") == ".github/d.yml\n"
         assert ok(fs, files.glob_files, pattern="*", path=".github") == ".github/d.yml\n"
@@ -399,7 +399,7 @@ class TestGlobFiles:
         """Hidden matches are mentioned even then."""
         fs = InMemoryFilesystem({".a/x.py": ""})
         assert "Nothing matches" in ok(fs, files.glob_files, pattern="*.md")
-        assert "1 hidden matches" in ok(fs, files.glob_files, pattern="**/*.py")
+        assert "1 hidden (see with include_hidden)" in ok(fs, files.glob_files, pattern="**/*.py")
 
     def test_many_matches_come_in_pages(self):
         """As many as fit, and how to see the next."""
@@ -407,6 +407,45 @@ class TestGlobFiles:
         text = ok(fs, files.glob_files, pattern="**/*.txt")
         assert "matches 1 to 500 of 1200; see more with skip=500" in text
         assert ok(fs, files.glob_files, pattern="**/*.txt", skip=1_000).count(".txt") == 200
+
+
+class TestIgnored:
+    """`.gitignore` and `.treenailignore` are heeded, and each tool has a way to ask for all."""
+
+    @pytest.fixture
+    def fs(self):
+        return InMemoryFilesystem(
+            {
+                ".git/HEAD": "",
+                ".gitignore": "node_modules/\n*.log\n!keep.log\n",
+                ".treenailignore": "fixtures/\n",
+                "node_modules/x/index.js": "hit\n",
+                "fixtures/big.js": "hit\n",
+                "a.log": "hit\n",
+                "keep.log": "hit\n",
+                "src/index.js": "hit\n",
+            }
+        )
+
+    def test_listing_leaves_them_out_and_counts_them(self, fs):
+        text = ok(fs, files.list_directory)
+        assert "node_modules" not in text and "fixtures" not in text and "keep.log" in text
+        assert "3 ignored (see with include_ignored)" in text
+        assert "node_modules/\n" in ok(fs, files.list_directory, include_ignored=True)
+
+    def test_searches_leave_them_out(self, fs):
+        assert ok(fs, files.glob_files, pattern="**/*.js") == "src/index.js\n"
+        assert ok(fs, files.grep_files, pattern="hit") == "keep.log:1: hit\nsrc/index.js:1: hit\n"
+        assert "3 ignored" in ok(fs, files.grep_files, pattern="nowhere")
+        assert ok(fs, files.glob_files, pattern="**/*.js", include_ignored=True).count(".js") == 3
+        assert ok(fs, files.grep_files, pattern="hit", include_ignored=True).count("hit") == 5
+
+    def test_a_path_that_leads_into_them_is_searched(self, fs):
+        assert (
+            ok(fs, files.grep_files, pattern="hit", path="node_modules") == "node_modules/x/index.js:1: hit\n"
+        )
+        assert ok(fs, files.grep_files, pattern="hit", path="a.log") == "a.log:1: hit\n"
+        assert "hit" in ok(fs, files.read_file, path="fixtures/big.js")
 
 
 class TestGrepFiles:
@@ -429,7 +468,6 @@ class TestGrepFiles:
         fs = InMemoryFilesystem({".venv/big.py": "hit\n" * 10_000, "src/a.py": "hit\n"})
         text = ok(fs, files.grep_files, pattern="hit")
         assert text.startswith("src/a.py:1: hit\n")
-        assert "10000 hidden matches left out" in text
         assert ".venv/big.py:1" in ok(fs, files.grep_files, pattern="hit", include_hidden=True)
         assert ".venv/big.py:1" in ok(fs, files.grep_files, pattern="hit", path=".venv")
 

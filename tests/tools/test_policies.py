@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,15 @@ from tools_kit import Note, World, looks, succeeds
 
 from treenail.errors import HoldRequired, UsageError
 from treenail.tools import (
+    Approval,
+    HoldAnswered,
     PermissionMode,
     PermissionRequest,
     Permissions,
     PolicyDecision,
     PolicyState,
     ReadBeforeWritePolicy,
+    Rules,
     SequentialDependencyPolicy,
     Tool,
     ToolCall,
@@ -278,6 +282,75 @@ def test_an_approver_answers_at_once_or_leaves_it_to_later(
     assert len(pending_holds(world.session)) == (1 if said is None else 0)
     assert run(ToolCall("c2", "succeeds")).success, "a tool under auto is not asked about"
     assert len(asked) == 1
+
+
+def test_changed_arguments_are_durable_before_the_call_and_the_model_is_told(world: World) -> None:
+    """A call that is cut off runs again as the person changed it, and nobody is asked a second time."""
+    cuts = [True]
+
+    @tool(effects="workspace")
+    def put(path: str, *, context: ToolContext) -> str:
+        """Write a file."""
+        (answer,) = context.state.session[HoldAnswered].all()
+        ran.append(f"put {path}, recorded as {answer.arguments}")
+        context.filesystem.write(path, "x")
+        if cuts.pop():
+            cuts.append(False)
+            raise KeyboardInterrupt
+        return "written"
+
+    once = [Approval(True, arguments='{"path": "b.txt"}')]
+    call = ToolCall("c1", "put", {"path": "a.txt"})
+    with pytest.raises(KeyboardInterrupt):
+        world.runner(put, permissions=Permissions(PermissionMode.ASK, approver=lambda _: once.pop())).execute(
+            call
+        )
+    world.reopen()
+    again = world.runner(put, permissions=ASK).execute(call, context=ToolContext(world.state, is_resume=True))
+    assert again.message == (
+        'A person changed the arguments before this call of put ran, to {"path": "b.txt"}.\nwritten'
+    )
+    assert ran == ['put b.txt, recorded as {"path": "b.txt"}'] * 2
+    assert world.files() == {"file.txt": "original", "b.txt": "x"}
+    assert dict(world.ends()[-1].params) == {"path": "b.txt"}
+
+
+def test_changed_arguments_must_fit_and_pass_the_rules(world: World) -> None:
+    def run(arguments: str, **more: Any) -> str:
+        asks = Permissions(PermissionMode.ASK, approver=lambda _: Approval(True, arguments=arguments), **more)
+        first = json.dumps({"path": "file.txt", "content": "x"})
+        call = ToolCall(f"c{len(world.ends())}", "write_file", first)
+        return world.runner(write_file, permissions=asks).execute(call).message
+
+    assert "do not fit" in run('{"nowhere": 1}')
+    secret = json.dumps({"path": "secrets/key", "content": "x"})
+    denied = run(secret, rules=Rules(deny=["write_file: secrets/**"]))
+    assert denied == "The operator's rule 'write_file: secrets/**' refuses this call as a person changed it."
+    assert world.files() == {"file.txt": "original"}
+
+
+def test_a_refusal_tells_the_model_the_reason(world: World) -> None:
+    asks = Permissions(PermissionMode.ASK, approver=lambda _: Approval(False, "Not on a Friday."))
+    result = world.runner(deploy, permissions=asks).execute(ToolCall("c1", "deploy"))
+    assert (result.success, result.message) == (
+        False,
+        "A person refused this call of deploy. Not on a Friday.",
+    )
+
+
+def test_a_preview_is_what_the_tool_would_do_and_changes_nothing(world: World) -> None:
+    seen: list[str] = []
+
+    def approver(request: PermissionRequest) -> bool:
+        preview = request.preview()
+        seen.append("" if preview is None else preview.text)
+        return False
+
+    runner = world.runner(write_file, permissions=Permissions(PermissionMode.ASK, approver=approver))
+    runner.execute(ToolCall("c1", "write_file", {"path": "file.txt", "content": "new\n"}))
+    assert "-original" in seen[0]
+    assert "+new" in seen[0]
+    assert world.files() == {"file.txt": "original"}
 
 
 def test_an_approver_that_fails_leaves_it_to_a_person(world: World) -> None:

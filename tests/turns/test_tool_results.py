@@ -285,7 +285,7 @@ def test_other_iterators_are_collected_too() -> None:
 # --- sys.exit ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["sync", "async", "generator"])
+@pytest.mark.parametrize("kind", ["sync", "async", "generator", "render", "str"])
 def test_a_tool_that_exits_is_a_failed_call_and_not_the_end_of_the_program(kind: str) -> None:
     """In a process of its own, and beside another call: it lives on, and the other call's result stands."""
     code = f"""
@@ -309,13 +309,31 @@ def test_a_tool_that_exits_is_a_failed_call_and_not_the_end_of_the_program(kind:
             yield 1
             sys.exit(3)
 
+        class Rendered:
+            def render(self):
+                sys.exit(3)
+
+        class Text:
+            def __str__(self):
+                sys.exit(3)
+
+        @tool(effects="none")
+        def leave_render() -> Rendered:
+            "Leave."
+            return Rendered()
+
+        @tool(effects="none")
+        def leave_str() -> Text:
+            "Leave."
+            return Text()
+
         @tool(effects="none")
         def stay() -> str:
             "Stay."
             return "here"
 
         script = [Answer(calls=[("leave_{kind}", {{}}), ("stay", {{}})]), "done"]
-        tools = [leave_sync, leave_async, leave_generator, stay]
+        tools = [leave_sync, leave_async, leave_generator, leave_render, leave_str, stay]
         with Agent("leaver", tools=tools).run("go", provider=ScriptedProvider(script)) as run:
             print(run.state.value, [(m.is_error, m.content) for m in run.messages if m.role == "tool"])
     """

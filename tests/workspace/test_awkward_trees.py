@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,56 @@ def test_directories_of_any_depth_are_removed(fs: HostFilesystem, root: Path) ->
     report = call.rollback()
     assert look_at(root) == before
     assert report.kept == ("/".join(["d"] * depth + ["file"]),)
+
+
+def test_what_an_undo_cannot_reach_is_named(fs: HostFilesystem, root: Path) -> None:
+    """A command that was kept made directories that are deeper than a scan goes."""
+    (root / "a.txt").write_text("original")
+    call = fs.begin("call", foreign=True)
+    (root / "a.txt").write_text("changed")
+    innermost = "/".join(["d"] * (MAX_SCAN_DEPTH + 10))
+    os.makedirs(root / innermost)
+    call.prepare()
+    call.finish()
+    report = fs.restore(replace(call.base, scanned=False))
+    assert (root / "a.txt").read_text() == "original"
+    assert not report.conflicts
+    assert len(report.notes) == 1
+    left, _, why = report.notes[0].partition(" was left: ")
+    assert "not kept" in why
+    assert (root / left).is_dir() and (root / left / "d").is_dir()
+
+
+# --- special files ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["layer", "scan"])
+def test_a_pipe_that_a_command_made_is_no_obstacle(fs: HostFilesystem, root: Path, way: str) -> None:
+    """It goes with the call that made it, and a redo says that it is not brought back."""
+    (root / "a.txt").write_text("original")
+    bases = []
+    for number in (1, 2):
+        call = fs.begin(f"call-{number}", tool_name="run_command", foreign=way == "scan")
+        bases.append(replace(call.base, scanned=False))
+        layer = None if way == "scan" else fs.open_layer()
+        assert not isinstance(layer, str), layer
+        place = root if layer is None else Path(layer.upper)
+        (place / "a.txt").write_text(f"changed {number}")
+        os.mkfifo(place / f"pipe-{number}")
+        call.prepare()
+        call.finish()
+    after = fs.snapshot()
+    assert fs.restore(bases[1]).conflicts == ()
+    assert sorted(os.listdir(root)) == ["a.txt", "pipe-1"]
+    assert fs.restore(bases[0]).conflicts == ()
+    assert sorted(os.listdir(root)) == ["a.txt"]
+    assert (root / "a.txt").read_text() == "original"
+    notes = fs.restore(replace(after, scanned=False)).notes
+    assert [each.partition(":")[0] for each in sorted(notes)] == [
+        "pipe-1 was not brought back",
+        "pipe-2 was not brought back",
+    ]
+    assert (root / "a.txt").read_text() == "changed 2"
 
 
 # --- a full disk ------------------------------------------------------------------------------------

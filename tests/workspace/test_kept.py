@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,20 @@ def test_going_back_to_a_boundary_keeps_what_no_call_wrote(fs: HostFilesystem, r
     assert report.kept == ("a.txt",)
     fs.bring_back(fs.kept()[-1])
     assert (root / "a.txt").read_text() == "edited by hand"
+
+
+def test_what_was_brought_back_is_kept_again(fs: HostFilesystem, root: Path) -> None:
+    """Going back, forward and back again names the files of unknown origin each time."""
+    (root / "a.txt").write_text("original")
+    call = fs.begin("call-1", tool_name="run_command", foreign=True)
+    (root / "mine.txt").write_text("the person's, while the command ran")
+    call.prepare()
+    call.finish()
+    before, after = replace(call.base, scanned=False), replace(fs.snapshot(), scanned=False)
+    for _ in range(2):
+        assert fs.restore(before).kept == ("mine.txt",)
+        assert fs.restore(after).kept == ()
+    assert (root / "mine.txt").read_text() == "the person's, while the command ran"
 
 
 def test_what_the_call_itself_wrote_is_not_kept(fs: HostFilesystem, root: Path) -> None:

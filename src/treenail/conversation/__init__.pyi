@@ -1,6 +1,7 @@
 from .branches import branch_summary as branch_summary
 from .compaction import CompactionSettings as CompactionSettings
 from .compaction import Compactor as Compactor
+from .compaction import compact as compact
 from .events import BranchSummary as BranchSummary
 from .events import ContextPressure as ContextPressure
 from .events import HistoryCompacted as HistoryCompacted
@@ -8,6 +9,7 @@ from .events import ProviderUsage as ProviderUsage
 from .events import SubagentEvent as SubagentEvent
 from .excerpts import as_sent as as_sent
 from .excerpts import trimmed as trimmed
+from .excerpts import without_images as without_images
 from .inspection import inspect_replay as inspect_replay
 from .messages import ContentPart as ContentPart
 from .messages import ImagePart as ImagePart
@@ -20,6 +22,7 @@ from .messages import get_inner_messages as get_inner_messages
 from .messages import get_latest_evaluation_id as get_latest_evaluation_id
 from .messages import get_pending_tool_calls as get_pending_tool_calls
 from .messages import inner_message_append as inner_message_append
+from .pressure import known_window as known_window
 from .replay import BYTES_PER_TOKEN as BYTES_PER_TOKEN
 from .replay import EMPTY_TEXT as EMPTY_TEXT
 from .replay import ORPHAN_TEXT as ORPHAN_TEXT

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treenail.conversation.messages import ReasoningPart
+from treenail.conversation.messages import ImagePart, ReasoningPart
 from treenail.conversation.replay import IMAGE_BYTES, Replay, ReplayItem
 
 
@@ -51,6 +51,23 @@ def as_sent(replayed: Replay, items: Sequence[ReplayItem]) -> Replay:
         breaks=(*replayed.breaks, said) if len(items) < len(replayed.items) else replayed.breaks,
         digest="",
     )
+
+
+UNSEEN_IMAGE = "[a picture stands here, which this model cannot be shown]"
+"""What a model that takes text alone is told instead of a picture."""
+
+
+def without_images(replayed: Replay) -> Replay:
+    """Return a replay for a model that takes text alone: it may continue what another one began."""
+    if not any(isinstance(part, ImagePart) for each in replayed.items for part in each.parts):
+        return replayed
+    return as_sent(replayed, tuple(_as_text(each) for each in replayed.items))
+
+
+def _as_text(item: ReplayItem) -> ReplayItem:
+    kept = tuple(each for each in item.parts if not isinstance(each, ImagePart))
+    unseen = [UNSEEN_IMAGE] * (len(item.parts) - len(kept))
+    return replace(item, text="\n".join([item.text, *unseen]), parts=kept) if unseen else item
 
 
 def _blocks(items: Sequence[ReplayItem]) -> list[tuple[ReplayItem, ...]]:

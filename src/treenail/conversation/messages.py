@@ -124,6 +124,8 @@ class InnerMessage:
     """Pictures and blocks of thought, carried and not flattened into text."""
     is_error: bool = False
     """For a tool's message: whether the call failed. Some interfaces tell the model in a field of its own."""
+    is_follow_up: bool = False
+    """For a user's message: whether a person sent it while the turn was under way."""
 
 
 def _message_id(message: InnerMessage) -> object:

@@ -19,7 +19,7 @@ from treenail.history.projection import Projection
 from treenail.history.view import Item
 from treenail.log import Envelope, LogReport, SessionInfo
 from treenail.state import AttentionNeeded, AttentionResolved
-from treenail.tools import ToolInvoked
+from treenail.tools import ASK_PERSON, ToolInvoked
 from treenail.turns import EVIDENCE, PartialText, TurnDerivation, TurnEnded, TurnFold, TurnState
 from treenail.workflows import WorkflowEvent
 
@@ -627,7 +627,8 @@ def _questions(log: LogFacts) -> list[Finding]:
 
 
 def _answers(log: LogFacts) -> list[str]:
-    return [log.command("hold answer", f"--call {each.call_id} --yes") for each in log.holds]
+    kinds = {each.call_id: "--answer TEXT" if each.title == ASK_PERSON else "--yes" for each in log.holds}
+    return [log.command("hold answer", f"--call {call_id} {kind}") for call_id, kind in kinds.items()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
-from treenail.agent import open_log, reopened, workspace_line, workspace_of, workspace_store
-from treenail.conversation import branch_summary
+from treenail.agent import reopened, workspace_line, workspace_of, workspace_store
+from treenail.conversation import HistoryCompacted, branch_summary, compact
 from treenail.errors import UsageError
 from treenail.history.stores import opened_log, opened_run
-from treenail.log import Log, LogReport, this_process_owner
+from treenail.log import Log, LogReport, PostgresUrl, Store, open_log, store_named, this_process_owner
 from treenail.log.sqlite import SqliteLog
 from treenail.state import AttentionNeeded, AttentionResolved, ExecutionState, ResourceRegistry, Session
 from treenail.tools import (
@@ -36,6 +37,7 @@ from treenail.workspace import (
     Filesystem,
     KeptFiles,
     WorkspaceDiff,
+    check_host,
     kept_files,
     left_open,
     line_names,
@@ -43,6 +45,9 @@ from treenail.workspace import (
     sweep,
 )
 from treenail.workspace.host import HostFilesystem
+
+_KEPT_BY_HAND = 2
+"""How many events stay as they are when a person has the conversation summarised."""
 
 _COMMIT_LENGTH = 12
 """How much of a commit's id names it."""
@@ -82,7 +87,7 @@ class RunDiff:
     undone: tuple[Boundary, ...] = ()
 
 
-def diff_run(store: Path, run_id: UUID, first: str | None = None, last: str | None = None) -> RunDiff:
+def diff_run(store: Store, run_id: UUID, first: str | None = None, last: str | None = None) -> RunDiff:
     """Return what the run changed in the files between two calls.
 
     By default these are its first and its last call that stand; a call that is named may be an undone one.
@@ -98,6 +103,8 @@ def diff_run(store: Path, run_id: UUID, first: str | None = None, last: str | No
         shown = [each for each in calls if each.undone is None]
         if first is None and last is None and not shown:
             return RunDiff(calls[0].call_id, calls[-1].call_id, WorkspaceDiff((), ""), undone)
+        if isinstance(store, PostgresUrl):
+            check_host(session, workspace_store(store))
         filesystem = HostFilesystem(
             place, store=workspace_store(store), line=workspace_line(run_id), read_only=True
         )
@@ -125,7 +132,7 @@ def undone_text(call: Boundary) -> str:
 
 
 def rollback_run(
-    store: Path, run_id: UUID, call: str | None = None, *, by: str = "", take_over: bool = False
+    store: Store, run_id: UUID, call: str | None = None, *, by: str = "", take_over: bool = False
 ) -> tuple[Boundary, RolledBack]:
     """Restore files and state to where they were before a tool call; return that call, and what was undone.
 
@@ -138,7 +145,7 @@ def rollback_run(
         return boundary, rollback_to(state, boundary, by=by)
 
 
-def preview_undo(store: Path, run_id: UUID, *, take_over: bool = False) -> WorkspaceDiff:
+def preview_undo(store: Store, run_id: UUID, *, take_over: bool = False) -> WorkspaceDiff:
     """Return what `undo_run` would change in the files. Raises the errors that it would raise."""
     with reopened(store, run_id, take_over=take_over) as state:
         before = _first_standing(state.session).before
@@ -148,7 +155,7 @@ def preview_undo(store: Path, run_id: UUID, *, take_over: bool = False) -> Works
         return filesystem.preview_restore(replace(before, scanned=False))
 
 
-def undo_run(store: Path, run_id: UUID, *, by: str = "") -> RolledBack:
+def undo_run(store: Store, run_id: UUID, *, by: str = "") -> RolledBack:
     """Restore files and state to where they were before the run's first call.
 
     Raises `WorkspaceConflictError`, before anything is changed, if somebody else has edited one of its files.
@@ -166,7 +173,7 @@ def _first_standing(session: Session) -> Boundary:
     raise UsageError("no call of this run stands: each one failed, changed nothing, or was undone already")
 
 
-def redo_run(store: Path, run_id: UUID, *, by: str = "", take_over: bool = False) -> RolledBack:
+def redo_run(store: Store, run_id: UUID, *, by: str = "", take_over: bool = False) -> RolledBack:
     """Take the last rollback or undo of a run back. Raises `UsageError` if there is none to take back."""
     with reopened(store, run_id, take_over=take_over) as state:
         return redo(state, by=by)
@@ -202,7 +209,7 @@ class KeptByRun:
         return {**about, "at": kept.at.isoformat(), "workspace": kept.root, "paths": list(kept.paths)}
 
 
-def kept_by_runs(store: Path, run_id: UUID | None = None) -> list[KeptByRun]:
+def kept_by_runs(store: Store, run_id: UUID | None = None) -> list[KeptByRun]:
     """Return what the undos of a store's runs, or of one run, have taken away, oldest first."""
     objects = workspace_store(store)
     runs = {workspace_line(run_id): run_id} if run_id is not None else {}
@@ -234,7 +241,7 @@ def name_to_recover(kept: KeptByRun, known: Sequence[KeptByRun]) -> str:
 
 
 def recover_files(
-    store: Path, what: str, *, directory: Path, into: Path | None = None
+    store: Store, what: str, *, directory: Path, into: Path | None = None
 ) -> tuple[KeptByRun, Sequence[str], Sequence[str]]:
     """Bring back the newest version of a path that an undo took away, or all files of an undone call.
 
@@ -283,7 +290,7 @@ def _find_kept(known: Sequence[KeptByRun], what: str, directory: Path) -> tuple[
 
 
 def fork_run(
-    store: Path,
+    store: Store,
     run_id: UUID,
     workspace: Path,
     call: str | None = None,
@@ -309,21 +316,43 @@ def fork_run(
     return made.session.session_id, boundary
 
 
-def list_holds(store: Path, run_id: UUID) -> Sequence[ToolHeld]:
+def newest_run_in(store: Store, directory: Path) -> UUID:
+    """Return the newest run that works in a directory; workflows are not among them. Raises `UsageError`."""
+    wanted = str(directory.resolve())
+    with opened_log(store) as log:
+        for each in reversed(log.sessions()):
+            if each.parent_id is None and "workflow" not in dict(each.tags):
+                with Session.open(log, each.session_id, read_only=True) as session:
+                    if workspace_of(session) == wanted:
+                        return each.session_id
+    raise UsageError(f'no run has worked in {wanted} yet; start one with `treenail run "task"`')
+
+
+def compact_run(store: Store, run_id: UUID) -> HistoryCompacted:
+    """Summarise the conversation of a run now. Raises `UsageError` if there is nothing to summarise."""
+    with reopened(store, run_id) as state:
+        done = compact(state.session, keep_tail=_KEPT_BY_HAND)
+    if done is None:
+        raise UsageError("there is nothing to summarise yet: the conversation is as short as it gets")
+    return done
+
+
+def list_holds(store: Store, run_id: UUID) -> Sequence[ToolHeld]:
     """Return the calls of a run that wait for a person."""
     with opened_run(store, run_id) as session:
         return pending_holds(session)
 
 
 def answer_run(
-    store: Path, run_id: UUID, call: str | None = None, *, approved: bool, note: str = "", by: str = ""
+    store: Store, run_id: UUID, call: str | None = None, *, approved: bool, note: str = "", by: str = ""
 ) -> ToolHeld:
     """Answer a call that waits for a person, and return it. A resume then runs or refuses it."""
     with reopened(store, run_id) as state:
         holds = pending_holds(state.session)
         if not holds:
             raise UsageError("no call of this run waits for an answer; see `treenail hold list`")
-        chosen = [each for each in holds if call is None or each.call_id.startswith(call)]
+        chosen = [each for each in holds if each.call_id == call]
+        chosen = chosen or [each for each in holds if call is None or each.call_id.startswith(call)]
         if len(chosen) != 1:
             shown = ", ".join(f"{each.call_id} ({each.tool_name})" for each in holds)
             raise UsageError(f"name one call with --call; these wait for an answer: {shown}")
@@ -331,7 +360,7 @@ def answer_run(
     return chosen[0]
 
 
-def attend_run(store: Path, run_id: UUID, note: str, *, by: str = "") -> AttentionResolved:
+def attend_run(store: Store, run_id: UUID, note: str, *, by: str = "") -> AttentionResolved:
     """Mark a run's problem as fixed by hand. Raises `UsageError` if the run has none."""
     with reopened(store, run_id) as state:
         resolved = resolve_attention(state.session, note, by=by)
@@ -358,7 +387,7 @@ def resolve_attention(session: Session, note: str, *, by: str = "") -> Attention
     return resolved
 
 
-def prune_run(store: Path, run_id: UUID, *, keep_last: int) -> int:
+def prune_run(store: Store, run_id: UUID, *, keep_last: int) -> int:
     """Delete the oldest events of a run, except what it spent; return how many."""
     if keep_last < 0:
         raise UsageError(f"--keep-last must be 0 or more, not {keep_last}")
@@ -366,19 +395,25 @@ def prune_run(store: Path, run_id: UUID, *, keep_last: int) -> int:
         return state.session.prune(keep_last=keep_last)
 
 
-def erase_run(store: str | Path, run_id: UUID, *, abandon: bool = False) -> None:
-    """Delete a run: its log, and every file content that was kept for it alone. Both leave no byte behind.
+def erase_run(store: str | Path | PostgresUrl, run_id: UUID, *, abandon: bool = False) -> None:
+    """Delete a run: its log, and every file content that was kept for it alone.
+
+    Neither leaves a byte in a file of this machine; docs/guarantees.md says what a database server keeps.
 
     Its judges, subagents and workflow steps are deleted too, with their copies of the workspace. The
     workspace itself is not touched. Raises `LeaseHeldError` while a process writes one of them, and
     `UsageError` if a crash cut off one of their calls, whose changes could not be undone any more. With
     `abandon=True` the workspace stays as that call left it.
     """
-    objects = workspace_store(Path(store))
+    place = store_named(store)
+    objects = workspace_store(place)
     log = open_log(store, must_exist=True)
     try:
         family = _family(log, run_id)
         for each in family:
+            if isinstance(place, PostgresUrl) and not abandon:
+                with closing(Session.open(log, each, read_only=True)) as session:
+                    check_host(session, objects)
             # Refused while another process writes it: its call is running, not cut off.
             log.release(log.acquire(each, owner=this_process_owner()))
             left = None if abandon else left_open(objects, workspace_line(each))
@@ -411,6 +446,11 @@ def _family(log: Log, run_id: UUID) -> list[UUID]:
     return found
 
 
-def salvage_store(store: Path, into: Path) -> Sequence[LogReport]:
+def salvage_store(store: Store, into: Path) -> Sequence[LogReport]:
     """Copy the readable part of a damaged store into a new file; return what was found for each session."""
+    if isinstance(store, PostgresUrl):
+        raise UsageError(
+            f"{store} is not a file: repairing a damaged database is the server's affair; restore it from "
+            f"a backup (pg_dump -n {store.schema}), or export single runs with `treenail export`"
+        )
     return SqliteLog.salvage(store, into)

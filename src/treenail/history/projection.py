@@ -38,11 +38,13 @@ from treenail.history.live import with_event, without_call
 from treenail.history.view import Item, ItemKind, LiveView, RunView, TurnView, Usage
 from treenail.judges import CompletionChecked, Feedback, JudgeEvent, NestedEvaluated
 from treenail.log import Envelope
+from treenail.mcp import McpServerFailed, McpServerPinned, McpToolsChanged
 from treenail.providers import ReasoningDelta, TextDelta
 from treenail.state import AttentionNeeded, AttentionResolved, Session, StateRestored, TokenUsage
 from treenail.tools import (
     ForkMade,
     HoldAnswered,
+    ProcessStarted,
     RolledBack,
     SessionForked,
     ToolHeld,
@@ -55,6 +57,7 @@ from treenail.turns import (
     FactReader,
     Lagged,
     LiveEvent,
+    ModelSwitched,
     PartialText,
     StatusChanged,
     ToolCallBegan,
@@ -200,8 +203,8 @@ class Projection:
     def _take_message(self, envelope: Envelope, message: InnerMessage) -> None:
         turn, seq = self._turns[-1], envelope.seq
         if message.role == "user":
-            # The first request is the person's; later ones in a turn come from the runtime or a judge.
-            kind: ItemKind = "notice" if turn.requests else "user"
+            # Later requests in a turn come from the runtime or a judge, unless they say otherwise.
+            kind: ItemKind = "notice" if turn.requests and not message.is_follow_up else "user"
             turn.requests += 1
             self._item(Item(kind, seq, message.content))
         elif message.role == "tool":
@@ -415,6 +418,14 @@ def _item_of(kind: ItemKind, describe: Callable[[Any], dict[str, Any]]) -> Calla
     return fold
 
 
+def _server(value: McpServerPinned) -> dict[str, Any]:
+    left_out = f"; left out: {'; '.join(value.refused)}" if value.refused else ""
+    held = value.confinement or "over the network"
+    text = f"{len(value.tools)} tools of {value.title or value.reached} ({held})"
+    text += f", list {value.fingerprint[:12]}{left_out}"
+    return {"text": text, "title": value.server, "is_good": not value.refused}
+
+
 def _ceilings(value: CeilingsSet) -> dict[str, Any]:
     limits = value.limits
     known = (
@@ -428,6 +439,11 @@ def _ceilings(value: CeilingsSet) -> dict[str, Any]:
         "text": ", ".join(text.format(each) for each, text in known if each is not None) or "none",
         "title": value.by,
     }
+
+
+def _process(value: ProcessStarted) -> dict[str, Any]:
+    where = f"; it may write to {', '.join(value.writes)}, which no undo touches" if value.writes else ""
+    return {"text": f"{value.process_id} runs beside: {value.command}{where}", "title": "process"}
 
 
 def _workflow(value: WorkflowEvent) -> dict[str, Any]:
@@ -453,6 +469,14 @@ _FOLDS: dict[type, Callable[[Projection, Envelope, Any], None]] = {
     SubagentEvent: Projection._take_subagent,
     WorkflowEvent: _item_of("workflow", _workflow),
     CeilingsSet: _item_of("ceilings", _ceilings),
+    ModelSwitched: _item_of(
+        "notice",
+        lambda e: {"text": f"the model is {e.model} now, and was {e.from_model}", "title": e.provider},
+    ),
+    McpServerPinned: _item_of("notice", _server),
+    McpToolsChanged: _item_of("notice", lambda e: {"text": e.told(), "title": e.server, "is_good": False}),
+    McpServerFailed: _item_of("notice", lambda e: {"text": e.reason, "title": e.server, "is_good": False}),
+    ProcessStarted: _item_of("notice", _process),
     TurnResumed: _item_of("notice", lambda e: {"text": "resumed", "title": e.model}),
     PartialText: _item_of("partial", lambda e: {"text": e.text, "status": "cut_off", "is_good": False}),
     HistoryCompacted: _item_of("compaction", lambda e: {"text": e.summary, "title": e.trigger}),

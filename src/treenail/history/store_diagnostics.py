@@ -9,16 +9,23 @@ from uuid import UUID
 from treenail.errors import LogError
 from treenail.history.checks import LogFacts
 from treenail.history.diagnostics import DiagnosticsReport, read_facts, report_on
+from treenail.history.stores import opened_log
+from treenail.log import Log, PostgresUrl, store_named
 from treenail.log.sqlite import SqliteLog
 from treenail.state import Session
 
 
-def diagnose_store(path: str | Path, session_id: UUID | None = None) -> tuple[DiagnosticsReport, ...]:
+def diagnose_store(
+    path: str | Path | PostgresUrl, session_id: UUID | None = None
+) -> tuple[DiagnosticsReport, ...]:
     """Check every session of a store, or one, even if the store is damaged. It never raises for damage.
 
     If the file cannot be opened, its readable part is copied and checked there; the file is not touched.
     """
-    place = Path(path)
+    place = store_named(path)
+    if isinstance(place, PostgresUrl):
+        with opened_log(place) as database:
+            return tuple(report_on(each) for each in _sessions(database, session_id))
     if not place.is_file() or place.stat().st_size == 0:
         # Opening it would make a new store there.
         return _lost(place, session_id, f"there is no store at {place}, or the file is empty")
@@ -32,7 +39,7 @@ def diagnose_store(path: str | Path, session_id: UUID | None = None) -> tuple[Di
     return _salvaged(place, session_id, damage)
 
 
-def _sessions(log: SqliteLog, session_id: UUID | None) -> list[LogFacts]:
+def _sessions(log: Log, session_id: UUID | None) -> list[LogFacts]:
     wanted = [each.session_id for each in log.sessions() if session_id in (None, each.session_id)]
     return [read_facts(Session.open(log, each, read_only=True)) for each in wanted]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from treenail.conversation import enable_inner_message_recording
-from treenail.errors import LogDamagedError, SnapshotRestoreError, UsageError
+from treenail.conversation import ProviderUsage, enable_inner_message_recording
+from treenail.errors import LogDamagedError, LogError, SnapshotRestoreError, UsageError
 from treenail.log import Log, SessionInfo
 from treenail.state import Session
-from treenail.turns import newest_turn
+from treenail.turns import newest_turn, spent_usd_of, used_time_of
 
 DAMAGED = "damaged"
 """The state of a run whose log cannot be read completely."""
@@ -24,6 +24,13 @@ class RunSummary:
     task: str = ""
     reason: str = ""
     """Why it ended so; for a damaged log, what is wrong with it."""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    """What its own model calls have read and written; children have lines of their own."""
+    cost_usd: float | None = None
+    """What it has cost, children included; None if that is not known."""
+    elapsed_s: float | None = None
+    """How long it has been working; None if that is not known."""
 
     @property
     def is_damaged(self) -> bool:
@@ -39,6 +46,7 @@ class RunSummary:
     def to_data(self) -> dict[str, object]:
         """Return it as plain values for JSON."""
         return {
+            "run": str(self.info.session_id),
             "id": str(self.info.session_id),
             "created_at": self.info.created_at.isoformat(),
             "agent": self.agent,
@@ -46,6 +54,10 @@ class RunSummary:
             "reason": self.reason,
             "task": self.task,
             "events": self.info.head,
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "cost_usd": self.cost_usd,
+            "elapsed_s": self.elapsed_s,
             "parent": None if self.info.parent_id is None else str(self.info.parent_id),
             "writer": self.info.owner,
         }
@@ -57,10 +69,42 @@ def summarize(log: Log, info: SessionInfo) -> RunSummary:
         with Session.open(log, info.session_id, read_only=True) as session:
             enable_inner_message_recording(session)
             made = _workflow(info, session) if is_workflow(info) else _turns(info, session)
+            made = _measured(made, session)
             damage = session.report.damage
             return made if damage is None else RunSummary(info, DAMAGED, made.task, damage_text(damage))
     except (LogDamagedError, SnapshotRestoreError) as error:
         return RunSummary(info, DAMAGED, reason=damage_text(str(error)))
+
+
+def _measured(summary: RunSummary, session: Session) -> RunSummary:
+    """Add what a run has used."""
+    calls = session[ProviderUsage].all()
+    reported = [each.cost_usd for each in calls if each.cost_usd is not None]
+    booked = spent_usd_of(session)
+    # Under a ceiling without a known price, the ledger has nothing to book.
+    is_known = booked is not None and (not calls or bool(reported) or booked > 0)
+    own_usd = sum(reported) if reported else None
+    return replace(
+        summary,
+        input_tokens=sum(each.usage.input_tokens or 0 for each in calls),
+        output_tokens=sum(each.usage.output_tokens or 0 for each in calls),
+        cost_usd=booked if is_known else own_usd,
+        elapsed_s=_elapsed_s(summary.info, session),
+    )
+
+
+def _elapsed_s(info: SessionInfo, session: Session) -> float | None:
+    """Return how long a run has been working, or, if that was not noted, from its first event to its last."""
+    try:
+        noted = used_time_of(session)
+    except LogError:
+        noted = None
+    if noted is not None:
+        ran_ms = {**noted.ended, **noted.running}.get(noted.root)
+        if ran_ms is not None:
+            return round(ran_ms / 1000, 3)
+    newest = next(iter(session.log.read(info.session_id, after=info.head - 1, upto=info.head)), None)
+    return None if newest is None else round((newest.at - info.created_at).total_seconds(), 3)
 
 
 def _turns(info: SessionInfo, session: Session) -> RunSummary:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treenail.conversation import ContextPressure
 from treenail.history.view import Item, ItemKind, RunView, TurnView
+from treenail.printable import printable_line
 from treenail.turns import FeedbackGiven, Lagged, ToolCallBegan, ToolCallFinished
 
 WIDTH = 100
@@ -44,7 +46,12 @@ class TextLine:
 
 
 def lines(view: RunView) -> Iterator[TextLine]:
-    """Write a view, without its children, line by line."""
+    """Write a view, without its children, line by line; whatever a line holds, it only prints."""
+    for each in _lines(view):
+        yield replace(each, text=printable_line(each.text))
+
+
+def _lines(view: RunView) -> Iterator[TextLine]:
     for turn in view.turns:
         yield from _turn_lines(turn, is_last=turn is view.turns[-1])
     if view.live is not None:
@@ -145,11 +152,13 @@ def live_text(seen: object) -> str | None:
     """Write a live event as a line; None if it is not a line of its own."""
     match seen:
         case ToolCallBegan():
-            return f"● {seen.name} {short(seen.arguments, 160)}"
-        case ToolCallFinished(success=True):
-            return f"  ✓ {short(seen.summary, 160)}"
+            return short(f"● {seen.name} {about_call(seen.arguments)}", 200)
         case ToolCallFinished():
-            return f"  ✗ undone: {short(seen.summary, 240) or 'it was stopped'}"
+            good = seen.success and not seen.exit_code
+            said = short(seen.summary, 160) if good else short(seen.tail or seen.summary, 240)
+            how = end_of_call(seen)
+            head = " ".join(("✓" if good else mark_of(seen), seen.name, how)).rstrip()
+            return f"  {head}: {said}" if said else f"  {head}"
         case FeedbackGiven():
             return f"  ⚖ {seen.severity}: {short(_JUDGE_TAGS.sub(' ', seen.summary), 240)}"
         case ContextPressure(tier="warning" | "critical"):
@@ -157,6 +166,61 @@ def live_text(seen: object) -> str | None:
         case Lagged():
             return f"  … {counted(seen.count, 'update')} skipped here; the log has them"
     return None
+
+
+_SUBJECTS = ("command", "path", "target", "pattern", "url", "query", "question")
+"""The arguments that say what a call is about, as tools commonly name them."""
+
+
+def about_call(arguments: str) -> str:
+    """Say in a line what a call is about: its command, its path; of another tool all of its arguments."""
+    try:
+        fields = json.loads(arguments or "{}")
+    except ValueError:
+        return printable_line(" ".join(arguments.split()))
+    if not isinstance(fields, dict):
+        return printable_line(str(fields))
+    known = [str(fields[name]) for name in _SUBJECTS if isinstance(fields.get(name), str)]
+    if known:
+        if "target" in fields and "path" in fields:
+            return printable_line(f"{fields['path']} to {fields['target']}")
+        if "pattern" in fields and "path" in fields and fields["path"] != ".":
+            return printable_line(f"{fields['pattern']} in {fields['path']}")
+        first = known[-1] if "pattern" in fields else known[0]
+        return printable_line(" ".join(first.split()) if "command" in fields else first)
+    return printable_line(", ".join(f"{name}: {_value(each)}" for name, each in fields.items()))
+
+
+def _value(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return short(text, 60)
+
+
+def mark_of(ended: ToolCallFinished) -> str:
+    """Return the sign before an ended call: good, bad, or waiting."""
+    if ended.outcome == "held":
+        return "○"
+    return "●" if ended.success and not ended.exit_code else "✗"
+
+
+def end_of_call(ended: ToolCallFinished) -> str:
+    """Say how a call ended, if that is not clear from its being there."""
+    if ended.outcome == "held":
+        return "waits for a person"
+    if ended.outcome == "denied":
+        return "refused"
+    if ended.outcome == "interrupted":
+        return "stopped, nothing of it was kept"
+    if ended.exit_code:
+        return f"exit code {ended.exit_code}"
+    if ended.success:
+        return ""
+    return {
+        "timed_out": "out of time, undone",
+        "invalid": "not run, the arguments do not fit",
+        "conflict": "not applied, the files were changed meanwhile",
+        "unknown": "nobody knows whether it took effect",
+    }.get(ended.outcome, "failed, undone")
 
 
 def short(text: str, width: int = WIDTH) -> str:

@@ -2,6 +2,14 @@ from .events import PromptExecuted as PromptExecuted
 from .events import PromptRendered as PromptRendered
 from .events import PromptResponse as PromptResponse
 from .output import OutputT as OutputT
+from .project import InstructionFile as InstructionFile
+from .project import ProjectRead as ProjectRead
+from .project import changes_text as changes_text
+from .project import newest_project_of as newest_project_of
+from .project import project_changes as project_changes
+from .project import project_of as project_of
+from .project import project_text as project_text
+from .project import read_project as read_project
 from .render import RenderedPrompt as RenderedPrompt
 from .render import parse_output as parse_output
 from .render import walk as walk

@@ -3,7 +3,6 @@ from .copies import apply_copy as apply_copy
 from .events import WORKSPACE_MODES as WORKSPACE_MODES
 from .events import SubagentChangesApplied as SubagentChangesApplied
 from .events import WorkspaceMode as WorkspaceMode
-from .extension import prompt_extended as prompt_extended
 from .extension import with_subagents as with_subagents
 from .limits import Allowance as Allowance
 from .limits import SubagentLimits as SubagentLimits

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from treenail.agent import Agent, Extension
@@ -14,7 +13,7 @@ from treenail.subagents.limits import SubagentLimits
 from treenail.subagents.runner import ChildRunner, LoopRunner
 from treenail.subagents.supervision import Subagents
 from treenail.subagents.tools import subagent_tools
-from treenail.turns import InnerLoop
+from treenail.turns import InnerLoop, prompt_extended
 
 GUIDE = (
     "You can hand parts of the work to subagents. They do not see this conversation, so a task must say "
@@ -22,18 +21,6 @@ GUIDE = (
     "their work; subagents that are still running when you give your answer are cancelled."
 )
 """What a model is told about its subagents, besides the descriptions of the tools."""
-
-
-@contextmanager
-def prompt_extended(loop: InnerLoop, section: MarkdownSection[Any]) -> Iterator[None]:
-    """Add a section to a loop's prompt for the length of the block."""
-    before = loop.prompt
-    template = before.template
-    loop.prompt = type(before)(replace(template, sections=(*template.sections, section)))
-    try:
-        yield
-    finally:
-        loop.prompt = before
 
 
 def with_subagents(

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from treenail.conversation import SubagentEvent
 from treenail.errors import UsageError
+from treenail.log import place_of
 from treenail.state import Session, stamped
 from treenail.subagents.endings import next_actions
 from treenail.subagents.events import WORKSPACE_MODES
@@ -97,7 +98,7 @@ class Roster:
         self, child: Subagent, name: str, status: SubagentStatus, facts: dict[str, Any]
     ) -> SubagentEvent:
         timeout_s = child.allowance.timeout_s
-        path = getattr(self.session.log, "path", None)
+        path = place_of(self.session.log)
         known: dict[str, Any] = {
             "task": child.task,
             "depth": child.depth,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -10,7 +11,7 @@ from treenail.agent import Agent
 from treenail.containment import CancellationToken, ExecutionContext
 from treenail.providers import Provider
 from treenail.state import ExecutionState
-from treenail.tools import Permissions, Tool, listed
+from treenail.tools import Permissions, Tool
 from treenail.turns import InnerLoop, ModelAdapter, TurnResult
 
 
@@ -51,7 +52,7 @@ class LoopRunner:
         """Run one turn: a new one for a task, or the unfinished one."""
         agent = run.agent
         if run.extra_tools:
-            agent = replace(agent, tools=(*listed(agent.tools), *run.extra_tools))
+            agent = replace(agent, tools=(*agent.own_tools, *agent.sources, *run.extra_tools))
         chosen = self._provider
         # A provider, also a proxy of one, has `stream`; a function that chooses one does not.
         provider = cast("Provider", chosen if hasattr(chosen, "stream") else chosen(run.agent))
@@ -68,4 +69,7 @@ class LoopRunner:
             workspace=run.workspace,
             adapter=ModelAdapter(provider, retry=agent.retry),
         )
-        return await (loop.resume() if run.task is None else loop.run(run.task))
+        async with AsyncExitStack() as attached:
+            for source in agent.sources:
+                await attached.enter_async_context(source.attached(loop))
+            return await (loop.resume() if run.task is None else loop.run(run.task))

@@ -77,6 +77,9 @@ def _in_threads(count: int, work: Callable[[], object]) -> None:
 class LogConformance:
     """Subclass it, say how a log is made, and pytest checks it against the protocol."""
 
+    histories = 15
+    """How many random histories are compared with the model; fewer, where each step takes long."""
+
     def make_log(self, directory: Path, clock: Clock) -> Log:
         """Open the log in `directory`, which is empty at first, with that clock for its leases."""
         raise NotImplementedError
@@ -559,7 +562,7 @@ class LogConformance:
         run_state_machine_as_test(
             Machine,
             settings=settings(
-                max_examples=15,
+                max_examples=self.histories,
                 stateful_step_count=30,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

@@ -105,6 +105,19 @@ def ledger_of(session: Session) -> list[LedgerEvent]:
     return [each for kind in LEDGER_EVENTS for each in session.select_all(kind)]
 
 
+def spent_usd_of(session: Session) -> float | None:
+    """Return what the run of a session has cost by its ledger, children included; None if it has no ledger.
+
+    A call that was reserved and not settled counts in full.
+    """
+    reserved = session.select_all(Reserved)
+    if not reserved:
+        return None
+    costs = {each.reservation_id: each.cost_usd for each in reserved}
+    costs |= {each.reservation_id: each.cost_usd for each in session.select_all(Settled)}
+    return sum(costs.values())
+
+
 def used_time_of(session: Session) -> UsedTime | None:
     """Return the time that the run of a session had used when it was last noted; None if it never was."""
     note = session.log.note(session.session_id)

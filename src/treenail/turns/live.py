@@ -77,6 +77,26 @@ class ToolCallBegan:
     """JSON text, as the model wrote it."""
 
 
+@event(name="treenail.live.ToolProgressed", channel=Channel.LIVE)
+@dataclass(frozen=True, slots=True)
+class ToolProgressed:
+    """A tool that runs elsewhere says how far it is."""
+
+    call_id: str
+    done: float
+    total: float | None = None
+    message: str = ""
+
+
+@event(name="treenail.live.ToolCallOutput", channel=Channel.LIVE)
+@dataclass(frozen=True, slots=True)
+class ToolCallOutput:
+    """A tool that is being run has written something."""
+
+    call_id: str
+    text: str
+
+
 @event(name="treenail.live.ToolCallFinished", channel=Channel.LIVE)
 @dataclass(frozen=True, slots=True)
 class ToolCallFinished:
@@ -87,6 +107,15 @@ class ToolCallFinished:
     success: bool
     summary: str = ""
     elapsed_ms: float = 0.0
+    outcome: str = ""
+    """As `ToolInvoked.outcome`; `held` if it waits for a person; `interrupted` if it was cut off."""
+    exit_code: int | None = None
+    """Of the command that it ran."""
+    added: int | None = None
+    """How many lines it added to files; None if that was not looked at."""
+    removed: int | None = None
+    tail: str = ""
+    """The last lines of what it said, if it failed or its command did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +138,17 @@ class PlanChanged:
 @event(name="treenail.live.UsageChanged", channel=Channel.LIVE)
 @dataclass(frozen=True, slots=True)
 class UsageChanged:
-    """What the turn has used so far."""
+    """What the turn has used so far, and what its run may use."""
 
     steps: int = 0
     tokens: int = 0
     cost_usd: float | None = None
     elapsed_s: float = 0.0
+    model: str = ""
+    spent_usd: float | None = None
+    """What the whole run has cost, with its earlier turns, judges and children."""
+    max_cost_usd: float | None = None
+    max_steps: int | None = None
 
 
 @event(name="treenail.live.FeedbackGiven", channel=Channel.LIVE)
@@ -149,6 +183,8 @@ LiveEvent = (
     ModelEvent
     | StatusChanged
     | ToolCallBegan
+    | ToolProgressed
+    | ToolCallOutput
     | ToolCallFinished
     | PlanChanged
     | ContextPressure
@@ -181,6 +217,8 @@ class Subscription:
         self._count = 0
         self._lost = 0
         self._closed = False
+        self._is_idle = False
+        """Whether a thread has read everything, and waits for more."""
         self._wake: Callable[[], None] | None = None
 
     def close(self) -> None:
@@ -193,7 +231,7 @@ class Subscription:
         with self._changed:
             if self._closed:
                 return
-            is_delta = isinstance(published, TextDelta | ReasoningDelta)
+            is_delta = isinstance(published, TextDelta | ReasoningDelta | ToolCallOutput)
             queue = self._deltas if is_delta else self._others
             if len(queue) >= self._capacity:
                 queue.popleft()
@@ -230,9 +268,19 @@ class Subscription:
                 while found is None:
                     if self._closed:
                         return
+                    self._is_idle = True
+                    self._changed.notify_all()
                     self._changed.wait()
                     found = self._pop()
+                self._is_idle = False
             yield found
+
+    def wait_read(self, timeout_s: float) -> bool:
+        """Wait until the thread that iterates has dealt with everything so far; say whether it has."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._closed or (self._is_idle and not self._deltas and not self._others), timeout_s
+            )
 
     async def __aiter__(self) -> AsyncIterator[LiveEvent | Lagged]:
         """Yield each event, waiting in this event loop, until the subscription is closed."""

@@ -20,7 +20,7 @@ from treenail.containment import (
     apause,
     current_call,
 )
-from treenail.conversation import CompactionSettings, Compactor, Replay, ReplayItem, as_sent
+from treenail.conversation import CompactionSettings, Compactor, Replay, ReplayItem, as_sent, without_images
 from treenail.errors import DeadlineExceededError, ModelCallError, PromptEvaluationError
 from treenail.providers import (
     CollectedAnswer,
@@ -35,6 +35,7 @@ from treenail.providers import (
     error_of_stop,
     output_bound,
     report_usage,
+    takes_images,
 )
 from treenail.state import TokenUsage
 from treenail.turns.frame import TurnFrame, refused
@@ -95,6 +96,7 @@ class ModelCaller:
         self._frame = frame
         self._provider = provider
         self._retry = retry
+        self._takes_images = takes_images(provider)
         self._compactor = Compactor(
             compaction, summarise=self._summarise, on_begin=lambda: frame.display.status("compacting")
         )
@@ -112,6 +114,8 @@ class ModelCaller:
             frame.display.show(compactor.pressure)
         frame.display.status("thinking", ahead=1)
         replayed = record.replayer.input()
+        if not self._takes_images:
+            replayed = without_images(replayed)
         request = ModelRequest(
             replayed.items, frame.rendered.tools, frame.output_schema, record.answers_so_far
         )

@@ -37,6 +37,7 @@ from treenail.providers import CollectedAnswer
 from treenail.state import Session, TokenUsage, entries_of
 from treenail.tools import HoldAnswered, ToolCall, ToolResult, pending_holds
 from treenail.turns.derivation import TURN_KINDS, TurnFollower, follower_of
+from treenail.turns.follow_ups import FollowUp
 from treenail.turns.states import TurnStarted
 
 _READ = REPLAYED_KINDS | TURN_KINDS
@@ -78,7 +79,13 @@ class TurnRecord:
         self.turn_id, self.evaluation_id = new_id().hex, new_id().hex
 
     def begin(
-        self, agent: str, system: str, task: str, workspace: str | None = None, beside: Sequence[object] = ()
+        self,
+        agent: str,
+        system: str,
+        task: str,
+        workspace: str | None = None,
+        beside: Sequence[object] = (),
+        images: Sequence[ImagePart] = (),
     ) -> None:
         """Take up a request: what an earlier turn left open is closed for good, and this one is started.
 
@@ -88,7 +95,7 @@ class TurnRecord:
         self._read_history()
         self._close_orphans()
         started, head = self._started(agent, task, workspace), self.session.head
-        self._open(started, system, task, beside)
+        self._open(started, system, task, beside, images)
         self._follower.aim(self.session, started, after=head)
 
     def resume(self, agent: str, system: str, workspace: str | None = None) -> TurnStarted:
@@ -123,10 +130,17 @@ class TurnRecord:
             self.turn_id, self.evaluation_id, agent, task, self.provider, self.model, workspace
         )
 
-    def _open(self, started: TurnStarted | None, system: str, task: str, beside: Sequence[object]) -> None:
+    def _open(
+        self,
+        started: TurnStarted | None,
+        system: str,
+        task: str,
+        beside: Sequence[object],
+        images: Sequence[ImagePart] = (),
+    ) -> None:
         first = [self.message("system", system, self.reserve())]
-        if task:
-            first.append(self.message("user", task, self.reserve()))
+        if task or images:
+            first.append(self.message("user", task, self.reserve(), parts=tuple(images)))
         self.session.dispatch_all((*(() if started is None else (started,)), *beside, *first))
         self.messages.extend(first)
 
@@ -236,6 +250,7 @@ class TurnRecord:
         tool_name: str | None = None,
         parts: tuple[ContentPart, ...] = (),
         is_error: bool = False,
+        is_follow_up: bool = False,
     ) -> InnerMessage:
         """Make a message for a place that was reserved."""
         return InnerMessage(
@@ -252,6 +267,7 @@ class TurnRecord:
             created_at=self.session.clock.now(),
             parts=parts,
             is_error=is_error,
+            is_follow_up=is_follow_up,
         )
 
     def result(self, call: ToolCall, result: ToolResult[Any], text: str, sequence: int) -> InnerMessage:
@@ -272,6 +288,15 @@ class TurnRecord:
         self.session.dispatch(message)
         self.messages.append(message)
         return message
+
+    def add_follow_ups(self, said: Sequence[FollowUp]) -> None:
+        """Record what a person has said meanwhile, in one append."""
+        made = [
+            self.message("user", each.text, self.reserve(), parts=each.images, is_follow_up=True)
+            for each in said
+        ]
+        self.session.dispatch_all(made)
+        self.messages.extend(made)
 
     def add_answer(self, answer: CollectedAnswer, usage: ProviderUsage) -> InnerMessage:
         """Record a model's answer together with what it used."""

@@ -28,7 +28,6 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
 from uuid import UUID
@@ -50,7 +49,7 @@ from treenail.errors import (
     UsageError,
     WorkspaceBusyError,
 )
-from treenail.log import SlicePolicy
+from treenail.log import PostgresUrl, SlicePolicy, place_of, store_named
 from treenail.state import event
 from treenail.tools import ToolHeld, ToolStarted
 
@@ -269,8 +268,11 @@ def ending_for(
     if rule is None:
         known = ", ".join(CAUSES)
         raise UsageError(f"{kind!r} is not a cause that ends a turn; the causes are: {known}")
+    actions = rule.next_actions
     if isinstance(cause, HoldRequired):
         call_id = call_id or cause.call_id
+        if cause.is_question:
+            actions = tuple(each.replace("--yes", "--answer TEXT") for each in actions)
     if isinstance(cause, BaseException):
         details = details or _described(cause, kind)
         said = said or (cause.partial if isinstance(cause, ModelCallError) else "")
@@ -279,7 +281,7 @@ def ending_for(
         rule.with_text if said else rule.state,
         kind,
         details or rule.meaning,
-        tuple(each.format(**words) for each in rule.next_actions),
+        tuple(each.format(**words) for each in actions),
         said,
     )
 
@@ -654,13 +656,13 @@ _STORE_COMMANDS = re.compile("treenail (resume|show|diagnose|replay|diff|export|
 def pasteable(actions: Iterable[str], store: object) -> tuple[str, ...]:
     """Add `--store` to the commands among these actions, so that they can be pasted in any directory.
 
-    `store` is a store's path, or an object with a `path`, such as a log; without a path the actions stay as
-    they are. The log does not keep the flag: a store may be moved.
+    `store` is a store's path or URL, or a log; for a log in memory the actions stay as they are. The log does
+    not keep the flag: a store may be moved. A URL is named without its password.
     """
-    path = store if isinstance(store, str | PathLike) else getattr(store, "path", None)
-    if not isinstance(path, str | PathLike):
+    place = store_named(store) if isinstance(store, str | Path | PostgresUrl) else place_of(store)
+    if place is None:
         return tuple(actions)
-    named = f" --store {shlex.quote(str(Path(path).absolute()))}"
+    named = f" --store {shlex.quote(str(place.absolute() if isinstance(place, Path) else place))}"
     return tuple(
         each + named if _STORE_COMMANDS.match(each) and " --store " not in each else each for each in actions
     )

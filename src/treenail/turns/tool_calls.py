@@ -22,7 +22,7 @@ from typing import Any
 from treenail import telemetry
 from treenail.containment import WrapOptions
 from treenail.conversation import InnerMessage
-from treenail.errors import CancelledByToken, VisibilityExpansionRequired
+from treenail.errors import CancelledByToken, HoldRequired, VisibilityExpansionRequired
 from treenail.tools import Body, ToolCall, ToolResult, run_handler
 from treenail.turns.frame import TurnFrame, refused
 from treenail.turns.results import ResultRest, cut
@@ -70,11 +70,15 @@ async def show(proceed: Next, call: TurnCall) -> ToolResult[Any]:
     display.call_began(call.request)
     began = clock.monotonic()
     result: ToolResult[Any] | None = None
+    outcome = "interrupted"
     try:
         result = await proceed(call)
         return result
+    except HoldRequired:
+        outcome = "held"
+        raise
     finally:
-        display.call_ended(call.request, result, clock.monotonic() - began)
+        display.call_ended(call.request, result, clock.monotonic() - began, outcome, call.frame.state)
 
 
 async def contain(proceed: Next, call: TurnCall) -> ToolResult[Any]:

@@ -20,9 +20,11 @@ from typing import Any
 
 import anyio
 
+from treenail.clock import new_id
 from treenail.containment import CancellationToken, ExecutionContext, SafetyEvent, threadsafe
 from treenail.conversation import (
     CompactionSettings,
+    ImagePart,
     InnerMessage,
     ProviderUsage,
     ToolCallRecord,
@@ -45,6 +47,8 @@ from treenail.providers import Provider, ProviderAdapter, takes_output_schema, t
 from treenail.state import BudgetTracker, Deadline, ExecutionState, RunContext, stamped
 from treenail.tools import (
     Heartbeat,
+    Hook,
+    PermissionMode,
     Permissions,
     Tool,
     ToolCall,
@@ -53,13 +57,16 @@ from treenail.tools import (
     filesystem_of,
     recover,
     run_batch,
+    turn_end_tool,
 )
 from treenail.turns.derivation import turn_state
 from treenail.turns.display import TurnDisplay, Watch
 from treenail.turns.endings import close_crashed_turn, end_turn
+from treenail.turns.follow_ups import Inbox
 from treenail.turns.frame import TurnFrame
 from treenail.turns.ledger import newly_set
 from treenail.turns.model_calls import ModelCaller, NoAnswer
+from treenail.turns.openings import Opening, switched
 from treenail.turns.record import TurnRecord
 from treenail.turns.results import ResultRest, read_result
 from treenail.turns.retries import RetryPolicy
@@ -120,12 +127,22 @@ class InnerLoop:
     heartbeat: Heartbeat | None = None
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     """When the conversation is sent to the model as a summary, and how that is written."""
+    inbox: Inbox | None = None
+    """What a person says while the turn is under way."""
+    model_settings: Mapping[str, str] | None = None
+    """How the caller names the provider's model, if that has changed; it is kept in the log."""
+    turn_end: Sequence[Hook] = ()
+    """Commands that must exit 0 before the turn ends; each is a call of its own."""
+    opening: Opening = field(default_factory=Opening)
+    """What is logged and told before the first request."""
     adapter: ProviderAdapter | None = None
     """The adapter that evaluates for the judges, unless their configuration names another."""
     _frame: TurnFrame = field(init=False, repr=False)
     _model: ModelCaller = field(init=False, repr=False)
     _judges: Judges = field(init=False, repr=False)
     _safety_events_logged: int = 0
+    _hook_failures: int = 0
+    _refused_by: str = ""
 
     def __post_init__(self) -> None:
         self.agent = self.agent or self.prompt.name
@@ -134,15 +151,21 @@ class InnerLoop:
 
     # .. the two ways in ..
 
-    async def run(self, task: str = "") -> TurnResult:
-        """Take up a task: a new turn. Without a task the prompt speaks alone."""
+    async def run(self, task: str = "", images: Sequence[ImagePart] = ()) -> TurnResult:
+        """Take up a task, with pictures: a new turn. Without a task the prompt speaks alone."""
         with self._traced() as traced:
             record = self._prepare(traced)
             close_crashed_turn(self.state.session)
             record.new_turn()
             with stamped(turn_id=record.turn_id):
-                beside = (self._as_rendered(), *newly_set(self.state.session, self.containment))
-                record.begin(self.agent, self._frame.rendered.text, task, self.workspace, beside)
+                session = self.state.session
+                beside = (
+                    *switched(session, self.provider, self.model_settings),
+                    self._as_rendered(),
+                    *newly_set(session, self.containment),
+                    *self._opening_events(),
+                )
+                record.begin(self.agent, self._frame.rendered.text, task, self.workspace, beside, images)
                 self._judges = self._make_judges(task, refusals_after=0)
                 return await self._to_its_end((), traced)
 
@@ -164,7 +187,8 @@ class InnerLoop:
             close_crashed_turn(session)
             with stamped(turn_id=record.turn_id):
                 resumed = TurnResumed(record.turn_id, self.provider.name, self.provider.model)
-                session.dispatch_all((resumed, *newly_set(session, self.containment)))
+                switch = switched(session, self.provider, self.model_settings)
+                session.dispatch_all((*switch, resumed, *newly_set(session, self.containment)))
                 self._judges = self._make_judges(started.task, refusals_after=self._ended_as("incomplete"))
                 return await self._to_its_end(pending, traced)
 
@@ -180,7 +204,7 @@ class InnerLoop:
         self._frame = TurnFrame(
             self.state,
             record,
-            TurnDisplay(self.watch, session, record, self.state.clock.monotonic()),
+            TurnDisplay(self.watch, session, record, self.state.clock.monotonic(), self.containment),
             self.containment,
             self.deadline,
             self.cancellation,
@@ -222,6 +246,7 @@ class InnerLoop:
             rendered_prompt=frame.rendered,
             adapter=self.provider.name,
             heartbeat=self.heartbeat,
+            output=None if self.watch is None else frame.display.call_output,
         )
 
     def _as_before(self, tools: tuple[Tool[Any, Any], ...]) -> tuple[Tool[Any, Any], ...]:
@@ -313,8 +338,10 @@ class InnerLoop:
             ended = await self._finish(self._answer_text())
             if ended is not None:
                 return ended
+        self._tell_notices()
         for _ in range(self.max_iterations):
             self._check_budget()
+            self._take_follow_ups()
             answer = await self._model.ask()
             if isinstance(answer, NoAnswer):
                 return self._ended_by_model(answer.error, answer.said)
@@ -328,6 +355,30 @@ class InnerLoop:
                 return ended
         asked = f"the turn asked the model {self.max_iterations} times and was not done"
         return self._end(self._ending("iteration_cap", details=asked))
+
+    def _opening_events(self) -> tuple[object, ...]:
+        """Take the events to log before the first request; those that belong to a notice wait for it."""
+        if self.opening.notices:
+            return ()
+        events, self.opening.events = tuple(self.opening.events), []
+        return events
+
+    def _tell_notices(self) -> None:
+        """Tell the model what it cannot know, in one append with the events that say so."""
+        opening, self.opening = self.opening, Opening()
+        record = self._frame.record
+        said = [record.message("user", each, record.reserve()) for each in opening.notices]
+        if opening.events or said:
+            self.state.session.dispatch_all((*opening.events, *said))
+            record.messages.extend(said)
+        for each in opening.changes:
+            self._frame.display.feedback("project", each, "caution")
+
+    def _take_follow_ups(self) -> None:
+        """Record what a person has said meanwhile: the next request shows it to the model."""
+        said = () if self.inbox is None else self.inbox()
+        if said:
+            self._frame.record.add_follow_ups(said)
 
     def _is_paused(self) -> bool:
         """Say whether the newest answer is one that the provider has paused."""
@@ -350,6 +401,10 @@ class InnerLoop:
             output = parse_output(text, frame.rendered)
         except OutputParseError as error:
             return self._send_back(error)
+        if self.turn_end and not await self._end_hooks_pass():
+            return (
+                self._end(self._ending("incomplete", details=self._refused_by)) if self._refused_by else None
+            )
         if not judges.has_completion:
             return self._completed(text, output)
         said: list[InnerMessage] = []
@@ -366,6 +421,26 @@ class InnerLoop:
         if checked is not None:
             frame.display.feedback(checked.checker, checked.feedback, "caution")
         return None
+
+    async def _end_hooks_pass(self) -> bool:
+        """Run the hooks at the turn's end. One that fails is undone, and what it says goes to the model.
+
+        A hook that has failed too often ends the turn; `_refused_by` is what it said.
+        """
+        record = self._frame.record
+        for hook in self.turn_end:
+            tool = turn_end_tool(hook)
+            if self.permissions.mode_for(tool) is PermissionMode.READ_ONLY:
+                continue
+            runner = ToolRunner(self.state, {tool.name: tool}, self.agent, adapter=self.provider.name)
+            call = ToolCall(f"hook_{new_id().hex[:12]}", tool.name)
+            result = await runner.aexecute(call, context=self._frame.context)
+            if not result.success:
+                self._hook_failures += 1
+                self._refused_by = result.message if self._hook_failures > MAX_REPAIRS else ""
+                record.add("user", f"<hook-failed>\n{result.message}\n</hook-failed>")
+                return False
+        return True
 
     def _send_back(self, error: OutputParseError) -> TurnResult | None:
         """Tell the model what is wrong with its answer, a few times at most."""

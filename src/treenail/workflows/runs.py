@@ -9,10 +9,10 @@ from uuid import UUID
 
 import anyio
 
-from treenail.agent import Agent, close_state, end_other_writers, open_log, open_state
+from treenail.agent import Agent, RunStore, close_state, end_other_writers, open_state
 from treenail.containment import Limits
 from treenail.errors import UsageError
-from treenail.log import Log
+from treenail.log import PostgresUrl, open_log
 from treenail.providers import Provider
 from treenail.sandbox import Sandbox
 from treenail.state import Session
@@ -31,7 +31,7 @@ def run_workflow(
     *,
     provider: Provider | Callable[[Agent], Provider],
     workspace: str | Path | Filesystem | None = None,
-    store: str | Path | Log | None = None,
+    store: RunStore | None = None,
     limits: SubagentLimits | None = None,
     ceiling: Limits | None = None,
     permissions: Permissions | None = None,
@@ -69,7 +69,7 @@ def run_workflow(
 
 
 def resume_workflow(
-    store: str | Path | Log,
+    store: RunStore,
     session_id: UUID | str,
     agents: Sequence[Agent] | Mapping[str, Agent],
     *,
@@ -101,7 +101,7 @@ def resume_workflow(
         state, root = open_state(session, place, store, sandbox=sandbox)
     except BaseException:
         session.close()
-        if isinstance(store, str | Path):
+        if isinstance(store, str | Path | PostgresUrl):
             session.log.close()
         raise
     try:

@@ -16,9 +16,9 @@ from treenail.errors import UsageError
 from treenail.prompt import MarkdownSection
 from treenail.providers import Provider
 from treenail.state import ExecutionState, Session
-from treenail.subagents import BackgroundTasks, ChildRunner, LoopRunner, SubagentLimits, prompt_extended
+from treenail.subagents import BackgroundTasks, ChildRunner, LoopRunner, SubagentLimits
 from treenail.tools import Permissions, Tool, ToolContext, ToolResult, recover
-from treenail.turns import InnerLoop
+from treenail.turns import InnerLoop, prompt_extended
 from treenail.workflows.documents import spec_from_data, spec_schema
 from treenail.workflows.events import has_workflow
 from treenail.workflows.spec import WorkflowSpec

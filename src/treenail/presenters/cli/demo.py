@@ -25,6 +25,7 @@ from treenail.agent import Agent, Run
 from treenail.containment import Limits
 from treenail.history import LAST, find_run, opened_log, project
 from treenail.judges import CommandChecker
+from treenail.presenters.cli.console import GuardedConsole
 from treenail.presenters.cli.timeline import print_lines
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.sandbox import Sandbox, probe
@@ -163,7 +164,7 @@ def demo(fast: bool, keep: Path | None, work_in: Path | None) -> int:
     if work_in is not None:
         work(work_in)
         return 0
-    console = Console()
+    console = GuardedConsole()
     place = keep or Path(tempfile.mkdtemp(prefix="treenail-demo-"))
     project, store = place / "project", place / "runs.db"
     for name, text in _FILES.items():

@@ -19,13 +19,13 @@ import click
 
 import treenail
 from treenail.containment import default_prices
-from treenail.conversation import ReplayItem
 from treenail.errors import ToolError, TreenailError
 from treenail.history import damage_text, opened_log
+from treenail.log import PostgresUrl, Store
 from treenail.presenters.cli import models, settings, stores
 from treenail.presenters.cli.options import json_option
 from treenail.presenters.cli.output import print_json
-from treenail.providers import ModelRequest, bounds_output
+from treenail.providers import install_command
 from treenail.sandbox import probe
 from treenail.tools import run_in_workspace
 from treenail.workspace.host import HostFilesystem
@@ -116,12 +116,14 @@ def _why_no_layer() -> str | None:
                 call.rollback()
 
 
-def _store(store: Path) -> Check:
+def _store(store: Store) -> Check:
     """Check the store without creating or changing it."""
+    if isinstance(store, PostgresUrl):
+        return _database(store)
     if store.is_file():
         try:
             with opened_log(store) as log:
-                damage = "; ".join(each.message for each in log.damage)
+                damage = "; ".join(each.message for each in getattr(log, "damage", ()))
                 runs = len(log.sessions())
         except TreenailError as error:
             damage, runs = damage_text(str(error)), 0
@@ -140,6 +142,14 @@ def _store(store: Path) -> Check:
     return Check("store", good, f"{store} ({'not created yet' if good else 'cannot be created'})", advice)
 
 
+def _database(store: PostgresUrl) -> Check:
+    try:
+        with opened_log(store) as log:
+            return Check("store", True, f"{store} ({len(log.sessions())} sessions)", "")
+    except TreenailError as error:
+        return Check("store", False, str(error), "check --store or TREENAIL_STORE; see docs/scale.md")
+
+
 def _confined(found: settings.Settings) -> Check:
     """Try the sandbox that commands would run in."""
     if found["sandbox"] == "off":
@@ -156,8 +166,7 @@ def _model(found: settings.Settings) -> Iterator[Check]:
         yield Check("model", False, "no model is available", str(error))
         return
     yield Check("model", True, f"{made.model} ({made.name})")
-    request = ModelRequest((ReplayItem("user", "Hi"),))
-    if bounds_output(made) and made.estimate_usd(request) is not None:
+    if models.has_price(made):
         yield Check("model's price", True, "known")
         return
     good = found["unknown_price"] != "halt"
@@ -171,7 +180,7 @@ def _providers() -> Iterator[Check]:
         try:
             text = f"{package} {importlib.metadata.version(package)}"
         except importlib.metadata.PackageNotFoundError:
-            yield Check(package, True, "not installed", f"in a checkout: {models.install_command(extra)}")
+            yield Check(package, True, "not installed", f"in a checkout: {install_command(extra)}")
             continue
         if key is not None:
             text += f", {key} is {'set' if os.environ.get(key) else 'not set'}"

@@ -1,41 +1,57 @@
-"""The commands that run an agent: run, resume, chat."""
+"""The commands that run an agent: run, resume."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import click
-from rich.console import Console
 
-from treenail.agent import Agent, Run
-from treenail.containment import Limits, OnUnknownPrice
+from treenail.containment import CancellationToken
+from treenail.conversation import ImagePart
 from treenail.errors import LeaseHeldError, LogDamagedError, LogError, UsageError
-from treenail.history import LAST, find_run, is_workflow, kept_by_runs, opened_log, opened_run
-from treenail.judges import CommandChecker, LLMCompletionVerifier, NestedExecutionConfig
-from treenail.presenters.cli import agents, models, settings, stores
+from treenail.history import (
+    LAST,
+    TurnCounts,
+    find_run,
+    is_workflow,
+    kept_by_runs,
+    newest_run_in,
+    opened_log,
+    opened_run,
+    short,
+    turn_counts,
+)
+from treenail.mcp import McpServerFailed, McpToolsChanged
+from treenail.presenters.cli import picking, settings, stores
+from treenail.presenters.cli.attachments import all_images
+from treenail.presenters.cli.console import GuardedConsole
+from treenail.presenters.cli.footer import end_text
 from treenail.presenters.cli.options import (
     agent_options,
+    complete_run,
     directory_option,
     flags_of,
+    image_option,
     json_option,
-    run_argument,
+    store_named,
     take_over_option,
 )
+from treenail.presenters.cli.output import print_text
 from treenail.presenters.cli.recovery import print_kept
-from treenail.presenters.cli.screen import JsonScreen, Screen, screen_for, watching
-from treenail.presenters.cli.settings import Settings
-from treenail.providers import Provider
-from treenail.sandbox import FOR_THE_PERSON, Grants, Mode, Sandbox, probe
-from treenail.state import Session
-from treenail.tools import CommandRan, PermissionMode, Permissions
-from treenail.turns import TurnEnded, TurnState, ceilings_of, newest_turn
+from treenail.presenters.cli.screen import JsonScreen, Screen, watching
+from treenail.presenters.cli.setup import RunSetup
+from treenail.presenters.cli.terminal_screen import screen_for
+from treenail.printable import printable_line
+from treenail.sandbox import FOR_THE_PERSON
+from treenail.tools import CommandRan, ProcessTable, filesystem_of
+from treenail.turns import Inbox, TurnEnded, TurnStarted, TurnState, newest_turn, turn_state
 
 LIMIT = 6
 EXIT_CODES = {
@@ -59,11 +75,6 @@ _LIMIT_KINDS = {
     "halted",
 }
 
-_REMEMBERED = tuple(each.name for each in settings.SETTINGS if each.name != "store")
-"""The settings that a resume keeps unless it is given others: also the ceilings, or they would not hold."""
-
-_TAG = "cli."
-
 
 def exit_code(state: TurnState, kind: str | None) -> int:
     """Return the exit code for an ending: a ceiling has its own."""
@@ -72,8 +83,14 @@ def exit_code(state: TurnState, kind: str | None) -> int:
     return EXIT_CODES[state]
 
 
-class RunSetup:
-    """What a command needs to run an agent: settings, store, agent, provider."""
+_CHAT_PROCESSES = ProcessTable()
+"""The background processes of the chat that this program is."""
+
+atexit.register(_CHAT_PROCESSES.close)
+
+
+class TerminalRun(RunSetup):
+    """Runs turns of an agent for a person at a terminal, or for a program that reads JSON."""
 
     def __init__(
         self,
@@ -85,112 +102,46 @@ class RunSetup:
         is_chat: bool = False,
         take_over: bool = False,
     ) -> None:
-        self.is_chat = is_chat
-        self.take_over = take_over
-        self.directory = (directory or Path.cwd()).resolve()
-        if not self.directory.is_dir():
-            raise UsageError(f"{self.directory} is not a directory; name the agent's working directory")
-        self.as_json = as_json
-        said = settings.load(flags, os.environ, self.directory)
-        self.store = stores.store_for(self.directory, said.text("store"), os.environ)
-        self.run_id: UUID | None = None
-        remembered: dict[str, str] = {}
-        self._before: Limits | None = None
-        self._kept = 0
+        self.as_json, self.is_chat = as_json, is_chat
+        self.keeps_processes = is_chat
+        super().__init__(flags, directory=directory, run=run, take_over=take_over)
+        self._kept = 0 if self.run_id is None else len(kept_by_runs(self.store, self.run_id))
         """How many undos have taken files away whose paths were printed, or that were before this command."""
-        if run is not None:
-            self.run_id = find_run(stores.existing(self.store), run)
-            self._kept = len(kept_by_runs(self.store, self.run_id))
-            remembered = self._remembered(self.run_id)
-        else:
-            stores.ready(self.store)
-        known = settings.load(flags, os.environ, self.directory, remembered)
-        if known.unapproved:
-            self._ask_to_approve(known)
-            known = settings.load(flags, os.environ, self.directory, remembered)
-        spec = known.text("agent")
-        self.agent = _agent_for(known, self.directory)
-        ceilings = {} if spec is None else agents.limits_of(spec, self.directory)
-        self.settings = settings.load(flags, os.environ, self.directory, remembered, ceilings)
-        self.provider: Provider = models.provider_for(self.settings, os.environ)
-        self.sandbox = self._sandbox()
 
-    def _asks(self, question: str) -> bool | None:
+    def process_table(self) -> ProcessTable:
+        """Return where background processes are kept: in a chat, the same place for all its turns."""
+        return _CHAT_PROCESSES if self.is_chat else ProcessTable()
+
+    def is_attended(self) -> bool:
+        """Whether a person is at the terminal."""
+        return not self.as_json and sys.stdin.isatty() and sys.stderr.isatty()
+
+    def asks(self, question: str) -> bool | None:
         """Ask a person at the terminal; None if there is none."""
-        if self.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not self.is_attended():
             return None
-        console = Console(stderr=True)
+        console = GuardedConsole(stderr=True)
         console.print(f"{question} [y/N] ", end="", markup=False, highlight=False, soft_wrap=True)
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
-    def _ask_to_approve(self, known: Settings) -> None:
-        """Ask whether what a project's file widens may take effect. Raises `UsageError` if not."""
-        if self._asks(f"{known.file} wants to set {known.wanted}. Approve this file as it is?"):
-            settings.approve(known, os.environ)
-        else:
-            known.check_approved()
+    def screen(self) -> Screen:
+        """Make the screen of a turn."""
+        return screen_for(as_json=self.as_json, asks=True, always=self)
 
-    def _sandbox(self) -> Sandbox:
-        """Return how commands are confined. Where they cannot be, a person may allow to do without."""
-        mode = cast(Mode, self.settings["sandbox"])
-        if mode != "off" and not (found := probe()).confines:
-            why = f"{found.text}; {found.advice}" if found.advice else found.text
-            if mode == "require":
-                raise UsageError(why)
-            # Without a terminal the first command is refused: an agent may not need any.
-            if self._asks(f"Commands would be {found.text}. Run them all the same?"):
-                mode = "off"
-                chosen = {**self.settings.chosen, "sandbox": settings.Chosen("off", "your answer")}
-                self.settings = replace(self.settings, chosen=chosen)
-        network = bool(self.settings["allow_network"])
-        return Sandbox(mode, Grants(network, self.settings.paths("allow_write")))
-
-    def _remembered(self, run_id: UUID) -> dict[str, str]:
-        with opened_log(self.store) as log, Session.open(log, run_id, read_only=True) as session:
-            tags = dict(log.info(run_id).tags)
-            self._before = ceilings_of(session)
-        given = {name: tags[_TAG + name] for name in _REMEMBERED if tags.get(_TAG + name)}
-        return given | _ceilings_since(self._before, given)
-
-    def tags(self) -> dict[str, str]:
-        """Return the settings that a resume needs."""
-        kept = {
-            name: self.settings[name]
-            for name in _REMEMBERED
-            if self.settings.chosen[name].source != settings.DEFAULT
-        }
-        agent = kept.get("agent")
-        if isinstance(agent, str):
-            path, colon, name = agent.partition(":")
-            kept["agent"] = str((self.directory / Path(path).expanduser()).resolve()) + colon + name
-        if kept.get("allow_write"):
-            kept["allow_write"] = os.pathsep.join(map(str, self.sandbox.grants.write))
-        model = kept.get("model")
-        if isinstance(model, str) and model.startswith("scripted:"):
-            kept["model"] = "scripted:" + str(Path(model.removeprefix("scripted:")).resolve())
-        return {_TAG + name: str(value) for name, value in kept.items() if value not in (None, False)}
-
-    def limits(self) -> Limits:
-        """Return the run's ceilings."""
-        steps, retries = self.settings.number("max_steps"), self.settings.number("max_retries")
-        return Limits(
-            max_cost_usd=self.settings.number("max_cost"),
-            max_steps=None if steps is None else int(steps),
-            max_retries=None if retries is None else int(retries),
-            timeout=self.settings.number("timeout"),
-            on_unknown_price=cast(OnUnknownPrice, self.settings["unknown_price"]),
-            # The command line has no option for this one.
-            max_depth=None if self._before is None else self._before.max_depth,
-        )
-
-    def turn(self, task: str | None) -> int:
+    def turn(
+        self,
+        task: str | None,
+        images: Sequence[ImagePart] = (),
+        *,
+        cancellation: CancellationToken | None = None,
+        inbox: Inbox | None = None,
+    ) -> int:
         """Run one turn on a task, or resume the last one. Returns the exit code."""
-        mode = PermissionMode(str(self.settings["permissions"]))
-        screen = screen_for(as_json=self.as_json, asks=mode is PermissionMode.ASK)
-        permissions = Permissions(mode, approver=screen.ask)
+        screen = self.screen()
+        permissions = self.permissions(screen.ask)
         try:
             with watching(screen) as feed:
-                run = self._run(task, permissions, feed.publish)
+                run = self.run(task, permissions, feed.publish, cancellation, images=images, inbox=inbox)
         except KeyboardInterrupt:
             return self._stopped(screen, "the turn was cut off", EXIT_CODES[TurnState.INTERRUPTED])
         except (LeaseHeldError, LogDamagedError):
@@ -203,38 +154,37 @@ class RunSetup:
         with run:
             self.run_id = run.id
             ended = TurnEnded("", run.state, run.result.error_kind, run.result.details, run.next_actions)
-            commands = run.execution_state.session[CommandRan].all()
-            refused = dict.fromkeys(kind for each in commands for kind in each.refused)
-            return self._print_ending(
-                screen, run.id, ended, run.text, [FOR_THE_PERSON[each] for each in refused]
-            )
+            session = run.execution_state.session
+            refused = [FOR_THE_PERSON[kind] for each in session[CommandRan].all() for kind in each.refused]
+            refused += [each.reason for each in session[McpServerFailed].all()]
+            refused += [printable_line(each.told()) for each in session[McpToolsChanged].all()]
+            counts = turn_counts(session, filesystem_of(run.execution_state))
+            return self._print_ending(screen, run.id, ended, counts, run.text, list(dict.fromkeys(refused)))
 
-    def _run(self, task: str | None, permissions: Permissions, watch: Any) -> Run:
-        if task is None:
-            assert self.run_id is not None
-            return self.agent.resume(
-                self.store,
-                self.run_id,
-                provider=self.provider,
-                limits=self.limits(),
-                permissions=permissions,
-                watch=watch,
-                sandbox=self.sandbox,
-                take_over=self.take_over,
-            )
-        return self.agent.run(
-            task,
-            provider=self.provider,
-            workspace=self.directory if self.run_id is None else None,
-            store=self.store,
-            limits=self.limits(),
-            permissions=permissions,
-            watch=watch,
-            sandbox=self.sandbox,
-            run_id=self.run_id,
-            tags=self.tags(),
-            take_over=self.take_over,
-        )
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run's newest turn has a clean answer, so that there is nothing to resume."""
+        assert self.run_id is not None
+        with opened_run(self.store, self.run_id) as session:
+            return turn_state(session) is TurnState.COMPLETED
+
+    def tell_finished(self) -> int:
+        """Say what a finished run is, and what one can do with it."""
+        assert self.run_id is not None
+        name, flag = str(self.run_id)[:8], stores.flag_for(self.store)
+        with opened_run(self.store, self.run_id) as session:
+            task = session[TurnStarted].all()[-1].task
+        err = GuardedConsole(stderr=True)
+        said = f"run {name} is finished: {short(printable_line(task), 60)}"
+        err.print(said, markup=False, highlight=False, soft_wrap=True)
+        for command in (
+            f"treenail chat --run {name}{flag}",
+            f"treenail show {name}{flag}",
+            f"treenail diff {name}{flag}",
+            f"treenail undo {name}{flag}",
+        ):
+            err.print(f"  {command}", style="dim", markup=False, highlight=False, soft_wrap=True)
+        return 0
 
     def _has_begun(self) -> bool:
         """Whether the store has a run at all."""
@@ -249,14 +199,21 @@ class RunSetup:
         self.run_id = self.run_id or find_run(self.store, LAST)
         with opened_run(self.store, self.run_id) as session:
             newest = newest_turn(session)
+            counts = turn_counts(session)
         state = TurnState.UNFINISHED if newest is None else newest.state
         ended = None if newest is None or not newest.is_as_claimed else newest.ended
         again = TurnEnded("", state, "", details, (f"treenail resume {self.run_id}",))
-        self._print_ending(screen, self.run_id, ended or again, "")
+        self._print_ending(screen, self.run_id, ended or again, counts)
         return code
 
     def _print_ending(
-        self, screen: Screen, run_id: UUID, ended: TurnEnded, text: str, refused: Sequence[str] = ()
+        self,
+        screen: Screen,
+        run_id: UUID,
+        ended: TurnEnded,
+        counts: TurnCounts,
+        text: str = "",
+        refused: Sequence[str] = (),
     ) -> int:
         """Print how a turn ended, and commands to paste. Returns the exit code."""
         code = exit_code(ended.state, ended.error_kind)
@@ -282,21 +239,25 @@ class RunSetup:
                 }
             )
             return code
-        err = Console(stderr=True)
-        style = "green" if ended.state is TurnState.COMPLETED else "red"
-        kind = f" ({ended.error_kind})" if ended.error_kind else ""
-        why = f"{kind}: {details}" if details else kind
-        err.print(f"[{style}]{ended.state.value}[/] run {short}", end="", highlight=False)
-        err.print(why, markup=False, highlight=False, soft_wrap=True)
+        err = GuardedConsole(stderr=True)
+        is_good = ended.state is TurnState.COMPLETED
+        if not is_good:
+            kind = f" ({ended.error_kind})" if ended.error_kind else ""
+            why = f"{kind}: {details}" if details else kind
+            style = "yellow" if ended.state is TurnState.HELD else "red"
+            print_text(err, f"{ended.state.value} run {short}{why}", style)
+        undo = f"treenail undo {short}" if self.is_chat else "treenail undo"
+        line = end_text(counts, undo + stores.flag_for(self.store), err.width)
+        mark = "✓" if is_good else "○" if ended.state is TurnState.HELD else "✗"
+        print_text(err, f"{mark} {line}", "green" if is_good else "dim")
         known = kept_by_runs(self.store) if kept else ()
         for each in kept:
             print_kept(err, each, known)
         for line in refused:
-            err.print(f"  {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-        if self.is_chat and ended.state is TurnState.COMPLETED:
-            return code
-        for command in commands:
-            err.print(f"  {command}", style="dim", markup=False, highlight=False, soft_wrap=True)
+            print_text(err, f"  {line}", "yellow")
+        if not is_good:
+            for command in commands:
+                print_text(err, f"  {command}", "dim")
         return code
 
     def _commands(self, ended: TurnEnded, run_id: UUID) -> list[str]:
@@ -323,56 +284,25 @@ def _in_flags(details: str) -> str:
     )
 
 
-def _agent_for(chosen: Settings, directory: Path) -> Agent:
-    """Return the agent, with the judges that the settings add to its own.
-
-    A judge that was asked for is a gate: if it cannot decide, the run is not complete.
-    """
-    spec = chosen.text("agent")
-    agent = agents.coding_agent() if spec is None else agents.load_agent(spec, directory)
-    check = chosen.text("check")
-    asked = agents.joined(
-        None if check is None else CommandChecker(check), LLMCompletionVerifier() if chosen["judge"] else None
-    )
-    if asked is None:
-        return agent
-    nested = agent.nested or NestedExecutionConfig()
-    return replace(
-        agent,
-        completion=agents.joined(agent.completion, asked),
-        nested=replace(nested, on_completion_failure="closed"),
-    )
-
-
-def _ceilings_since(limits: Limits | None, given: Mapping[str, str]) -> dict[str, str]:
-    """Return a run's present ceilings as settings, where they are not those of its beginning.
-
-    `given` is what the run was started with. A default ceiling is not remembered: the environment and the
-    settings file may set another.
-    """
-    if limits is None:
-        return {}
-    now = {
-        "max_cost": limits.max_cost_usd,
-        "max_steps": limits.max_steps,
-        "max_retries": limits.max_retries,
-        "timeout": limits.timeout,
-        "unknown_price": limits.on_unknown_price,
-    }
-    return {
-        name: str(value)
-        for name, value in now.items()
-        if value is not None and (name in given or value != settings.BY_NAME[name].default)
-    }
-
-
 @click.command
 @click.argument("task")
+@click.option(
+    "--continue", "-c", "follows", is_flag=True, help="Follow up on the newest run in this directory."
+)
+@image_option
 @agent_options
 @directory_option
 @take_over_option
 @json_option
-def run(task: str, directory: Path | None, take_over: bool, as_json: bool, **options: Any) -> int:
+def run(
+    task: str,
+    follows: bool,
+    images: tuple[str, ...],
+    directory: Path | None,
+    take_over: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
     """Run an agent in this directory.
 
     TASK says what to do; - reads it from the input. Exits 0 for a clean answer, 1 if the run failed, 3 with
@@ -385,62 +315,54 @@ def run(task: str, directory: Path | None, take_over: bool, as_json: bool, **opt
         task = sys.stdin.read()
     if not task.strip():
         raise UsageError('the task is empty; write what to do: treenail run "fix the failing test"')
-    setup = RunSetup(flags_of(options), directory=directory, as_json=as_json, take_over=take_over)
-    return setup.turn(task)
+    pictures = all_images(images)
+    flags = flags_of(options)
+    followed = newest_here(flags, directory) if follows else None
+    setup = TerminalRun(flags, directory=directory, run=followed, as_json=as_json, take_over=take_over)
+    return setup.turn(task, pictures)
+
+
+def newest_here(flags: Mapping[str, Any], directory: Path | None) -> str:
+    """Return the newest run in a directory. Raises `UsageError`."""
+    place = directory or Path.cwd()
+    store = stores.store_for(place, settings.load(flags, os.environ, place).text("store"), os.environ)
+    return str(newest_run_in(stores.existing(store), place))
 
 
 @click.command
-@run_argument
+@click.argument("run", required=False, shell_complete=complete_run)
 @agent_options
 @take_over_option
 @json_option
-def resume(run: str, take_over: bool, as_json: bool, **options: Any) -> int:
+def resume(run: str | None, take_over: bool, as_json: bool, **options: Any) -> int:
     """Resume a run that has stopped.
 
     After a crash, an interrupt, a limit or an answered question. It keeps its model, its agent and its
-    ceilings, unless others are given. RUN is a run's id, the beginning of it, or @last.
+    ceilings, unless others are given. RUN is a run's id, the beginning of it, or @last. Without RUN you
+    choose one from a list; without a terminal it is the one that waits, if it is only one.
 
     Example: treenail resume @last --max-cost 1.00
     """
-    setup = RunSetup(flags_of(options), run=run, as_json=as_json, take_over=take_over)
+    flags = flags_of(options)
+    if run is None:
+        store = store_named(options.get("store"))
+        runs = picking.known_runs(store)
+        if not runs:
+            raise UsageError(
+                f'there are no runs of an agent in {store}; start one with `treenail run "task"`, or resume '
+                "a workflow with `treenail workflow resume`"
+            )
+        is_person = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
+        chosen = picking.pick(runs) if is_person else picking.the_one_that_waits(store, runs)
+        if chosen is None:
+            return 0
+        run = str(chosen.run_id)
+    setup = TerminalRun(flags, run=run, as_json=as_json, take_over=take_over)
     assert setup.run_id is not None
     with opened_log(setup.store) as log:
         if is_workflow(log.info(setup.run_id)):
             short = str(setup.run_id)[:8]
             raise UsageError(f"{short} is a workflow; resume it with `treenail workflow resume {short}`")
+    if not as_json and setup.is_finished:
+        return setup.tell_finished()
     return setup.turn(None)
-
-
-@click.command
-@click.option("--run", help="Continue this run: an id, the beginning of it, or @last.")
-@agent_options
-@directory_option
-@take_over_option
-@json_option
-def chat(run: str | None, directory: Path | None, take_over: bool, as_json: bool, **options: Any) -> int:
-    """Talk with an agent, several turns in one run.
-
-    Each line is a turn. With --json, or without a terminal, the lines are read from the input.
-
-    Example: treenail chat --ask
-    """
-    setup = RunSetup(
-        flags_of(options), directory=directory, run=run, as_json=as_json, is_chat=True, take_over=take_over
-    )
-    console = Console(stderr=True)
-    is_person = sys.stdin.isatty() and not as_json
-    if is_person:
-        console.print("[dim]an empty line or Ctrl-D ends the chat; Ctrl-C stops a turn[/]")
-    code = 0
-    while True:
-        try:
-            line = console.input("> ", markup=False) if is_person else sys.stdin.readline()
-        except (EOFError, KeyboardInterrupt):
-            break
-        if not line.strip():
-            break
-        code = setup.turn(line.strip())
-    if is_person and setup.run_id is not None:
-        again = f"treenail chat --run {str(setup.run_id)[:8]}{stores.flag_for(setup.store)}"
-        console.print(f"continue with: {again}", style="dim", markup=False, highlight=False, soft_wrap=True)
-    return code

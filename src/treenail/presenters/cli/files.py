@@ -111,7 +111,7 @@ def undo(run: str, yes: bool, take_over: bool, store: str | None, as_json: bool)
     data: dict[str, Any] = {"run": str(run_id), "changes": changes, "text": found.text}
     asks = not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     if not as_json:
-        print(found.text or "no file would change")
+        print_result(False, data, found.text or "no file would change")
     if asks and not click.confirm(f"undo {counted(len(found.changes), 'change')} of run {str(run_id)[:8]}?"):
         print("nothing was undone")
         return 1
@@ -151,6 +151,7 @@ def _rolled_back(done: RolledBack) -> dict[str, Any]:
         "redone": [each.call_id for each in done.redone],
         "paths": list(done.paths),
         "kept": list(done.kept),
+        "notes": list(done.notes),
         "by": done.by,
     }
 
@@ -160,11 +161,12 @@ def _listed(calls: tuple[EndedCall, ...]) -> str:
 
 
 def _kept(done: RolledBack) -> str:
-    """Say what was taken away without knowing whose it was, and is kept."""
+    """Say what was left as it is, and what was taken away without knowing whose it was, and is kept."""
+    told = "".join(f"note: {each}\n" for each in done.notes)
     if not done.kept:
-        return ""
+        return told
     names = ", ".join(map(shown_path, done.kept))
-    return f"kept, because you may have written them yourself: {names}; see: treenail recover\n"
+    return f"{told}kept, because you may have written them yourself: {names}; see: treenail recover\n"
 
 
 def _person() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from treenail.errors import UsageError
@@ -9,6 +11,7 @@ from treenail.history import answer_run, list_holds
 from treenail.presenters.cli.options import json_option, run_argument, run_named, store_option
 from treenail.presenters.cli.output import print_result
 from treenail.presenters.cli.stores import flag_for
+from treenail.tools import ToolHeld
 
 
 @click.command("list")
@@ -42,11 +45,19 @@ def list_waiting(run: str, store: str | None, as_json: bool) -> None:
 @click.option("--call", help="Which call, if several wait.")
 @click.option("--yes", is_flag=True, help="Let the call run.")
 @click.option("--no", is_flag=True, help="Refuse the call.")
+@click.option("--answer", "text", help="The answer to a model's question; or the number of an option.")
 @click.option("--note", default="", help="A reason for the model, with a refusal.")
 @store_option
 @json_option
 def answer(
-    run: str, call: str | None, yes: bool, no: bool, note: str, store: str | None, as_json: bool
+    run: str,
+    call: str | None,
+    yes: bool,
+    no: bool,
+    text: str | None,
+    note: str,
+    store: str | None,
+    as_json: bool,
 ) -> None:
     """Answer a call that waits for a person.
 
@@ -54,13 +65,25 @@ def answer(
 
     Example: treenail hold answer @last --no --note "not in this file"
     """
-    if yes == no:
-        raise UsageError("answer with --yes or --no")
+    if yes + no + (text is not None) != 1:
+        raise UsageError("answer with --yes or --no, or a model's question with --answer TEXT")
     place, run_id = run_named(store, run)
-    held = answer_run(place, run_id, call, approved=yes, note=note, by="cli")
+    if text is not None or yes:
+        _check_kind(list_holds(place, run_id), call, in_words=text is not None)
+    approved = not no
+    held = answer_run(place, run_id, call, approved=approved, note=note if text is None else text, by="cli")
+    word = "refused" if no else "approved" if text is None else "answered"
     print_result(
         as_json,
-        {"run": str(run_id), "call": held.call_id, "approved": yes},
-        f"{'approved' if yes else 'refused'}: {held.tool_name} ({held.call_id})\n"
+        {"run": str(run_id), "call": held.call_id, "approved": approved},
+        f"{word}: {held.tool_name} ({held.call_id})\n"
         f"resume it with: treenail resume {str(run_id)[:8]}{flag_for(place)}",
     )
+
+
+def _check_kind(holds: Sequence[ToolHeld], call: str | None, *, in_words: bool) -> None:
+    """Refuse a yes to a question, and words as a permission."""
+    for each in holds:
+        if (call is None or each.call_id.startswith(call)) and each.is_question != in_words:
+            wanted = "--answer TEXT" if each.is_question else "--yes or --no"
+            raise UsageError(f"{each.tool_name} ({each.call_id}) is answered with {wanted}")

@@ -50,7 +50,7 @@ def replay(run: str, at: int | None, store: str | None, as_json: bool) -> None:
     place, run_id = run_named(store, run)
     with opened_run(place, run_id, must_be_whole=at is None) as session:
         found = inspect_replay(session, at)
-    print_result(as_json, found.to_data(), found.render())
+    print_result(as_json, {"run": str(run_id), **found.to_data()}, found.render())
 
 
 @click.command
@@ -71,7 +71,7 @@ def diagnose(run: str, store: str | None, as_json: bool) -> int:
     except LogDamagedError:
         run_id = None  # Whatever is readable is checked.
     reports = diagnose_store(place, run_id)
-    data = [each.to_data() for each in reports]
+    data = [{"run": each.session_id, **each.to_data()} for each in reports]
     text = "\n\n".join(each.render() for each in reports)
     print_result(as_json, data[0] if len(data) == 1 else data, text)
     return 0 if all(each.ok for each in reports) else 1
@@ -181,7 +181,9 @@ def erase(run: str, sure: bool, abandon: bool, store: str | None, as_json: bool)
         click.confirm(f"Delete run {short} for good?", abort=True)
     erase_run(place, run_id, abandon=abandon)
     print_result(
-        as_json, {"erased": str(run_id)}, f"deleted run {short} and its children; your files are untouched"
+        as_json,
+        {"run": str(run_id), "erased": str(run_id)},
+        f"deleted run {short} and its children; your files are untouched",
     )
 
 

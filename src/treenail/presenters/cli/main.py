@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 import importlib
 import os
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import click
 
 import treenail
 from treenail.errors import LeaseHeldError, LogDamagedError, TreenailError, UsageError
+from treenail.presenters.cli.output import guarded
 
 
 class LazyGroup(click.Group):
@@ -29,6 +33,8 @@ class LazyGroup(click.Group):
         if cmd_name not in self.table:
             return super().get_command(ctx, cmd_name)
         module, _, function = self.table[cmd_name][0].partition(":")
+        if module in ("execution", "talking"):
+            _show_life()
         found: click.Command = getattr(importlib.import_module(f"{__package__}.{module}"), function)
         return found
 
@@ -45,7 +51,7 @@ app = LazyGroup(
     table={
         "run": ("execution:run", "Run an agent in this directory."),
         "resume": ("execution:resume", "Resume a run that has stopped."),
-        "chat": ("execution:chat", "Talk with an agent, several turns in one run."),
+        "chat": ("talking:chat", "Talk with an agent, several turns in one run."),
         "list": ("runs:list_runs", "List the runs of this project, oldest first."),
         "show": ("timeline:show", "Show what happened in a run, with its children."),
         "diff": ("files:diff", "Show what a run changed in the files, as a diff."),
@@ -61,6 +67,8 @@ app = LazyGroup(
         "prune": ("logs:prune", "Delete the oldest events of a run."),
         "erase": ("logs:erase", "Delete a run for good. Your files stay as they are."),
         "salvage": ("logs:salvage", "Copy the readable part of a damaged store."),
+        "permissions": ("config:permissions", "Show the rules about calls, and change what you allow."),
+        "acp": ("editors:acp", "Work in an editor, by the Agent Client Protocol."),
         "doctor": ("doctor:doctor", "Check that everything a run needs is here."),
         "demo": ("demo:demo", "See what happens when things go wrong. Offline."),
     },
@@ -100,6 +108,18 @@ app.add_command(
 )
 app.add_command(
     LazyGroup(
+        "mcp",
+        help="Tools by the Model Context Protocol.",
+        table={
+            "list": ("mcp_servers:list_servers", "List the servers whose tools agents use here."),
+            "test": ("mcp_servers:test", "Start a server, log in if it asks for it, and show its tools."),
+            "add": ("mcp_servers:add", "Add a server to your settings."),
+            "serve": ("mcp_serve:serve", "Serve the runs of this directory as tools for other programs."),
+        },
+    )
+)
+app.add_command(
+    LazyGroup(
         "workflow",
         help="Steps with dependencies, each done by an agent.",
         table={
@@ -118,13 +138,17 @@ def version(as_json: bool) -> None:
     print(f'{{"version": "{treenail.__version__}"}}' if as_json else treenail.__version__)
 
 
+@functools.cache
+def _show_life() -> None:
+    """Print a line at a terminal, once, before the slow part: importing agents, judges and a vendor's SDK."""
+    if sys.stderr.isatty() and not {"--json", "--help", "-h"} & set(sys.argv):
+        click.echo(f"treenail {treenail.__version__}", err=True)
+
+
 def _sentence(error: TreenailError) -> str:
     """Say an error to a person at a command line: in commands, not in calls."""
     if isinstance(error, LeaseHeldError):
-        # The owner's name: program, machine, process namespace, process ...
-        parts = (error.owner or "").split("/")
-        who = f"process {parts[3]}" if len(parts) > 4 and parts[0] == "treenail" else error.owner
-        return f"{who} is writing this run; wait until it ends, or end it with --take-over"
+        return f"{error.holder} is writing this run; wait until it ends, or end it with --take-over"
     if isinstance(error, LogDamagedError):
         damage = str(error).partition("; nothing was")[0].partition(", and nothing was")[0]
         return (
@@ -134,10 +158,54 @@ def _sentence(error: TreenailError) -> str:
     return str(error)
 
 
+_OWN_FLAGS = ("-h", "--help", "--version")
+
+
+def _with_command(given: Sequence[str]) -> list[str]:
+    """Return what was typed with the command that it means: a task alone is `run`, nothing at all is `chat`.
+
+    The name of a command is always that command. One word that is not is more likely a slip than a task.
+    Raises `UsageError`, which suggests what was meant.
+    """
+    words = list(given)
+    if "_TREENAIL_COMPLETE" in os.environ:
+        return words
+    known = app.list_commands(click.Context(app))
+    if not words:
+        return ["chat"] if sys.stdin.isatty() and sys.stdout.isatty() else words
+    first = words[0]
+    if first in known or first in _OWN_FLAGS:
+        return words
+    if first.startswith("-"):
+        # Flags of a run without a command: with a task among them it is `run`, without one a chat.
+        found = app.get_command(click.Context(app), "run")
+        assert found is not None
+        said, _, _ = found.make_parser(click.Context(found)).parse_args(list(words))
+        return ["run" if isinstance(said.get("task"), str) else "chat", *words]
+    if len(first.split()) > 1:
+        return ["run", *words]
+    near = difflib.get_close_matches(first, known, n=1)
+    task = " ".join(words if not any(each.startswith("-") for each in words) else words[:1])
+    as_task = f"to run it as a task: treenail run {shlex.quote(task)}"
+    hint = (
+        f"did you mean `treenail {near[0]}`? Else, {as_task}"
+        if near
+        else f"`treenail --help` lists them; {as_task}"
+    )
+    raise UsageError(f"there is no command {first!r}; {hint}")
+
+
 def main() -> None:
     """Run the command line. An error that we raise on purpose is one sentence, not a traceback."""
+    with guarded():
+        code = _main()
+    raise SystemExit(code or 0)
+
+
+def _main() -> int:
+    code: int | str | None = 0
     try:
-        code = app.main(prog_name="treenail", standalone_mode=False)
+        code = app.main(_with_command(sys.argv[1:]), prog_name="treenail", standalone_mode=False)
     except TreenailError as error:
         print(f"treenail: {_sentence(error)}", file=sys.stderr)
         code = 2 if isinstance(error, UsageError) else 1
@@ -154,4 +222,4 @@ def main() -> None:
         what = f"{error.filename}: {error.strerror}" if error.filename else error
         print(f"treenail: the operating system refused: {what}; fix that, and try again", file=sys.stderr)
         code = 1
-    raise SystemExit(code or 0)
+    return int(code or 0)

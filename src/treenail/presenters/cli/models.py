@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
+from treenail.conversation import ReplayItem
 from treenail.errors import UsageError
+from treenail.presenters.cli import preflight
+from treenail.presenters.cli.model_options import model_options
 from treenail.presenters.cli.settings import Settings
-from treenail.providers import ModelEvent, ModelRequest, Provider
+from treenail.providers import (
+    PROVIDERS,
+    ModelEvent,
+    ModelRequest,
+    Provider,
+    bounds_output,
+    provider_class,
+    unknown_vendor,
+)
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.tools import ToolCall
 
@@ -26,22 +36,41 @@ DEFAULTS = (
 )
 """The model to use if none is named: the first one whose key is set."""
 
-_PROVIDERS = {
-    "openai": "treenail.providers.openai:OpenAI",
-    "anthropic": "treenail.providers.anthropic:Anthropic",
-    "litellm": "treenail.providers.litellm:LiteLLM",
-    "claude-agent": "treenail.providers.claude_agent:ClaudeAgent",
-}
-"""Each provider by the name that models, and the extra with its SDK, have it under: where it is."""
 
+def provider_for(settings: Settings, environ: Mapping[str, str], *, asks: bool = False) -> Provider:
+    """Make the provider that the settings name. Raises `UsageError` if that is impossible.
 
-def provider_for(settings: Settings, environ: Mapping[str, str]) -> Provider:
-    """Make the provider that the settings name. Raises `UsageError` if that is impossible."""
+    With `asks`, the model's server is asked first whether a run can begin.
+    """
     kind, model = _kind_and_model(settings, environ)
+    options = model_options(kind, settings)
     if kind == "scripted":
         return scripted(Path(model))
     base_url = settings.text("base_url")
-    options: dict[str, Any] = {}
+    preflight.check_settings(kind, model, base_url, environ)
+    if not asks:
+        return _made(kind, model, options, base_url, settings)
+    inquiry = None if settings["trust_model"] else preflight.Inquiry(kind, model, base_url, environ)
+    made = _made(kind, model, options, base_url, settings)
+    if inquiry is not None:
+        inquiry.check()
+    if settings["max_cost"] is not None and settings["unknown_price"] == "halt" and not has_price(made):
+        raise UsageError(
+            f"no price is known for {model!r}, so --max-cost cannot be kept; use --unknown-price warn to "
+            "leave its cost uncounted, or look for a newer table with `treenail prices fetch`"
+        )
+    return made
+
+
+def has_price(provider: Provider) -> bool:
+    """Whether the most that an answer of a model can cost is known."""
+    request = ModelRequest((ReplayItem("user", "Hi"),))
+    return bounds_output(provider) and provider.estimate_usd(request) is not None
+
+
+def _made(
+    kind: str, model: str, options: dict[str, Any], base_url: str | None, settings: Settings
+) -> Provider:
     if base_url is not None and kind != "claude-agent":
         options["base_url"] = base_url
     if (most := settings.number("max_output")) is not None:
@@ -49,7 +78,7 @@ def provider_for(settings: Settings, environ: Mapping[str, str]) -> Provider:
     if kind == "openai":
         options["api"] = settings.text("api") or ("responses" if base_url is None else "chat")
     try:
-        made: Provider = _imported(kind)(model, **options)
+        made: Provider = provider_class(kind)(model, **options)
     except UsageError as error:
         # The library's advice names arguments; a person here has variables and flags.
         said = re.sub(r",? or pass api_key=", "", str(error)).replace("pass base_url=", "use --base-url URL")
@@ -61,7 +90,7 @@ def _kind_and_model(settings: Settings, environ: Mapping[str, str]) -> tuple[str
     named, base_url = settings.text("model"), settings.text("base_url")
     if named is not None:
         kind, slash, model = named.partition("/")
-        if slash and kind in (*_PROVIDERS, "scripted"):
+        if slash and kind in (*PROVIDERS, "scripted"):
             if not model:
                 raise UsageError(f"the model {named!r} has no name after its provider; write {kind}/NAME")
             return kind, model
@@ -69,6 +98,8 @@ def _kind_and_model(settings: Settings, environ: Mapping[str, str]) -> tuple[str
             return "scripted", named.removeprefix("scripted:")
         if base_url is None and named.startswith("claude"):
             return "anthropic", named
+        if base_url is None and slash:
+            raise UsageError(unknown_vendor(named) + ", or name a server that has it with --base-url URL")
         return "openai", named
     if base_url is not None:
         raise UsageError(f"the server {base_url} needs the name of a model; add --model NAME")
@@ -79,20 +110,26 @@ def _kind_and_model(settings: Settings, environ: Mapping[str, str]) -> tuple[str
     raise UsageError(NO_PROVIDER)
 
 
-def install_command(extra: str) -> str:
-    """Return the command that installs Treenail with an extra; it is not published, so in a checkout."""
-    return f"pip install '.[{extra}]'"
+def same_provider(named: str, remembered: Mapping[str, str]) -> bool:
+    """Say whether a model's name leads to the provider, and the server, that a run has had."""
+    kind, slash, _ = named.partition("/")
+    before, had, _ = remembered.get("model", "").partition("/")
+    if not (slash and kind in (*PROVIDERS, "scripted")) and not named.startswith("scripted:"):
+        # A bare name is a model of the run's own server, if it has one.
+        return "base_url" in remembered
+    return bool(had) and kind == before
 
 
-def _imported(kind: str) -> Any:
-    module, _, name = _PROVIDERS[kind].partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise UsageError(
-            f"the extra {kind!r} is not installed (there is no {error.name or error}); in a checkout of "
-            f"Treenail, install it with `{install_command(kind)}`"
-        ) from error
+def known_names() -> list[str]:
+    """Return the names of models that can be completed: the usual ones, with their providers."""
+    return [
+        *(name for _, name in DEFAULTS),
+        "anthropic/claude-opus-4-5",
+        "anthropic/claude-haiku-4-5",
+        "openai/gpt-5",
+        "openai/gpt-5-nano",
+        "openai/gpt-4.1",
+    ]
 
 
 class TaskScripts:

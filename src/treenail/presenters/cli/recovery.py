@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from treenail.history import KeptByRun, kept_by_runs, name_to_recover, recover_files
+from treenail.presenters.cli.console import GuardedConsole
 from treenail.presenters.cli.options import json_option, store_named, store_option
 from treenail.presenters.cli.output import print_json, print_result
 from treenail.workspace import shown_path
@@ -40,7 +41,7 @@ def recover(what: str | None, into: Path | None, store: str | None, as_json: boo
             print_json([each.to_data() for each in known])
             return
         for each in known:
-            print_kept(Console(), each, known)
+            print_kept(GuardedConsole(), each, known)
         if not known:
             print("no undo has taken a file away")
         return

@@ -6,10 +6,11 @@ import click
 from rich.console import Console
 
 from treenail.history import RunTree, RunView, kept_by_runs, lines, opened_log, read_tree
+from treenail.presenters.cli.console import GuardedConsole
 from treenail.presenters.cli.options import json_option, run_argument, run_named, store_option
 from treenail.presenters.cli.output import print_json
 from treenail.presenters.cli.recovery import print_kept
-from treenail.presenters.cli.runs import STYLES, warn_of_damage
+from treenail.presenters.cli.runs import STYLES, used_text, warn_of_damage
 from treenail.presenters.cli.stores import salvage_command
 
 
@@ -33,10 +34,10 @@ def show(run: str, store: str | None, as_json: bool) -> int:
         actions = {"next_actions": [salvage_command(place)]} if tree.damaged else {}
         print_json(tree.to_data() | {"kept": [each.to_data() for each in kept]} | actions)
     else:
-        _print_tree(Console(), tree, "")
+        _print_tree(GuardedConsole(), tree, "")
         known = kept_by_runs(place) if kept else ()
         for each in kept:
-            print_kept(Console(), each, known)
+            print_kept(GuardedConsole(), each, known)
     return warn_of_damage(place, tree.damaged)
 
 
@@ -45,7 +46,9 @@ def _print_tree(console: Console, tree: RunTree, indent: str) -> None:
     style = STYLES.get(summary.state, "red")
     title = f"{indent}[bold]{'└ child' if indent else 'run'} {short}[/] [{style}]{summary.state}[/]"
     console.print(title, end="", highlight=False)
-    about = f" · {summary.agent or 'no agent'} · {summary.info.created_at:%Y-%m-%d %H:%M} UTC"
+    cost, _, time = used_text(summary)
+    used = "".join(f" · {each}" for each in (time, cost) if each != "-")
+    about = f" · {summary.agent or 'no agent'} · {summary.info.created_at:%Y-%m-%d %H:%M} UTC{used}"
     console.print(about, markup=False, highlight=False)
     print_lines(console, tree.view, indent)
     if tree.damage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,13 +10,14 @@ from typing import Any
 from uuid import UUID
 
 import click
-from rich.console import Console
 
 from treenail.agent import Agent
 from treenail.containment import Limits
 from treenail.history import LAST, find_run, opened_run
+from treenail.log import Store
 from treenail.presenters.cli import agents, settings
-from treenail.presenters.cli.execution import RunSetup
+from treenail.presenters.cli.console import GuardedConsole
+from treenail.presenters.cli.execution import TerminalRun
 from treenail.presenters.cli.options import (
     agent_options,
     directory_option,
@@ -28,9 +28,9 @@ from treenail.presenters.cli.options import (
     store_option,
     take_over_option,
 )
-from treenail.presenters.cli.output import print_json
+from treenail.presenters.cli.output import json_text, print_json
+from treenail.presenters.cli.setup import RunSetup
 from treenail.state import Session
-from treenail.tools import PermissionMode, Permissions
 from treenail.workflows import (
     StepState,
     WorkflowEvent,
@@ -82,7 +82,7 @@ def run(
     loaded = load_spec(spec)
     if is_dry:
         return _show_plan(loaded, as_json=as_json)
-    setup = RunSetup(flags_of(options), directory=directory, as_json=as_json)
+    setup = TerminalRun(flags_of(options), directory=directory, as_json=as_json)
     screen = _Screen(as_json=as_json)
     try:
         result = run_workflow(
@@ -92,7 +92,7 @@ def run(
             workspace=setup.directory,
             store=setup.store,
             ceiling=_ceiling(loaded, setup),
-            permissions=_permissions(setup),
+            permissions=setup.permissions(),
             sandbox=setup.sandbox,
             watch=screen.show,
             tags=setup.tags(),
@@ -132,7 +132,7 @@ def resume(
 
     Example: treenail workflow resume @last --rerun failed
     """
-    setup = RunSetup(flags_of(options), run=run, as_json=as_json)
+    setup = TerminalRun(flags_of(options), run=run, as_json=as_json)
     assert setup.run_id is not None
     screen = _Screen(as_json=as_json)
 
@@ -154,7 +154,7 @@ def resume(
             _agents(spec, setup),
             provider=setup.provider,
             ceiling=_ceiling(spec, setup),
-            permissions=_permissions(setup),
+            permissions=setup.permissions(),
             sandbox=setup.sandbox,
             watch=screen.show,
             before=before,
@@ -178,7 +178,7 @@ def status(run: str, store: str | None, as_json: bool) -> int:
     """
     result = _read(*run_named(store, run))
     if as_json:
-        print_json(result.to_data())
+        print_json(_data(result))
         return EXIT_CODES[result.state]
     print(f"{result.name} is {result.state.value}{f' ({result.reason})' if result.reason else ''}")
     for wave in result.waves:
@@ -207,9 +207,14 @@ def _print_step(result: WorkflowResult, step_id: str) -> None:
         print(f"    {artifact.path} ({artifact.size} bytes, sha256 {artifact.sha256[:12]})")
 
 
-def _read(store: Path, run_id: UUID) -> WorkflowResult:
+def _read(store: Store, run_id: UUID) -> WorkflowResult:
     with opened_run(store, run_id) as session:
         return workflow_result(session)
+
+
+def _data(result: WorkflowResult) -> dict[str, Any]:
+    """Return a result in the words that all commands share, and in those of workflows."""
+    return {"run": result.session_id, "state": result.state.value, **result.to_data()}
 
 
 def _show_plan(spec: WorkflowSpec, *, as_json: bool) -> int:
@@ -262,17 +267,12 @@ def _ceiling(spec: WorkflowSpec, setup: RunSetup) -> Limits:
     )
 
 
-def _permissions(setup: RunSetup) -> Permissions:
-    """Return permissions that never ask on the terminal: steps run at once, so a call waits durably."""
-    return Permissions(PermissionMode(str(setup.settings["permissions"])))
-
-
 class _Screen:
     """Shows the events of a workflow: lines for people on the error stream, JSON for machines."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
-        self._console = Console(stderr=True)
+        self._console = GuardedConsole(stderr=True)
 
     def show(self, event: WorkflowEvent) -> None:
         """Show one event."""
@@ -297,7 +297,7 @@ class _Screen:
         """Say how it ended; return the exit code."""
         code = EXIT_CODES[result.state]
         if self._as_json:
-            self._write({"event": "ended", **result.to_data(), "exit_code": code})
+            self._write({"event": "ended", **_data(result), "exit_code": code})
             return code
         ready = len(result.steps_in(StepState.READY))
         told = f"{result.state.value} workflow {result.session_id[:8]}"
@@ -310,5 +310,5 @@ class _Screen:
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _write(self, data: Mapping[str, Any]) -> None:
-        sys.stdout.write(json.dumps(data, ensure_ascii=False, default=str) + "\n")
+        sys.stdout.write(json_text(data) + "\n")
         sys.stdout.flush()

@@ -1,0 +1,469 @@
+"""The question before an effect: what is asked, how it is drawn, and what a person answers.
+
+A `Question` is plain data: the whole command or the diff, never a part of it. `ask_at_terminal` shows all of
+it, a screenful at a time, before it takes a yes. It reads single keys, with the terminal's own signals turned
+off: Ctrl-C is a no.
+
+A letter of a sentence is not an answer. The keys are offered when nothing was typed for a moment; what comes
+before that is dropped, and so is a key with more keys right behind it. Whoever was typing confirms a yes with
+Enter, and "always", which outlives the question, is always confirmed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shlex
+import subprocess
+import tempfile
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from time import monotonic
+from typing import Any, Literal, Protocol
+
+from rich.console import Console
+from rich.text import Text
+
+from treenail.presenters.cli.footer import lines_text
+from treenail.printable import printable, printable_line
+from treenail.tools import ASK_PERSON, PermissionRequest
+from treenail.workspace import changed_lines, diff_lines
+
+_EDITED_FIELD = {"run_command": "command", "write_file": "content", "edit_file": "new_text"}
+"""What `e` edits of a tool's arguments; of other tools all of them, as JSON."""
+
+_LEFT_OUT = re.compile(r"^(Large|Binary) file |^\.\.\. and ", re.MULTILINE)
+"""What a diff says where it does not show everything."""
+
+_CTRL_C, _CTRL_D, _ESCAPE, _ENTER = "\x03", "\x04", "\x1b", "\r"
+
+_QUIET_S = 0.7
+"""How long nothing has to be typed before a key is an answer."""
+
+_ALONE_S = 0.15
+"""How soon another key comes behind one that is part of a word or a paste."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a person is asked before a call with effects."""
+
+    call_id: str
+    tool: str
+    arguments: str
+    """JSON text, as the call would run with it."""
+    command: str | None = None
+    """The whole command, for a tool that runs one."""
+    directory: str = ""
+    diff: str | None = None
+    """What would change in the files, as a unified diff; None if that cannot be known before."""
+    rule: str = ""
+    """What "always" would allow from now on; empty if it cannot be offered."""
+    is_edited: bool = False
+    """Whether the person has changed the arguments already."""
+    has_hooks: bool = False
+    """Whether hooks run around the call, whose changes are not in the diff."""
+
+    @property
+    def title(self) -> str:
+        """One line: the tool, and what it is about."""
+        about = printable_line(str(_fields(self.arguments).get("path", "")))
+        if self.diff:
+            about = f"{about} {lines_text(*changed_lines(self.diff))}"
+        return f"{printable_line(self.tool)} {about}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a person answers."""
+
+    kind: Literal["yes", "no", "always", "edited"]
+    reason: str = ""
+    """With a no: what the model is told."""
+    arguments: str = ""
+    """With `edited`: the JSON text that the call runs with."""
+
+
+class Asker(Protocol):
+    """Asks a person; None if nobody answers: then the call waits durably."""
+
+    def __call__(self, question: Question, request: PermissionRequest) -> Answer | None:
+        """Ask, and return the answer."""
+        ...
+
+
+def question_for(request: PermissionRequest, *, rule: str = "", arguments: str | None = None) -> Question:
+    """Make the question for a call; `arguments` are those that a person has changed it to."""
+    text = request.arguments if arguments is None else arguments
+    fields = _fields(text)
+    command = fields.get("command")
+    preview = request.preview(text)
+    return Question(
+        call_id=request.call_id,
+        tool=request.tool_name,
+        arguments=text,
+        command=command if isinstance(command, str) else None,
+        directory=str(fields.get("directory", "")),
+        diff=None if preview is None else preview.text,
+        rule=rule,
+        is_edited=arguments is not None,
+        has_hooks=request.tool is not None and request.tool.wraps is not None,
+    )
+
+
+def drawn(question: Question) -> Text:
+    """Draw all of what is asked, in colours."""
+    shown = Text()
+    shown.append(f"? {question.title}\n", style="bold yellow")
+    if question.is_edited:
+        shown.append("  with your changes\n", style="yellow")
+    if question.command is not None:
+        for number, line in enumerate(printable(question.command).split("\n")):
+            shown.append("  $ " if number == 0 else "    ", style="dim")
+            shown.append(f"{line}\n", style="bold")
+        if question.directory not in ("", "."):
+            shown.append(f"  in {printable_line(question.directory)}\n", style="dim")
+        others = {
+            name: value
+            for name, value in _fields(question.arguments).items()
+            if name not in ("command", "directory") and value is not None
+        }
+        if others:
+            shown.append(_indented(json.dumps(others, ensure_ascii=False)), style="dim")
+    elif question.diff and not _LEFT_OUT.search(question.diff):
+        shown.append_text(drawn_diff(question.diff))
+    else:
+        shown.append(_indented(_pretty(question.arguments)))
+        if question.diff == "":
+            shown.append("  it would change no file\n", style="dim")
+    if question.has_hooks:
+        shown.append("  hooks run with this call, and may change more\n", style="dim")
+    return shown
+
+
+_DIFF_STYLES = {"head": "bold", "hunk": "cyan", "added": "green", "removed": "red", "same": "dim"}
+
+
+def drawn_diff(diff: str) -> Text:
+    """Colour a unified diff."""
+    shown = Text()
+    for part, line in diff_lines(diff):
+        shown.append(f"  {printable(line)}\n", style=_DIFF_STYLES[part])
+    return shown
+
+
+def keys_line(question: Question) -> str:
+    """Write the keys that answer a question."""
+    keys = ["[y]es", "[n]o, say why"]
+    if question.diff:
+        keys.append("[d]iff")
+    keys.append("[e]dit")
+    if question.rule and not question.is_edited:
+        keys.append(f"[a]lways: {printable_line(question.rule)}")
+    return "  ".join(keys)
+
+
+def ask_at_terminal(
+    question: Question,
+    request: PermissionRequest,
+    *,
+    console: Console,
+    keys: Keys | None = None,
+) -> Answer | None:
+    """Show all of a question, and read the answer; None if the terminal is gone or the turn was stopped."""
+    keys = keys or Keys()
+    try:
+        with keys.raw():
+            return _ask(question, request, console, keys)
+    except EOFError:
+        return None
+
+
+def _ask(question: Question, request: PermissionRequest, console: Console, keys: Keys) -> Answer | None:
+    if question.tool == ASK_PERSON:
+        return _ask_in_words(question, console, keys)
+    said = _shown_in_pages(drawn(question), console, keys)
+    while True:
+        if said is None:
+            said = keys.settled(console)
+        if said is None:
+            _say(console, f"  {keys_line(question)} ")
+            said = keys.answer().lower()
+        pressed, said = said, None
+        is_always = pressed == "a" and question.rule != "" and not question.is_edited
+        if is_always or (keys.is_typing and pressed in ("y", "e")):
+            meant = (
+                f"always {printable_line(question.rule)}" if is_always else {"y": "yes", "e": "edit"}[pressed]
+            )
+            _say(console, f"{meant}? Enter confirms ")
+            confirmed = keys.key()
+            if confirmed not in (_ENTER, "\n"):
+                _say(console, "\n")
+                said = confirmed if confirmed in (_CTRL_C, _ESCAPE) else None
+                continue
+        if pressed == "y":
+            _say(console, "yes\n")
+            return Answer("edited", arguments=question.arguments) if question.is_edited else Answer("yes")
+        if pressed in ("n", _CTRL_C, _ESCAPE):
+            _say(console, "no\n")
+            if pressed != "n":
+                return Answer("no")
+            _say(console, "  why? (the model is told; Enter for no reason) ")
+            return Answer("no", reason=keys.line(console))
+        _say(console, "\n")
+        if is_always:
+            return Answer("always")
+        if pressed == "d" and question.diff:
+            said = _shown_in_pages(drawn_diff(question.diff), console, None)
+        elif pressed == "e":
+            question = _edited(question, request, console, keys)
+            said = _shown_in_pages(drawn(question), console, keys)
+        elif pressed:
+            keys.is_typing = True
+
+
+def _ask_in_words(question: Question, console: Console, keys: Keys) -> Answer:
+    """Show a model's question, and read the answer; an empty line is a no."""
+    fields = _fields(question.arguments)
+    shown = Text()
+    for number, line in enumerate(printable(str(fields.get("question", ""))).split("\n")):
+        shown.append(f"{'  ' if number else '? '}{line}\n", style="bold yellow")
+    options = fields.get("options")
+    for number, each in enumerate(options if isinstance(options, list) else (), start=1):
+        shown.append(f"  {number}. {printable_line(str(each))}\n")
+    said = ""
+    if _shown_in_pages(shown, console, keys) is None and keys.settled(console) is None:
+        _say(console, "  your answer (a number chooses; Enter for none): ")
+        said = keys.line(console)
+    return Answer("yes", reason=said) if said else Answer("no")
+
+
+def _shown_in_pages(shown: Text, console: Console, keys: Keys | None) -> str | None:
+    """Print everything, a screenful at a time; returns the key if a person said no before the end."""
+    lines = console.render_lines(shown, pad=False)
+    height = max(console.height - 3, 3)
+    for start in range(0, len(lines), height):
+        for line in lines[start : start + height]:
+            console.print(Text.assemble(*((each.text, each.style or "") for each in line)), soft_wrap=True)
+        left = len(lines) - start - height
+        if left > 0 and keys is not None:
+            pressed = keys.settled(console)
+            if pressed is None:
+                _say(console, f"  {left} more lines: space shows more, d all at once, n says no ")
+                pressed = keys.key().lower()
+                _say(console, "\n")
+            if pressed in ("n", _CTRL_C, _ESCAPE):
+                return pressed
+            if pressed == "d":
+                keys = None
+    return None
+
+
+def _edited(question: Question, request: PermissionRequest, console: Console, keys: Keys) -> Question:
+    """Open the person's editor on the arguments; returns the question about what came out of it."""
+    fields = _fields(question.arguments)
+    name = _EDITED_FIELD.get(question.tool, "")
+    value = fields.get(name)
+    if isinstance(value, str):
+        ending = ".sh" if name == "command" else PurePosixPath(str(fields.get("path", ""))).suffix
+        text = value
+    else:
+        ending, text, name = ".json", _pretty(question.arguments), ""
+    with keys.cooked():
+        try:
+            made = _from_editor(text, ending)
+        except (OSError, subprocess.CalledProcessError, UnicodeDecodeError) as error:
+            _say(console, f"  the editor failed: {printable_line(str(error))}; set EDITOR\n")
+            return question
+    if name in ("command", ""):
+        made = made.removesuffix("\n")
+    arguments = made if not name else json.dumps({**fields, name: made}, ensure_ascii=False)
+    if made == text:
+        return question
+    problem = request.problem_with(arguments)
+    if problem is not None:
+        _say(console, f"  that does not fit: {printable(problem)}\n")
+        return question
+    return replace(question_for(request, rule=question.rule, arguments=arguments), is_edited=True)
+
+
+def _from_editor(text: str, ending: str) -> str:
+    """Let a person edit a text. The file is theirs alone, and is gone afterwards."""
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    with tempfile.TemporaryDirectory(prefix="treenail-") as directory:
+        file = Path(directory) / f"edit{ending if ending.isprintable() and '/' not in ending else ''}"
+        file.write_text(text, encoding="utf-8")
+        subprocess.run([*shlex.split(editor), str(file)], check=True)
+        return file.read_text(encoding="utf-8")
+
+
+class Keys:
+    """Reads single keys of a terminal; where there is none, lines of the input."""
+
+    def __init__(
+        self,
+        descriptor: int = 0,
+        *,
+        is_stopped: Callable[[], bool] = lambda: False,
+        pressed_at: float = float("-inf"),
+        is_typing: bool = False,
+    ) -> None:
+        self._descriptor = descriptor
+        self._is_stopped = is_stopped
+        self.pressed_at = pressed_at
+        """When the last key came."""
+        self.is_typing = is_typing
+        """Whether the person is in the middle of writing something else."""
+        self._before: list[Any] | None = None
+
+    @contextmanager
+    def raw(self) -> Iterator[None]:
+        """Read keys as they are pressed, without echo and signals, and drop what was typed before."""
+        try:
+            self._before = termios.tcgetattr(self._descriptor)
+        except termios.error:
+            yield  # Not a terminal: lines are read.
+            return
+        changed = termios.tcgetattr(self._descriptor)
+        changed[3] &= ~(termios.ICANON | termios.ECHO | termios.ISIG)
+        changed[0] &= ~termios.ICRNL
+        changed[6][termios.VMIN], changed[6][termios.VTIME] = 1, 0
+        termios.tcsetattr(self._descriptor, termios.TCSADRAIN, changed)
+        if select.select([self._descriptor], [], [], 0)[0]:
+            self.pressed_at = monotonic()
+        termios.tcflush(self._descriptor, termios.TCIFLUSH)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
+            self._before = None
+
+    @contextmanager
+    def cooked(self) -> Iterator[None]:
+        """Give the terminal to another program for a while."""
+        if self._before is None:
+            yield
+            return
+        now = termios.tcgetattr(self._descriptor)
+        termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(self._descriptor, termios.TCSAFLUSH, now)
+
+    def settled(self, console: Console) -> str | None:
+        """Wait until nothing was typed for a moment, and drop what is; returns a Ctrl-C or an Escape."""
+        if self._before is None:
+            return None
+        is_told = False
+        if select.select([self._descriptor], [], [], 0)[0]:
+            termios.tcflush(self._descriptor, termios.TCIFLUSH)
+            self.pressed_at = monotonic()
+        while (left_s := self.pressed_at + _QUIET_S - monotonic()) > 0:
+            if self._is_stopped():
+                raise EOFError
+            if not select.select([self._descriptor], [], [], min(left_s, 0.2))[0]:
+                continue
+            pressed = self.key()
+            if pressed in (_CTRL_C, _ESCAPE):
+                return pressed
+            self.is_typing = True
+            if not is_told:
+                _say(console, "  you were typing: to answer, stop for a moment\n")
+                is_told = True
+        return None
+
+    def answer(self) -> str:
+        """Wait for a key; empty if it is a yes with more right behind it, as in a word or a paste.
+
+        An Enter behind it is a habit, and means the same.
+        """
+        pressed = self.key()
+        if self._before is None or pressed.lower() not in ("y", "a", "e"):
+            return pressed
+        if not self._drop_rest(_ALONE_S).strip(b"\r\n"):
+            return pressed
+        self.is_typing = True
+        return ""
+
+    def key(self) -> str:
+        """Wait for a key. Raises `EOFError` if there is nobody, or the turn was stopped meanwhile."""
+        pressed = self._byte()
+        if pressed == b"\x04":
+            raise EOFError
+        if pressed == b"\x1b":
+            # An arrow key or the like is an escape with more right behind it, and means nothing here.
+            return "" if self._drop_rest() else _ESCAPE
+        if pressed[0] >= 0xC0:
+            for _ in range(1 + (pressed[0] >= 0xE0) + (pressed[0] >= 0xF0)):
+                pressed += self._byte()
+        return pressed.decode("utf-8", "replace")
+
+    def line(self, console: Console) -> str:
+        """Read a line of text; Ctrl-C and Escape end it without any."""
+        typed = ""
+        while True:
+            pressed = self.key()
+            if pressed in (_ENTER, "\n"):
+                _say(console, "\n")
+                return typed.strip()
+            if pressed in (_CTRL_C, _ESCAPE):
+                _say(console, "\n")
+                return ""
+            if pressed in ("\x7f", "\b"):
+                typed = typed[:-1]
+                _say(console, "\b \b")
+            elif pressed.isprintable() and pressed:
+                typed += pressed
+                _say(console, pressed)
+
+    def _byte(self) -> bytes:
+        while not select.select([self._descriptor], [], [], 0.2)[0]:
+            if self._is_stopped():
+                raise EOFError
+        try:
+            read = os.read(self._descriptor, 1)
+        except OSError:
+            read = b""
+        if not read:
+            raise EOFError
+        self.pressed_at = monotonic()
+        return read
+
+    def _drop_rest(self, within_s: float = 0.02) -> bytes:
+        """Drop what comes right behind a key, and return it."""
+        dropped = b""
+        while select.select([self._descriptor], [], [], within_s)[0]:
+            self.pressed_at = monotonic()
+            if not (read := os.read(self._descriptor, 64)):
+                break
+            dropped += read
+        return dropped
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+
+
+def _fields(arguments: str) -> dict[str, Any]:
+    try:
+        found = json.loads(arguments or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _pretty(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments or "{}"), ensure_ascii=False, indent=2)
+    except ValueError:
+        return arguments
+
+
+def _indented(text: str) -> str:
+    return "".join(f"  {line}\n" for line in printable(text).splitlines())
