@@ -98,7 +98,7 @@ def test_no_file_ends_its_own_fence(text: str) -> None:
     assert fence not in text
 
 
-_PASTED = st.lists(st.text() | st.text("@!/\\\"ab \n"), max_size=4)
+_PASTED = st.lists(st.text() | st.text('@!/\\"ab \n'), max_size=4)
 _TYPED = st.text(st.characters(exclude_characters="[@\\"), max_size=20)
 
 
