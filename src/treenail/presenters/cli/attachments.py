@@ -36,7 +36,7 @@ _NAMED_OR_ESCAPED = re.compile(rf"{_NAMED.pattern}|{_ESCAPED.pattern}")
 _TO_ESCAPE = re.compile(r"""(?<![^\s("'\[{,;])@|\\@""")
 """An at sign that names a file, or that would lose a backslash."""
 _BEGINS = re.compile(r"\s*(?=!|/[^\s/]*(?:\s|$)|\\+[!/])")
-"""The space before a line that runs something (the chat's command, or the person's own) or would lose a backslash."""
+"""The space before a line that would run something or lose a backslash."""
 _ESCAPED_BEGIN = re.compile(r"^(\s*)\\(?=\\*[!/])")
 _TAIL = ".,;:!?"
 """What ends a sentence and not a path."""
