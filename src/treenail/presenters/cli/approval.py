@@ -1,12 +1,11 @@
 """The question before an effect: what is asked, how it is drawn, and what a person answers.
 
 A `Question` is plain data: the whole command or the diff, never a part of it. `ask_at_terminal` shows all of
-it, a screenful at a time, before it takes a yes. It reads single keys, with the terminal's own signals turned
-off: Ctrl-C is a no.
+it, a screenful at a time, before it takes a yes. It reads single keys (`keys.py`), with the terminal's own
+signals turned off: Ctrl-C is a no.
 
-A letter of a sentence is not an answer. The keys are offered when nothing was typed for a moment; what comes
-before that is dropped, and so is a key with more keys right behind it. Whoever was typing confirms a yes with
-Enter, and "always", which outlives the question, is always confirmed.
+A person who was typing confirms a yes with Enter, and "always", which outlives the question, is always
+confirmed.
 """
 
 from __future__ import annotations
@@ -14,22 +13,18 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import shlex
 import subprocess
 import tempfile
-import termios
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from time import monotonic
 from typing import Any, Literal, Protocol
 
 from rich.console import Console
 from rich.text import Text
 
 from treenail.presenters.cli.footer import lines_text
+from treenail.presenters.cli.keys import CTRL_C, ENTER, ESCAPE, Keys, say
 from treenail.printable import printable, printable_line
 from treenail.tools import ASK_PERSON, PermissionRequest
 from treenail.workspace import changed_lines, diff_lines
@@ -39,14 +34,6 @@ _EDITED_FIELD = {"run_command": "command", "write_file": "content", "edit_file":
 
 _LEFT_OUT = re.compile(r"^(Large|Binary) file |^\.\.\. and ", re.MULTILINE)
 """What a diff says where it does not show everything."""
-
-_CTRL_C, _CTRL_D, _ESCAPE, _ENTER = "\x03", "\x04", "\x1b", "\r"
-
-_QUIET_S = 0.7
-"""How long nothing has to be typed before a key is an answer."""
-
-_ALONE_S = 0.15
-"""How soon another key comes behind one that is part of a word or a paste."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +179,7 @@ def _ask(question: Question, request: PermissionRequest, console: Console, keys:
         if said is None:
             said = keys.settled(console)
         if said is None:
-            _say(console, f"  {keys_line(question)} ")
+            say(console, f"  {keys_line(question)} ")
             said = keys.answer().lower()
         pressed, said = said, None
         is_always = pressed == "a" and question.rule != "" and not question.is_edited
@@ -200,22 +187,22 @@ def _ask(question: Question, request: PermissionRequest, console: Console, keys:
             meant = (
                 f"always {printable_line(question.rule)}" if is_always else {"y": "yes", "e": "edit"}[pressed]
             )
-            _say(console, f"{meant}? Enter confirms ")
+            say(console, f"{meant}? Enter confirms ")
             confirmed = keys.key()
-            if confirmed not in (_ENTER, "\n"):
-                _say(console, "\n")
-                said = confirmed if confirmed in (_CTRL_C, _ESCAPE) else None
+            if confirmed not in (ENTER, "\n"):
+                say(console, "\n")
+                said = confirmed if confirmed in (CTRL_C, ESCAPE) else None
                 continue
         if pressed == "y":
-            _say(console, "yes\n")
+            say(console, "yes\n")
             return Answer("edited", arguments=question.arguments) if question.is_edited else Answer("yes")
-        if pressed in ("n", _CTRL_C, _ESCAPE):
-            _say(console, "no\n")
+        if pressed in ("n", CTRL_C, ESCAPE):
+            say(console, "no\n")
             if pressed != "n":
                 return Answer("no")
-            _say(console, "  why? (the model is told; Enter for no reason) ")
+            say(console, "  why? (the model is told; Enter for no reason) ")
             return Answer("no", reason=keys.line(console))
-        _say(console, "\n")
+        say(console, "\n")
         if is_always:
             return Answer("always")
         if pressed == "d" and question.diff:
@@ -238,7 +225,7 @@ def _ask_in_words(question: Question, console: Console, keys: Keys) -> Answer:
         shown.append(f"  {number}. {printable_line(str(each))}\n")
     said = ""
     if _shown_in_pages(shown, console, keys) is None and keys.settled(console) is None:
-        _say(console, "  your answer (a number chooses; Enter for none): ")
+        say(console, "  your answer (a number chooses; Enter for none): ")
         said = keys.line(console)
     return Answer("yes", reason=said) if said else Answer("no")
 
@@ -254,10 +241,10 @@ def _shown_in_pages(shown: Text, console: Console, keys: Keys | None) -> str | N
         if left > 0 and keys is not None:
             pressed = keys.settled(console)
             if pressed is None:
-                _say(console, f"  {left} more lines: space shows more, d all at once, n says no ")
+                say(console, f"  {left} more lines: space shows more, d all at once, n says no ")
                 pressed = keys.key().lower()
-                _say(console, "\n")
-            if pressed in ("n", _CTRL_C, _ESCAPE):
+                say(console, "\n")
+            if pressed in ("n", CTRL_C, ESCAPE):
                 return pressed
             if pressed == "d":
                 keys = None
@@ -278,7 +265,7 @@ def _edited(question: Question, request: PermissionRequest, console: Console, ke
         try:
             made = _from_editor(text, ending)
         except (OSError, subprocess.CalledProcessError, UnicodeDecodeError) as error:
-            _say(console, f"  the editor failed: {printable_line(str(error))}; set EDITOR\n")
+            say(console, f"  the editor failed: {printable_line(str(error))}; set EDITOR\n")
             return question
     if name in ("command", ""):
         made = made.removesuffix("\n")
@@ -287,7 +274,7 @@ def _edited(question: Question, request: PermissionRequest, console: Console, ke
         return question
     problem = request.problem_with(arguments)
     if problem is not None:
-        _say(console, f"  that does not fit: {printable(problem)}\n")
+        say(console, f"  that does not fit: {printable(problem)}\n")
         return question
     return replace(question_for(request, rule=question.rule, arguments=arguments), is_edited=True)
 
@@ -300,154 +287,6 @@ def _from_editor(text: str, ending: str) -> str:
         file.write_text(text, encoding="utf-8")
         subprocess.run([*shlex.split(editor), str(file)], check=True)
         return file.read_text(encoding="utf-8")
-
-
-class Keys:
-    """Reads single keys of a terminal; where there is none, lines of the input."""
-
-    def __init__(
-        self,
-        descriptor: int = 0,
-        *,
-        is_stopped: Callable[[], bool] = lambda: False,
-        pressed_at: float = float("-inf"),
-        is_typing: bool = False,
-    ) -> None:
-        self._descriptor = descriptor
-        self._is_stopped = is_stopped
-        self.pressed_at = pressed_at
-        """When the last key came."""
-        self.is_typing = is_typing
-        """Whether the person is in the middle of writing something else."""
-        self._before: list[Any] | None = None
-
-    @contextmanager
-    def raw(self) -> Iterator[None]:
-        """Read keys as they are pressed, without echo and signals, and drop what was typed before."""
-        try:
-            self._before = termios.tcgetattr(self._descriptor)
-        except termios.error:
-            yield  # Not a terminal: lines are read.
-            return
-        changed = termios.tcgetattr(self._descriptor)
-        changed[3] &= ~(termios.ICANON | termios.ECHO | termios.ISIG)
-        changed[0] &= ~termios.ICRNL
-        changed[6][termios.VMIN], changed[6][termios.VTIME] = 1, 0
-        termios.tcsetattr(self._descriptor, termios.TCSADRAIN, changed)
-        if select.select([self._descriptor], [], [], 0)[0]:
-            self.pressed_at = monotonic()
-        termios.tcflush(self._descriptor, termios.TCIFLUSH)
-        try:
-            yield
-        finally:
-            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
-            self._before = None
-
-    @contextmanager
-    def cooked(self) -> Iterator[None]:
-        """Give the terminal to another program for a while."""
-        if self._before is None:
-            yield
-            return
-        now = termios.tcgetattr(self._descriptor)
-        termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
-        try:
-            yield
-        finally:
-            termios.tcsetattr(self._descriptor, termios.TCSAFLUSH, now)
-
-    def settled(self, console: Console) -> str | None:
-        """Wait until nothing was typed for a moment, and drop what is; returns a Ctrl-C or an Escape."""
-        if self._before is None:
-            return None
-        is_told = False
-        if select.select([self._descriptor], [], [], 0)[0]:
-            termios.tcflush(self._descriptor, termios.TCIFLUSH)
-            self.pressed_at = monotonic()
-        while (left_s := self.pressed_at + _QUIET_S - monotonic()) > 0:
-            if self._is_stopped():
-                raise EOFError
-            if not select.select([self._descriptor], [], [], min(left_s, 0.2))[0]:
-                continue
-            pressed = self.key()
-            if pressed in (_CTRL_C, _ESCAPE):
-                return pressed
-            self.is_typing = True
-            if not is_told:
-                _say(console, "  you were typing: to answer, stop for a moment\n")
-                is_told = True
-        return None
-
-    def answer(self) -> str:
-        """Wait for a key; empty if it is a yes with more right behind it, as in a word or a paste.
-
-        An Enter behind it is a habit, and means the same.
-        """
-        pressed = self.key()
-        if self._before is None or pressed.lower() not in ("y", "a", "e"):
-            return pressed
-        if not self._drop_rest(_ALONE_S).strip(b"\r\n"):
-            return pressed
-        self.is_typing = True
-        return ""
-
-    def key(self) -> str:
-        """Wait for a key. Raises `EOFError` if there is nobody, or the turn was stopped meanwhile."""
-        pressed = self._byte()
-        if pressed == b"\x04":
-            raise EOFError
-        if pressed == b"\x1b":
-            # An arrow key or the like is an escape with more right behind it, and means nothing here.
-            return "" if self._drop_rest() else _ESCAPE
-        if pressed[0] >= 0xC0:
-            for _ in range(1 + (pressed[0] >= 0xE0) + (pressed[0] >= 0xF0)):
-                pressed += self._byte()
-        return pressed.decode("utf-8", "replace")
-
-    def line(self, console: Console) -> str:
-        """Read a line of text; Ctrl-C and Escape end it without any."""
-        typed = ""
-        while True:
-            pressed = self.key()
-            if pressed in (_ENTER, "\n"):
-                _say(console, "\n")
-                return typed.strip()
-            if pressed in (_CTRL_C, _ESCAPE):
-                _say(console, "\n")
-                return ""
-            if pressed in ("\x7f", "\b"):
-                typed = typed[:-1]
-                _say(console, "\b \b")
-            elif pressed.isprintable() and pressed:
-                typed += pressed
-                _say(console, pressed)
-
-    def _byte(self) -> bytes:
-        while not select.select([self._descriptor], [], [], 0.2)[0]:
-            if self._is_stopped():
-                raise EOFError
-        try:
-            read = os.read(self._descriptor, 1)
-        except OSError:
-            read = b""
-        if not read:
-            raise EOFError
-        self.pressed_at = monotonic()
-        return read
-
-    def _drop_rest(self, within_s: float = 0.02) -> bytes:
-        """Drop what comes right behind a key, and return it."""
-        dropped = b""
-        while select.select([self._descriptor], [], [], within_s)[0]:
-            self.pressed_at = monotonic()
-            if not (read := os.read(self._descriptor, 64)):
-                break
-            dropped += read
-        return dropped
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
 
 
 def _fields(arguments: str) -> dict[str, Any]:

@@ -39,13 +39,13 @@ from treenail.errors import TreenailError
 from treenail.history import short
 from treenail.presenters.cli import models, stores
 from treenail.presenters.cli.attachments import Message, compose
-from treenail.presenters.cli.execution import TerminalRun
 from treenail.presenters.cli.line_editor import Handlers, LineCompleter, LineEditor
 from treenail.presenters.cli.live_area import Area, rendered
 from treenail.presenters.cli.output import guard, with_colours
-from treenail.presenters.cli.own_commands import OwnCommand
+from treenail.presenters.cli.person_command import PersonCommand
+from treenail.presenters.cli.run import TerminalRun
 from treenail.presenters.cli.screen import Screen
-from treenail.presenters.cli.slash import COMMANDS, Slash, is_command, plain_output
+from treenail.presenters.cli.slash_commands import COMMANDS, Slash, is_command, plain_output
 from treenail.presenters.cli.terminal_screen import TerminalScreen
 from treenail.printable import printable
 from treenail.providers import check_takes_images
@@ -213,7 +213,7 @@ class Chat:
         self._queue: list[Queued] = []
         self._queue_lock = threading.Lock()
         self._turn: TurnUnderWay | None = None
-        self._own: OwnCommand | None = None
+        self._own: PersonCommand | None = None
         self._told: list[str] = []
         """What the person's own commands said, for the model's next message."""
         self._note, self._note_until = "", 0.0
@@ -416,13 +416,13 @@ class Chat:
         if self._own is not None:
             self.say("one command of yours runs already; Ctrl-C stops it")
             return
-        self._own = OwnCommand(command, self.run.directory)
+        self._own = PersonCommand(command, self.run.directory)
         self._idle.clear()
         task = self._loop.create_task(self._own_to_its_end(self._own))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _own_to_its_end(self, own: OwnCommand) -> None:
+    async def _own_to_its_end(self, own: PersonCommand) -> None:
         try:
             told = await own.run(self.out.write)
         except OSError as error:

@@ -33,7 +33,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self.table:
             return super().get_command(ctx, cmd_name)
         module, _, function = self.table[cmd_name][0].partition(":")
-        if module in ("execution", "talking"):
+        if module in ("run", "chat_command"):
             _show_life()
         found: click.Command = getattr(importlib.import_module(f"{__package__}.{module}"), function)
         return found
@@ -49,16 +49,16 @@ class LazyGroup(click.Group):
 app = LazyGroup(
     help="Run agents that can be trusted: failed tools leave no trace, killed runs resume, budgets hold.",
     table={
-        "run": ("execution:run", "Run an agent in this directory."),
-        "resume": ("execution:resume", "Resume a run that has stopped."),
-        "chat": ("talking:chat", "Talk with an agent, several turns in one run."),
-        "list": ("runs:list_runs", "List the runs of this project, oldest first."),
+        "run": ("run:run", "Run an agent in this directory."),
+        "resume": ("run:resume", "Resume a run that has stopped."),
+        "chat": ("chat_command:chat", "Talk with an agent, several turns in one run."),
+        "list": ("run_list:list_runs", "List the runs of this project, oldest first."),
         "show": ("timeline:show", "Show what happened in a run, with its children."),
         "diff": ("files:diff", "Show what a run changed in the files, as a diff."),
         "rollback": ("files:rollback", "Restore files and state to before a tool call."),
         "undo": ("files:undo", "Undo everything that a run did to the files."),
         "redo": ("files:redo", "Take the last undo or rollback of a run back."),
-        "recover": ("recovery:recover", "Bring back a file that an undo took away."),
+        "recover": ("recover:recover", "Bring back a file that an undo took away."),
         "fork": ("files:fork", "Try another way from a tool call, in a new workspace."),
         "replay": ("logs:replay", "Show what the model would be sent next."),
         "diagnose": ("logs:diagnose", "Check a run's log and say what can be done."),

@@ -20,8 +20,9 @@ from rich.text import Text
 from treenail.conversation import ContextPressure
 from treenail.errors import TreenailError
 from treenail.history import LiveView, live_text, with_event
-from treenail.presenters.cli.approval import Answer, Asker, Keys, Question, ask_at_terminal, question_for
+from treenail.presenters.cli.approval import Answer, Asker, Question, ask_at_terminal, question_for
 from treenail.presenters.cli.footer import footer
+from treenail.presenters.cli.keys import Keys
 from treenail.presenters.cli.live_area import Area, LiveArea, PlainArea, rendered
 from treenail.presenters.cli.output import unguarded
 from treenail.presenters.cli.screen import JsonScreen, PlainScreen, Screen

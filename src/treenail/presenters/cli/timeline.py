@@ -9,8 +9,8 @@ from treenail.history import RunTree, RunView, kept_by_runs, lines, opened_log, 
 from treenail.presenters.cli.console import GuardedConsole
 from treenail.presenters.cli.options import json_option, run_argument, run_named, store_option
 from treenail.presenters.cli.output import print_json
-from treenail.presenters.cli.recovery import print_kept
-from treenail.presenters.cli.runs import STYLES, used_text, warn_of_damage
+from treenail.presenters.cli.recover import print_kept
+from treenail.presenters.cli.run_list import STYLES, used_text, warn_of_damage
 from treenail.presenters.cli.stores import salvage_command
 
 

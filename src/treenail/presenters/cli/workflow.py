@@ -17,7 +17,6 @@ from treenail.history import LAST, find_run, opened_run
 from treenail.log import Store
 from treenail.presenters.cli import agents, settings
 from treenail.presenters.cli.console import GuardedConsole
-from treenail.presenters.cli.execution import TerminalRun
 from treenail.presenters.cli.options import (
     agent_options,
     directory_option,
@@ -29,6 +28,7 @@ from treenail.presenters.cli.options import (
     take_over_option,
 )
 from treenail.presenters.cli.output import json_text, print_json
+from treenail.presenters.cli.run import TerminalRun
 from treenail.presenters.cli.setup import RunSetup
 from treenail.state import Session
 from treenail.workflows import (

@@ -20,7 +20,7 @@ _REST_S = 0.5
 """How long the output is read after the command has ended: something that it started may keep it open."""
 
 
-class OwnCommand:
+class PersonCommand:
     """One command of the person's, under way."""
 
     def __init__(self, command: str, directory: Path) -> None:

@@ -18,10 +18,10 @@ import click
 
 from treenail.errors import TreenailError, UsageError
 from treenail.history import compact_run, context_of, find_run, opened_run
-from treenail.presenters.cli import models, picking, settings, stores
+from treenail.presenters.cli import models, run_picker, settings, stores
 from treenail.presenters.cli.attachments import expanded
-from treenail.presenters.cli.choosing import choice
 from treenail.presenters.cli.output import guard
+from treenail.presenters.cli.picker import choice
 from treenail.prompt import read_project
 from treenail.tools import boundaries
 from treenail.turns import TurnState, turn_state
@@ -129,7 +129,7 @@ class Slash:
         if name == "resume":
             return [
                 (str(each.run_id)[:8], each.summary.task)
-                for each in picking.known_runs(stores.existing(chat.run.store))
+                for each in run_picker.known_runs(stores.existing(chat.run.store))
             ]
         if name in ("diff", "undo", "fork") and chat.run.run_id is not None:
             with opened_run(chat.run.store, chat.run.run_id) as session:
@@ -221,13 +221,13 @@ class Slash:
     async def _resume(self, name: str | None = None) -> None:
         chat = self._chat
         store = chat.run.store
-        runs = picking.known_runs(stores.existing(store))
+        runs = run_picker.known_runs(stores.existing(store))
         if not runs:
             raise UsageError("there are no runs in this project yet; write what to do")
         if name is None:
             start = next((number for number, each in enumerate(runs) if each.waits), 0)
             async with chat.terminal():
-                chosen = await choice("Which run?", picking.lines_of(runs), start=start).run_async()
+                chosen = await choice("Which run?", run_picker.lines_of(runs), start=start).run_async()
             if chosen is None:
                 return
             name = str(runs[chosen].run_id)

@@ -16,7 +16,6 @@ from treenail.presenters.cli import stores
 from treenail.presenters.cli.attachments import all_images
 from treenail.presenters.cli.chat import Chat, ChatRun
 from treenail.presenters.cli.console import GuardedConsole
-from treenail.presenters.cli.execution import TerminalRun, newest_here
 from treenail.presenters.cli.options import (
     agent_options,
     directory_option,
@@ -25,6 +24,7 @@ from treenail.presenters.cli.options import (
     json_option,
     take_over_option,
 )
+from treenail.presenters.cli.run import TerminalRun, newest_here
 
 
 @click.command

@@ -29,7 +29,7 @@ from treenail.history import (
     turn_counts,
 )
 from treenail.mcp import McpServerFailed, McpToolsChanged
-from treenail.presenters.cli import picking, settings, stores
+from treenail.presenters.cli import run_picker, settings, stores
 from treenail.presenters.cli.attachments import all_images
 from treenail.presenters.cli.console import GuardedConsole
 from treenail.presenters.cli.footer import end_text
@@ -44,7 +44,7 @@ from treenail.presenters.cli.options import (
     take_over_option,
 )
 from treenail.presenters.cli.output import print_text
-from treenail.presenters.cli.recovery import print_kept
+from treenail.presenters.cli.recover import print_kept
 from treenail.presenters.cli.screen import JsonScreen, Screen, watching
 from treenail.presenters.cli.setup import RunSetup
 from treenail.presenters.cli.terminal_screen import screen_for
@@ -346,14 +346,14 @@ def resume(run: str | None, take_over: bool, as_json: bool, **options: Any) -> i
     flags = flags_of(options)
     if run is None:
         store = store_named(options.get("store"))
-        runs = picking.known_runs(store)
+        runs = run_picker.known_runs(store)
         if not runs:
             raise UsageError(
                 f'there are no runs of an agent in {store}; start one with `treenail run "task"`, or resume '
                 "a workflow with `treenail workflow resume`"
             )
         is_person = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
-        chosen = picking.pick(runs) if is_person else picking.the_one_that_waits(store, runs)
+        chosen = run_picker.pick(runs) if is_person else run_picker.the_one_that_waits(store, runs)
         if chosen is None:
             return 0
         run = str(chosen.run_id)

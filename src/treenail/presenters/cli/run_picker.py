@@ -69,7 +69,7 @@ def lines_of(runs: Sequence[KnownRun]) -> list[str]:
 def pick(runs: Sequence[KnownRun]) -> KnownRun | None:
     """Let a person choose a run at the terminal; None if they leave."""
     # Most commands never show a list, and prompt_toolkit takes a while to import.
-    from treenail.presenters.cli.choosing import choice
+    from treenail.presenters.cli.picker import choice
 
     start = next((number for number, each in enumerate(runs) if each.waits), 0)
     chosen = choice("Which run?", lines_of(runs), start=start).run()
