@@ -6,41 +6,21 @@ Everything here is put together from other rooms: a session on a log, a workspac
 from __future__ import annotations
 
 import functools
-import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    closing,
-    contextmanager,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack, cast
 from uuid import UUID
 
+from treenail.agent.run import Run
+from treenail.agent.stored import RunStore, close_state, end_other_writers, open_state, workspace_of
 from treenail.containment import CancellationToken, ExecutionConfig, ExecutionContext, Limits
-from treenail.conversation import (
-    CompactionSettings,
-    ImagePart,
-    branch_summary,
-    enable_inner_message_recording,
-    get_inner_messages,
-)
-from treenail.errors import LeaseHeldError, UsageError
-from treenail.log import (
-    Log,
-    PostgresUrl,
-    Store,
-    end_owner,
-    files_of,
-    open_log,
-    owner_process,
-    place_of,
-)
+from treenail.conversation import CompactionSettings, ImagePart, enable_inner_message_recording
+from treenail.errors import UsageError
+from treenail.log import PostgresUrl, open_log
 from treenail.prompt import (
     MarkdownSection,
     Prompt,
@@ -53,29 +33,21 @@ from treenail.prompt import (
 )
 from treenail.providers import Provider, check_takes_images, provider_named
 from treenail.sandbox import Sandbox
-from treenail.state import ExecutionState, ResourceRegistry, Session, entry_at
-from treenail.state import opened as opened_item
+from treenail.state import Session
 from treenail.tools import (
     Hook,
     PermissionMode,
     Permissions,
     ProcessEnded,
     ProcessTable,
-    SessionForked,
     Tool,
     ToolPolicy,
-    boundaries,
     check_is_list,
-    diff_calls,
-    filesystem_of,
-    fork_at,
     hooked,
     listed,
     lost_processes,
     lost_text,
-    recover,
     run_blocking,
-    wait_for_orphans,
 )
 from treenail.turns import (
     DEFAULT_RETRY,
@@ -86,15 +58,11 @@ from treenail.turns import (
     RetryPolicy,
     ToolSource,
     TurnResult,
-    TurnStarted,
-    TurnState,
     Watch,
     ceilings_of,
     contain,
-    pasteable,
 )
-from treenail.workspace import Filesystem, InMemoryFilesystem, WorkspaceDiff, bind_to_host, end_other_writer
-from treenail.workspace.host import HostFilesystem
+from treenail.workspace import Filesystem
 
 Ceilings = Limits | ExecutionConfig | Callable[[Session], ExecutionContext]
 """A run's ceilings: numbers, or a function that makes the containment of its session.
@@ -102,9 +70,6 @@ Ceilings = Limits | ExecutionConfig | Callable[[Session], ExecutionContext]
 Use a function for a shield, circuit breakers, a loop policy or other prices:
 `limits=lambda session: contain(session, Limits(...), pipeline=..., loops=...)`.
 """
-
-RunStore = str | Path | PostgresUrl | Log
-"""Where runs are kept: the path of a SQLite file, the URL of a Postgres database, or a log that is open."""
 
 Extension = Callable[[InnerLoop], AbstractAsyncContextManager[object]]
 """Makes a context manager around a loop: entered before its turn runs, left when the turn has ended."""
@@ -458,254 +423,3 @@ def _contained(session: Session, limits: Ceilings | None) -> ExecutionContext | 
     if limits is None:
         return None
     return contain(session, limits) if isinstance(limits, Limits | ExecutionConfig) else limits(session)
-
-
-@dataclass(frozen=True, slots=True)
-class RunToolCall:
-    """One tool call of a run."""
-
-    call_id: str
-    name: str
-    success: bool
-    _state: ExecutionState = field(repr=False)
-
-    def diff(self) -> WorkspaceDiff:
-        """Return what the call changed in the files."""
-        return diff_calls(self._state, self.call_id)
-
-
-@dataclass(slots=True)
-class Run:
-    """A run that has ended or waits, as its log shows it."""
-
-    result: TurnResult
-    execution_state: ExecutionState
-    store: RunStore | None = None
-    is_typed: bool = False
-    """Whether the agent declares an output type."""
-
-    def __repr__(self) -> str:
-        # Event loops put the result of a task into its repr: do not render everything that a run holds.
-        return f"Run({self.id}, {self.state.value})"
-
-    @property
-    def id(self) -> UUID:
-        """The id of the run's session."""
-        return self.execution_state.session.session_id
-
-    @property
-    def state(self) -> TurnState:
-        """How the run ended."""
-        return self.result.state
-
-    @property
-    def text(self) -> str:
-        """The text of the agent's answer; empty unless the run is completed."""
-        return self.result.text
-
-    @property
-    def output(self) -> Any:
-        """The agent's answer as its output type, or as text if it has none.
-
-        Until the run is completed this is None, or an empty text for an agent without an output type.
-        """
-        if self.state is not TurnState.COMPLETED:
-            return None if self.is_typed else ""
-        return self.result.output
-
-    @property
-    def next_actions(self) -> tuple[str, ...]:
-        """What a person can do next; commands name the store, so that they can be pasted."""
-        return pasteable(self.result.next_actions, self.execution_state.session.log)
-
-    @property
-    def tool_calls(self) -> tuple[RunToolCall, ...]:
-        """The run's tool calls, in order."""
-        session = self.execution_state.session
-        return tuple(
-            RunToolCall(each.call_id, each.tool_name, each.success, self.execution_state)
-            for each in boundaries(session)
-        )
-
-    @property
-    def messages(self) -> tuple[Any, ...]:
-        """The conversation."""
-        return get_inner_messages(self.execution_state.session)
-
-    def fork(self, *, before: RunToolCall, workspace: str | Path | None = None) -> ExecutionState:
-        """Start over from before a call, in a new session with its own workspace.
-
-        A summary tells the model of the new session what was tried in this one.
-        """
-        place = None if workspace is None else Path(workspace)
-        return fork_at(
-            self.execution_state, before.call_id, side="before", workspace=place, tell=branch_summary
-        )
-
-    def close(self) -> None:
-        """Release the session's lease and the workspace's handles."""
-        close_state(self.execution_state, self.store)
-
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def close_state(state: ExecutionState, store: RunStore | None) -> None:
-    """Close a run's session and workspace, and the store if the run opened it itself."""
-    state.session.close()
-    _close_workspace(state)
-    if isinstance(store, (str, Path, PostgresUrl)):
-        state.session.log.close()
-
-
-def _close_workspace(state: ExecutionState) -> None:
-    filesystem = filesystem_of(state)
-    if isinstance(filesystem, HostFilesystem):
-        filesystem.close()
-
-
-def end_other_writers(
-    log: Log, run_id: UUID | None, workspace: str | Path | Filesystem | None = None
-) -> None:
-    """Kill the processes that write a run and the files of its workspace, and wait for their end.
-
-    That comes before anything is written to the log: a process that is stopped may keep it locked. Raises
-    `LeaseHeldError` or `WorkspaceBusyError` if a process cannot be ended from here.
-    """
-    if run_id is not None:
-        _end_writer_of(log, run_id)
-        if workspace is None:
-            with closing(Session.open(log, run_id, read_only=True)) as session:
-                workspace = workspace_of(session)
-    place = place_of(log)
-    if isinstance(workspace, (str, Path)) and place is not None:
-        end_other_writer(workspace_store(place), workspace)
-        wait_for_orphans(Path(workspace))
-
-
-def _end_writer_of(log: Log, run_id: UUID) -> None:
-    owner = log.info(run_id).owner
-    if owner is None or owner_process(owner) in (None, os.getpid()):
-        return  # Opening the run says who writes it, if anybody does.
-    try:
-        is_gone = end_owner(owner)
-    except OSError as error:
-        raise LeaseHeldError(
-            f"process {owner_process(owner)} writes this run and could not be ended ({error.strerror})",
-            owner=owner,
-        ) from error
-    if not is_gone:
-        raise LeaseHeldError(f"process {owner_process(owner)} writes this run and does not end", owner=owner)
-
-
-@contextmanager
-def opened(
-    store: str | Path | PostgresUrl, run_id: UUID, *, read_only: bool = True, take_over: bool = False
-) -> Iterator[Session]:
-    """Open a stored session, read-only by default; with `take_over`, end the processes that write it."""
-    with closing(open_log(store, must_exist=True)) as log:
-        if take_over:
-            end_other_writers(log, run_id)
-        with closing(Session.open(log, run_id, read_only=read_only)) as session:
-            enable_inner_message_recording(session)
-            yield session
-
-
-@contextmanager
-def reopened(
-    store: str | Path | PostgresUrl,
-    run_id: UUID,
-    *,
-    workspace: str | Path | None = None,
-    take_over: bool = False,
-) -> Iterator[ExecutionState]:
-    """Open a stored run with its workspace, to roll it back, fork it or answer a hold.
-
-    Changes of calls that a crash interrupted are rolled back first. Raises `LeaseHeldError` while another
-    process writes the run, and `WorkspaceBusyError` while another one writes its files; with `take_over`,
-    that process is killed first.
-    """
-    with opened(store, run_id, read_only=False, take_over=take_over) as session:
-        place = workspace if workspace is not None else workspace_of(session)
-        state, _ = open_state(session, place, store)
-        try:
-            recover(state)
-            yield state
-        finally:
-            _close_workspace(state)
-
-
-def workspace_line(run_id: UUID) -> str:
-    """Return the name of a run's history in the store of its workspace."""
-    return f"session-{run_id}"
-
-
-def workspace_of(session: Session) -> str | None:
-    """Return the directory that a run works in, according to its log; None for a workspace in memory."""
-    newest: tuple[int, TurnStarted | SessionForked] | None = None
-    for kind in (TurnStarted, SessionForked):
-        known = session[kind].view()
-        if len(known):
-            kept, origin = entry_at(known, -1)
-            # The later event wins; an event out of a snapshot counts where the snapshot was restored.
-            if newest is None or abs(origin) > newest[0]:
-                newest = (abs(origin), opened_item(kept))
-    return None if newest is None else newest[1].workspace
-
-
-def workspace_store(store: Store) -> Path:
-    """Return the directory of this machine that holds the stored files of a store's workspaces."""
-    return files_of(store.resolve() if isinstance(store, Path) else store)
-
-
-def open_state(
-    session: Session,
-    workspace: str | Path | Filesystem | None,
-    store: RunStore | None,
-    *,
-    sandbox: Sandbox | None = None,
-) -> tuple[ExecutionState, str | None]:
-    """Combine a session with its workspace; return the state, and the workspace's directory if it has one."""
-    filesystem: Filesystem
-    root: str | None = None
-    if workspace is None:
-        filesystem = InMemoryFilesystem()
-    elif isinstance(workspace, (str, Path)):
-        place = Path(workspace).resolve()
-        root = str(place)
-        # Files are stored beside the log's own file, whether the caller passed a path or an open log: a run
-        # that began with one can be resumed with the other.
-        kept_in = place_of(session.log)
-        own = [] if kept_in is None else _own_files(kept_in)
-        if isinstance(kept_in, PostgresUrl):
-            bind_to_host(session, workspace_store(kept_in))
-        filesystem = HostFilesystem(
-            place,
-            store=None if kept_in is None else workspace_store(kept_in),
-            line=workspace_line(session.session_id),
-            # A rollback must never restore an old log.
-            exclude=(
-                *(f"/{each.relative_to(place)}" for each in own if each.is_relative_to(place)),
-                *(f"/{each}/" for each in (sandbox or Sandbox()).grants.live),
-            ),
-            sandbox=(sandbox or Sandbox()).hiding(own),
-        )
-    else:
-        if sandbox is not None:
-            raise UsageError(
-                "the workspace has a sandbox of its own; pass it there: HostFilesystem(sandbox=...)"
-            )
-        filesystem = workspace
-    resources = ResourceRegistry.build({Filesystem: filesystem})
-    return ExecutionState(session=session, resources=resources, clock=session.clock), root
-
-
-def _own_files(store: Store) -> list[Path]:
-    """Return what a store has on this machine: its commands do not see it, no rollback restores it."""
-    if isinstance(store, PostgresUrl):
-        return [files_of(store)]
-    place = store.resolve()
-    return [place.with_name(place.name + ending) for ending in ("", "-wal", "-shm", "-journal", ".files")]

@@ -1,0 +1,16 @@
+from .agent import Agent as Agent
+from .agent import Ceilings as Ceilings
+from .agent import Extension as Extension
+from .agent import RunOptions as RunOptions
+from .agent import with_processes as with_processes
+from .run import Run as Run
+from .run import RunToolCall as RunToolCall
+from .stored import RunStore as RunStore
+from .stored import close_state as close_state
+from .stored import end_other_writers as end_other_writers
+from .stored import open_state as open_state
+from .stored import opened as opened
+from .stored import reopened as reopened
+from .stored import workspace_line as workspace_line
+from .stored import workspace_of as workspace_of
+from .stored import workspace_store as workspace_store
