@@ -327,6 +327,7 @@ def test_servers_that_the_editor_names_are_used(zed: Editor, ws: Path) -> None:
         "args": ["-m", "mcp_server_time", "--local-timezone", "UTC"],
         "env": [{"name": "SECRET", "value": "s3cr3t-value"}],
     }
+    zed.answers["session/request_permission"] = allow("allow")
     session = zed.request("session/new", cwd=str(ws), mcpServers=[clock])["sessionId"]
     assert zed.prompt(session, "time")["stopReason"] == "end_turn"
     done = zed.of("tool_call_update")[-1]
@@ -369,21 +370,33 @@ FAKE = {
 }
 
 
+def answering(*options: str) -> Any:
+    """A person who allows each call, and chooses these answers to the questions of its server."""
+    left = iter(options)
+
+    def answer(params: Any) -> Any:
+        offered = [each["optionId"] for each in params["options"]]
+        return allow("allow" if "always" in offered or offered[:1] == ["allow"] else next(left))(params)
+
+    return answer
+
+
 def results(zed: Editor) -> list[Any]:
     """What the server was told, which is what it answers."""
     done = [each for each in zed.updates if each.get("status") == "completed"]
     return [json.loads(each["content"][0]["content"]["text"].strip("`\n")) for each in done]
 
 
-@pytest.mark.parametrize(("option", "action"), [("reject", "decline"), ("allow", "accept")])
+@pytest.mark.parametrize(("option", "action"), [("reject", "decline"), ("option-0", "accept")])
 def test_a_server_that_sends_a_person_to_an_address_gets_their_own_word(
     zed: Editor, ws: Path, option: str, action: str
 ) -> None:
-    """They accept or decline by choosing; nothing that they type is taken for a yes."""
-    zed.answers["session/request_permission"] = allow(option)
+    """They accept or decline by choosing, while the call waits; nothing that they type is taken for a yes."""
+    zed.answers["session/request_permission"] = answering(option)
     session = zed.request("session/new", cwd=str(ws), mcpServers=[FAKE])["sessionId"]
     assert zed.prompt(session, "pay")["stopReason"] == "end_turn"
-    (asked,) = zed.asked
+    permission, asked = zed.asked
+    assert permission["params"]["toolCall"]["toolCallId"] == asked["params"]["toolCall"]["toolCallId"]
     assert "https://example.com/pay" in json.dumps(asked["params"]["toolCall"]["content"])
     assert "--yes" not in json.dumps(asked)
     assert [each["kind"] for each in asked["params"]["options"]] == ["allow_once", "reject_once"]
@@ -392,8 +405,7 @@ def test_a_server_that_sends_a_person_to_an_address_gets_their_own_word(
 
 def test_words_are_never_a_yes_to_a_form_of_a_server(zed: Editor, ws: Path) -> None:
     """The form takes fields; other words ask again, and it can be declined then."""
-    choices = iter(["fields", "fields", "reject"])
-    zed.answers["session/request_permission"] = lambda params: allow(next(choices))(params)
+    zed.answers["session/request_permission"] = answering("fields", "fields", "reject")
     session = zed.request("session/new", cwd=str(ws), mcpServers=[FAKE])["sessionId"]
     with pytest.raises(Refused, match="as your next message"):
         zed.prompt(session, "colour")
@@ -406,7 +418,7 @@ def test_words_are_never_a_yes_to_a_form_of_a_server(zed: Editor, ws: Path) -> N
 
 
 def test_a_form_of_a_server_is_filled_in_with_the_next_message(zed: Editor, ws: Path) -> None:
-    zed.answers["session/request_permission"] = allow("fields")
+    zed.answers["session/request_permission"] = answering("fields")
     session = zed.request("session/new", cwd=str(ws), mcpServers=[FAKE])["sessionId"]
     with pytest.raises(Refused, match="as your next message"):
         zed.prompt(session, "colour")

@@ -9,6 +9,7 @@ It speaks the protocol without the SDK, so that it starts quickly and can break 
     exit            ends at once, with words on its error output
     schema          one tool whose schema is none, beside a good one
     list            a list of tools that is not one
+    restless        a list of tools that changes at each look
 """
 
 import json
@@ -36,6 +37,7 @@ TOOLS = [
     tool("x" * 128, {"readOnlyHint": True}),
     tool("long", {"readOnlyHint": True}, description="much " * 500 + "the end"),
     tool("destroy", {"destructiveHint": True}),
+    tool("keep", {"destructiveHint": False}),
     tool("put", {"idempotentHint": True}),
     tool("die"),
     tool("die_once", {"idempotentHint": True}),
@@ -76,6 +78,10 @@ def note(name, words=""):
 def listed():
     if MODE == "list":
         return {"tools": [{"name": 5}]}
+    if MODE == "restless":
+        note("listed")
+        TOOLS.append(tool(f"new_{len(TOOLS)}"))
+        send(method="notifications/tools/list_changed")
     if MODE == "schema":
         return {
             "tools": [
@@ -91,7 +97,7 @@ def call(number, params):
     if "NOTES" in os.environ:
         note("calls", json.dumps([name, params.get("_meta", {}).get("treenail/call_id")]))
     match name:
-        case "echo" | "look" | "put" | "destroy" | "strict" | "Capital.Tools/List":
+        case "echo" | "look" | "put" | "destroy" | "keep" | "strict" | "Capital.Tools/List":
             return text(json.dumps([name, given]))
         case "environment":
             return text(json.dumps(dict(os.environ)))
@@ -162,12 +168,13 @@ def call(number, params):
                 where = {"mode": "url", "url": "https://example.com/pay", "elicitationId": "1"}
                 send(id=99, method="elicitation/create", params={"message": "Pay there.", **where})
                 return None
-            schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
-            send(
-                id=99,
-                method="elicitation/create",
-                params={"message": "Which colour?", "requestedSchema": schema},
-            )
+            LEFT[99] = given.get("times", 1)
+            form = given.get("form") or {
+                "type": "object",
+                "properties": {"colour": {"type": "string"}},
+                "required": ["colour"],
+            }
+            ask(form)
             return None
         case "sample":
             ASKED[98] = number
@@ -178,6 +185,15 @@ def call(number, params):
 
 
 ASKED = {}
+LEFT = {}
+
+
+def ask(form):
+    send(
+        id=99,
+        method="elicitation/create",
+        params={"message": f"Which colour{LEFT[99] if LEFT[99] > 1 else ''}?", "requestedSchema": form},
+    )
 
 
 def main():
@@ -195,7 +211,10 @@ def main():
         method, number, params = message.get("method"), message.get("id"), message.get("params") or {}
         if MODE == "garbage":
             print("debug: got", method, flush=True)
-        if method is None and number in ASKED:
+        if method is None and LEFT.get(number, 0) > 1:
+            LEFT[number] -= 1
+            ask({"type": "object", "properties": {"colour": {"type": "string"}}})
+        elif method is None and number in ASKED:
             send(id=ASKED.pop(number), result=text(json.dumps(message.get("result") or message.get("error"))))
         elif method == "initialize":
             capabilities = {"tools": {"listChanged": True}}

@@ -24,9 +24,10 @@ def node(package: str) -> list[str]:
 
 
 def fake(mode: str = "good", **options: Any) -> McpServer:
-    """Our own server, which can do what no public one does."""
+    """Our own server, which can do what no public one does. Nobody is asked about its calls."""
     name = options.pop("name", "fake")
-    return McpServer(name, command=[sys.executable, "-I", "-S", str(FAKE), mode], **options)
+    command = [sys.executable, "-I", "-S", str(FAKE), mode]
+    return McpServer(name, command=command, **{"ask": False, **options})
 
 
 def calls(*each: tuple[str, dict[str, Any]]) -> list[Any]:

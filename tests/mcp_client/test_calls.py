@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import http.server
 import json
+import math
+import re
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,22 @@ from treenail.containment import CancellationToken, StopReason
 from treenail.log import MemoryLog
 from treenail.log.sqlite import SqliteLog
 from treenail.mcp import McpServer, McpServerPinned, McpToolsChanged
+from treenail.mcp.connection import ServerCall
+from treenail.mcp.questions import ServerQuestion
 from treenail.mcp.stdio import Output, Place, process
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.sandbox import Sandbox
-from treenail.tools import PermissionMode, Permissions, ToolCall, ToolStarted, answer_hold, pending_holds
+from treenail.tools import (
+    Approval,
+    PermissionMode,
+    PermissionRequest,
+    Permissions,
+    ToolCall,
+    ToolHeld,
+    ToolStarted,
+    answer_hold,
+    pending_holds,
+)
 from treenail.turns import ToolProgressed
 
 
@@ -42,8 +57,8 @@ def workspace(tmp_path: Path) -> Path:
     return place
 
 
-def noting(notes: Path, **options: Any) -> Any:
-    return fake(env={"NOTES": str(notes)}, allow_write=[notes], **options)
+def noting(notes: Path, mode: str = "good", **options: Any) -> Any:
+    return fake(mode, env={"NOTES": str(notes)}, allow_write=[notes], **options)
 
 
 def seen(notes: Path) -> list[Any]:
@@ -89,14 +104,22 @@ def test_a_trusted_server_may_say_that_a_tool_only_reads(notes: Path) -> None:
         assert results(ended)[2] == "the second time"
 
 
-def test_a_tool_that_destroys_asks_by_default(notes: Path) -> None:
-    with run(noting(notes), calls(("fake__destroy", {}))) as ended:
-        assert ended.state is TurnState.HELD
-    for allowed in ({"ask": False}, {}):
-        permissions = Permissions(tools={} if allowed else {"fake__destroy": PermissionMode.AUTO})
-        with run(noting(notes, **allowed), calls(("fake__destroy", {})), permissions=permissions) as ended:
+def test_a_tool_asks_unless_a_trusted_server_says_that_it_destroys_nothing(notes: Path) -> None:
+    """A missing hint means that it destroys; the operator's word comes before all of them."""
+    for trusted, tool, state in (
+        (True, "destroy", TurnState.HELD),
+        (True, "echo", TurnState.HELD),
+        (False, "keep", TurnState.HELD),
+        (True, "keep", TurnState.COMPLETED),
+    ):
+        with run(noting(notes, ask=None, trust=trusted), calls((f"fake__{tool}", {}))) as ended:
+            assert ended.state is state, tool
+    for allowed in (False, None):
+        permissions = Permissions(tools={} if allowed is False else {"fake__destroy": PermissionMode.AUTO})
+        server = noting(notes, ask=allowed)
+        with run(server, calls(("fake__destroy", {})), permissions=permissions) as ended:
             assert ended.state is TurnState.COMPLETED
-    with run(noting(notes, ask=True), calls(("fake__echo", {}))) as ended:
+    with run(noting(notes, ask=True, trust=True), calls(("fake__keep", {}))) as ended:
         assert ended.state is TurnState.HELD
 
 
@@ -199,8 +222,10 @@ class Gateway(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
-    def answer(self, status: int, kind: str = "application/json", body: bytes = b"") -> None:
+    def answer(self, status: int, kind: str = "application/json", body: bytes = b"", **headers: str) -> None:
         self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -259,7 +284,8 @@ def test_a_call_whose_answer_a_gateway_replaced_has_an_unknown_outcome(
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
         threading.Thread(target=listening.serve_forever, daemon=True).start()
         try:
-            server = McpServer("far", url=f"http://127.0.0.1:{listening.server_port}/mcp", trust=True)
+            url = f"http://127.0.0.1:{listening.server_port}/mcp"
+            server = McpServer("far", url=url, trust=True, ask=False)
             with run(server, calls(("far__pay", {}), ("far__put", {}))) as ended:
                 assert outcomes(ended) == ["unknown", "failed"]
                 assert results(ended)[0].startswith("The outcome of far__pay is unknown")
@@ -267,6 +293,65 @@ def test_a_call_whose_answer_a_gateway_replaced_has_an_unknown_outcome(
         finally:
             listening.shutdown()
     assert effects == ["pay", "put", "put"]
+
+
+class Forgetful(Gateway):
+    """A server that is restarted: it answers a connection that it does not know with "not found"."""
+
+    sessions: list[str]
+    is_told: bool
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        said: Any = {"jsonrpc": "2.0", "id": message.get("id")}
+        given = self.headers.get("mcp-session-id")
+        if message["method"] == "initialize":
+            self.sessions.append(f"session-{len(self.effects)}")
+            info = {"name": "x", "version": "1"}
+            able = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
+            self.answer(
+                200,
+                body=json.dumps({**said, "result": able}).encode(),
+                **{"mcp-session-id": self.sessions[-1]},
+            )
+        elif given is None:
+            self.answer(400)
+        elif given not in self.sessions:
+            unknown = {**said, "error": {"code": -32600, "message": "Session not found"}}
+            self.answer(404, body=json.dumps(unknown).encode() if self.is_told else b"")
+        elif "id" not in message:
+            self.answer(202)
+        elif message["method"] == "tools/list":
+            listed = [{"name": "pay", "inputSchema": {"type": "object"}}]
+            self.answer(200, body=json.dumps({**said, "result": {"tools": listed}}).encode())
+        else:
+            self.effects.append(given)
+            if len(self.effects) == 1:
+                self.sessions.clear()  # It is restarted.
+            paid = {"content": [{"type": "text", "text": "paid"}]}
+            self.answer(200, body=json.dumps({**said, "result": paid}).encode())
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_server_at_an_address_that_was_restarted_is_connected_to_again(is_told: bool) -> None:
+    """It has not run the call that it answered with "not found", so the call is made again, once."""
+    effects: list[Any] = []
+    handler = type("Handler", (Forgetful,), {"sessions": [], "effects": effects, "is_told": is_told})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        try:
+            server = McpServer("far", url=f"http://127.0.0.1:{listening.server_port}/mcp", ask=False)
+            with run(server, calls(*[("far__pay", {})] * 3)) as ended:
+                assert results(ended) == ["paid"] * 3
+        finally:
+            listening.shutdown()
+    assert effects == ["session-0", "session-1", "session-1"]
+
+
+def test_a_list_of_tools_that_changes_at_each_look_is_looked_at_once_for_a_call(notes: Path) -> None:
+    with run(noting(notes, mode="restless"), calls(*[("fake__echo", {})] * 3)) as ended:
+        assert outcomes(ended) == ["ok"] * 3
+    assert (notes / "listed").read_text().count("\n") <= 4  # At the start, and before each call.
 
 
 def test_a_path_in_a_servers_arguments_shows_no_secret(
@@ -398,16 +483,18 @@ def test_a_question_of_a_server_holds_the_call_until_a_person_answers(notes: Pat
         assert ended.state is TurnState.HELD
         session, run_id = ended.execution_state.session, ended.id
         (held,) = pending_holds(session)
-        assert held.reason.startswith(
-            "the server fake asks: Which colour? (say yes with a note that has its fields:"
+        assert held.reason == (
+            "the server fake asks: Which colour? (colour: string) Your answer makes the call again from its "
+            "beginning: what it did before it asked may happen twice."
         )
+        assert held.is_question
         answer_hold(session, held.call_id, approved=True, note='{"colour": 5}')
     with agent.resume(log, run_id, provider=provider) as ended:
         assert ended.state is TurnState.HELD  # The answer does not fit, so it is asked again.
         session = ended.execution_state.session
         (held,) = pending_holds(session)
         assert "The answer did not fit: colour: 5 is not of type 'string'" in held.reason
-        answer_hold(session, held.call_id, approved=True, note='{"colour": "red"}')
+        answer_hold(session, held.call_id, approved=True, note="red")
     with agent.resume(log, run_id, provider=provider) as ended:
         assert ended.state is TurnState.COMPLETED
         assert json.loads(results(ended)[-1]) == {"action": "accept", "content": {"colour": "red"}}
@@ -430,7 +517,8 @@ def test_an_answer_counts_for_one_call_though_its_id_comes_again(notes: Path) ->
 
 def test_a_server_of_the_newer_protocol_is_asked_again_with_the_answer_and_heard_when_it_changes() -> None:
     log = MemoryLog()
-    server = McpServer("modern", command=[sys.executable, str(Path(__file__).with_name("modern_server.py"))])
+    command = [sys.executable, str(Path(__file__).with_name("modern_server.py"))]
+    server = McpServer("modern", command=command, ask=False)
     agent = Agent("tester", tools=[server])
     script = calls(("modern__grow", {}), *[("modern__echo", {"a": 1})] * 5, ("modern__ask", {}))
     provider = ScriptedProvider(script)
@@ -452,7 +540,8 @@ def test_a_person_who_is_sent_to_an_address_says_when_they_are_done(notes: Path)
     provider = ScriptedProvider(calls(("fake__ask", {"url": True})))
     with agent.run("go", provider=provider, store=log) as ended:
         (held,) = pending_holds(ended.execution_state.session)
-        assert "Pay there. (open https://example.com/pay, and say yes when you are done)" in held.reason
+        assert "asks: Pay there. (open https://example.com/pay)" in held.reason
+        assert not held.is_question
         answer_hold(ended.execution_state.session, held.call_id, approved=True)
         run_id = ended.id
     with agent.resume(log, run_id, provider=provider) as ended:
@@ -471,10 +560,91 @@ def test_a_refused_question_is_declined(notes: Path) -> None:
         assert json.loads(results(ended)[-1])["action"] == "decline"
 
 
-def test_somebody_who_is_there_can_answer_at_once(notes: Path) -> None:
-    server = noting(notes, answerer=lambda question: {"colour": question.message})
-    with run(server, calls(("fake__ask", {}))) as ended:
-        assert json.loads(results(ended)[0])["content"] == {"colour": "Which colour?"}
+def test_somebody_who_is_there_answers_while_the_call_waits(notes: Path) -> None:
+    """The call is made once; an answer that does not fit is asked for again."""
+    asked: list[dict[str, Any]] = []
+    words = iter(["{}", "red"])
+
+    def person(request: PermissionRequest) -> Approval:
+        asked.append(json.loads(request.arguments))
+        return Approval(True, next(words))
+
+    permissions = Permissions(approver=person)
+    with run(noting(notes), calls(("fake__ask", {})), permissions=permissions) as ended:
+        assert json.loads(results(ended)[0]) == {"action": "accept", "content": {"colour": "red"}}
+        holds = ended.execution_state.session[ToolHeld].all()
+        assert [each.tool_name for each in holds] == ["fake__ask"] * 2
+        assert not pending_holds(ended.execution_state.session)
+    assert "The answer did not fit: the answer: 'colour' is a required property" in asked[1]["question"]
+    assert [name for name, _ in seen(notes)] == ["ask"]
+
+
+def test_a_server_has_its_time_for_an_answer_while_nobody_keeps_it_waiting() -> None:
+    async def main() -> list[bool]:
+        call = ServerCall("ask", {}, {}, lambda params: Future(), lambda *progress: None)
+        endless = []
+        call.limit = anyio.CancelScope()
+        for call.asking in (0, 1, 0):
+            call.allow(60)
+            endless.append(call.limit.deadline == math.inf)
+        return endless
+
+    assert anyio.run(main) == [False, True, False]
+
+
+@pytest.mark.parametrize("said", [True, None, Approval(True), ValueError()])
+def test_a_yes_without_words_is_not_an_answer_to_a_server(notes: Path, said: Any) -> None:
+    def person(request: PermissionRequest) -> Any:
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    script = calls(("fake__ask", {"url": True}))
+    with run(noting(notes), script, permissions=Permissions(approver=person)) as ended:
+        assert ended.state is TurnState.HELD
+
+
+def test_forms_that_cannot_be_asked_are_refused_and_too_many_questions_too(notes: Path) -> None:
+    """The server is told, and its call continues."""
+    forms: list[Any] = [{"properties": []}, {"properties": {"a": 1}}, {"properties": {"a": {"type": 7}}}]
+    forms += [{"properties": {"a": {"description": "x" * 20_000}}}]
+    with run(noting(notes), calls(*(("fake__ask", {"form": each}) for each in forms))) as ended:
+        assert [json.loads(each)["code"] for each in results(ended)] == [-32602] * len(forms)
+    permissions = Permissions(approver=lambda request: False)
+    with run(noting(notes), calls(("fake__ask", {"times": 25})), permissions=permissions) as ended:
+        assert ended.state is TurnState.COMPLETED
+        assert "too many requests in one call" in results(ended)[0]
+        assert len(ended.execution_state.session[ToolHeld].all()) == 20
+
+
+FORMS = [
+    # the form's fields, what is offered, what a person says, what the server gets
+    ({"a": {"type": "string"}}, (), "No, 5.", {"a": "No, 5."}),
+    ({"a": {"type": "integer"}}, (), "5", {"a": 5}),
+    ({"a": {"type": "integer"}}, (), "five", "a: 'five' is not of type 'integer'"),
+    ({"a": {"type": "boolean"}}, ("yes", "no"), "no", {"a": False}),
+    ({"a": {"enum": ["x", "y"]}}, ("x", "y"), "2", {"a": "y"}),
+    ({"a": {"oneOf": [{"const": 1, "title": "One"}]}}, ("One",), "one", {"a": 1}),
+    ({"a": {"type": "array", "items": {"enum": ["x"]}}}, (), '["x"]', {"a": ["x"]}),
+    ({"a": {"default": 1}, "b": {}}, (), '{"b": 2}', {"a": 1, "b": 2}),
+    ({"a": {}, "b": {}}, (), "words", "it is not a JSON object"),
+    ({}, ("yes",), "1", {}),
+    ({}, ("yes",), "No!", "choose 'yes', or decline"),
+    (None, ("I have done it",), "No!", "choose 'I have done it', or decline"),
+    (None, ("I have done it",), "I have done it", None),
+]
+
+
+@pytest.mark.parametrize(("fields", "options", "words", "expected"), FORMS)
+def test_how_words_answer_a_form(fields: Any, options: Any, words: str, expected: Any) -> None:
+    form = None if fields is None else {"type": "object", "properties": fields}
+    question = ServerQuestion("fake", "Which?", form, "" if form else "https://example.com")
+    assert question.options == options
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            question.answer(words)
+    else:
+        assert question.answer(words).content == expected
 
 
 def test_a_server_may_not_ask_the_model_unless_it_is_allowed(notes: Path) -> None:

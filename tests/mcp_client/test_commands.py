@@ -53,7 +53,7 @@ def test_a_server_is_added_tested_and_used_and_a_broken_one_is_told(project: Pat
     assert "the MCP server broken failed" in ran.stderr
     assert (project / "new.txt").read_text() == "by the server"
     shown = treenail("show", "@last", cwd=project).stdout
-    assert "fake: 25 tools of fake 1 (bubblewrap, no network), list " in shown
+    assert "fake: 26 tools of fake 1 (bubblewrap, no network), list " in shown
     assert treenail("undo", "@last", "--yes", cwd=project).returncode == 0
     assert not (project / "new.txt").exists()
 

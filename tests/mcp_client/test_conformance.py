@@ -20,6 +20,7 @@ from tests.mcp_client.mcp_kit import NODE, NPM, calls, failures, results
 from treenail import Agent
 from treenail.mcp import McpServer, OAuth
 from treenail.providers.scripted import ScriptedProvider
+from treenail.tools import Approval, Permissions
 
 ROOT = Path(__file__).parents[2]
 SUITE = NPM / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
@@ -57,9 +58,11 @@ def play(url: str, scenario: str, context: dict[str, Any]) -> str:
             private_key=context.get("private_key_pem", ""),
             grant="client_credentials" if by_itself else "authorization_code",
         )
-    server = McpServer("conf", url=url, login=log_in, oauth=oauth, answerer=lambda question: True)
+    server = McpServer("conf", url=url, login=log_in, oauth=oauth, ask=False)
+    permissions = Permissions(approver=lambda request: Approval(True, "{}"))
     script = ["Done."] if scenario == "initialize" else calls(TOOLS.get(scenario, ("conf__test-tool", {})))
-    with Agent("conformance", tools=[server]).run("go", provider=ScriptedProvider(script)) as run:
+    agent, provider = Agent("conformance", tools=[server]), ScriptedProvider(script)
+    with agent.run("go", provider=provider, permissions=permissions) as run:
         return json.dumps([run.state.value, results(run), failures(run)])
 
 

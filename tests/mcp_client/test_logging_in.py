@@ -7,6 +7,7 @@ import json
 import stat
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -124,10 +125,11 @@ def browsing(url: str) -> None:
 def test_a_login_is_kept_for_later_runs_and_renewed_and_nobody_sees_it(guarded: Guarded, state: Path) -> None:
     address = f"{guarded.url}/mcp"
     script = calls(("web__look", {}))
-    with run(McpServer("web", url=address), script) as ended:
+    web = McpServer("web", url=address, ask=False)
+    with run(web, script) as ended:
         assert "asks for a login; log in with: treenail mcp test web" in failures(ended)[0]
     log = MemoryLog()
-    with run(McpServer("web", url=address, login=at_a_terminal(browsing)), script, store=log) as ended:
+    with run(replace(web, login=at_a_terminal(browsing)), script, store=log) as ended:
         assert results(ended) == ["seen"]
         (file,) = (state / "treenail" / "mcp").iterdir()
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -135,14 +137,17 @@ def test_a_login_is_kept_for_later_runs_and_renewed_and_nobody_sees_it(guarded: 
         assert "access-token-1" in file.read_text()
         whole = repr([value for _, value in ended.execution_state.session.events()])
         assert not any(secret in whole for secret in SECRETS)
-    with run(McpServer("web", url=address), script) as ended:
+    with run(web, script) as ended:
         assert results(ended) == ["seen"]
         assert guarded.count == 1
+    # Another server at this address may be another account: it is not logged in.
+    with run(replace(web, name="other"), ["Done."]) as ended:
+        assert "asks for a login; log in with: treenail mcp test other" in failures(ended)[0]
     # An hour later the token has expired. It is renewed without a person.
     stored = json.loads(file.read_text())
     file.write_text(json.dumps({**stored, "expires_at": 1.0}))
     guarded.good = None
-    with run(McpServer("web", url=address), script) as ended:
+    with run(web, script) as ended:
         assert results(ended) == ["seen"]
         assert "refresh-token-2" in file.read_text()
 
@@ -152,7 +157,8 @@ def test_headers_name_variables_and_their_values_are_struck_out(
 ) -> None:
     guarded.good = "access-token-1"
     monkeypatch.setenv("WEB_TOKEN", "access-token-1")
-    server = McpServer("web", url=f"{guarded.url}/mcp", headers={"Authorization": "Bearer ${WEB_TOKEN}"})
+    headers = {"Authorization": "Bearer ${WEB_TOKEN}"}
+    server = McpServer("web", url=f"{guarded.url}/mcp", headers=headers, ask=False)
     with run(server, calls(("web__look", {}))) as ended:
         assert results(ended) == ["seen"]
         whole = repr([value for _, value in ended.execution_state.session.events()])

@@ -75,12 +75,14 @@ class Seeing(ScriptedProvider):
 
 TABLE = [
     # trust, declared, read_only, destructive, idempotent: effects, idempotent, asks
-    ((False, "external", True, None, True), ("external", False, False)),
-    ((False, "external", None, True, True), ("external", False, True)),
+    ((False, "external", None, None, None), ("external", False, True)),
+    ((False, "external", True, None, True), ("external", False, True)),
+    ((False, "external", None, False, True), ("external", False, True)),
     ((True, "external", True, None, None), ("none", True, False)),
-    ((True, "external", None, None, True), ("external", True, False)),
+    ((True, "external", None, None, True), ("external", True, True)),
     ((True, "external", False, True, False), ("external", False, True)),
-    ((True, "external", None, None, None), ("external", False, False)),
+    ((True, "external", False, False, None), ("external", False, False)),
+    ((True, "external", None, None, None), ("external", False, True)),
     ((False, "workspace", True, None, True), ("workspace", False, False)),
     ((False, "workspace", None, True, None), ("workspace", False, False)),
     ((True, "workspace", True, None, None), ("none", True, False)),

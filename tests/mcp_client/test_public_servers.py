@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,11 +105,11 @@ def test_fetch_reads_a_page_only_with_the_network(workspace: Path) -> None:
         url = f"http://127.0.0.1:{pages.server_port}/a.txt"
         command = [*python("mcp_server_fetch"), "--allow-private-ips", "--ignore-robots-txt"]
         script = calls(("fetch__fetch", {"url": url}))
-        granted = McpServer("fetch", command=command, allow_network=True)
+        granted = McpServer("fetch", command=command, allow_network=True, ask=False)
         with run(granted, script, workspace=workspace) as ended:
             assert outcomes(ended) == ["ok"]
             assert "one" in results(ended)[0]
-        with run(McpServer("fetch", command=command), script, workspace=workspace) as ended:
+        with run(replace(granted, allow_network=False), script, workspace=workspace) as ended:
             assert outcomes(ended) == ["failed"]
         pages.shutdown()
 
@@ -123,7 +124,7 @@ def test_time_converts_between_zones(workspace: Path) -> None:
 
 def test_everything_is_used_and_killed_in_the_middle_of_a_call(workspace: Path) -> None:
     """The call's outcome is unknown, the run continues, and the next call finds a new process."""
-    server = McpServer("every", command=node("server-everything"))
+    server = McpServer("every", command=node("server-everything"), ask=False)
     script = [
         Answer(calls=[("every__echo", {"message": "hello"})]),
         Answer(calls=[("every__get-sum", {"a": 2, "b": 3})]),

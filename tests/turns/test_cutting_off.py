@@ -89,6 +89,27 @@ def test_no_call_of_an_answer_begins_after_the_turn_was_cut_off(
     assert CALLS <= len(ran) <= CALLS + 1, "only the one that was cut off, if any, is run again"
 
 
+@pytest.mark.parametrize(("idempotent", "told"), [(False, "unknown"), (True, "interrupted")])
+def test_a_call_that_was_stopped_while_it_acted_outside_is_not_said_to_be_undone(
+    backend: str, idempotent: bool, told: str
+) -> None:
+    """Nobody knows what it did; only one that may run again is merely interrupted."""
+
+    @tool(effects="external", idempotent=idempotent)
+    async def pay() -> str:
+        """Pay."""
+        loop.cancellation.cancel("cancelled")
+        await anyio.sleep_forever()
+        return "paid"
+
+    loop = loop_of([Answer("", [("pay", {})]), "done"], pay)
+    anyio.run(loop.run, "go", backend=backend)
+    (end,) = loop.state.session[ToolInvoked].all()
+    assert end.outcome == told
+    assert told in end.result.message and "rolled back" not in end.result.message
+    assert kinds(loop) == ["cancelled"]
+
+
 def test_an_interrupt_among_calls_side_by_side_is_raised_as_itself(backend: str) -> None:
     """Not in a group of exceptions, which nobody who waits for Ctrl-C would notice."""
     ran: list[int] = []

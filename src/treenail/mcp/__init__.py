@@ -7,6 +7,7 @@ effects     what a tool may change, by the operator's word and the hints of a tr
 stdio       a server's process, in the sandbox, with an environment of named variables
 oauth       tokens for a server that asks for a login
 connection  the protocol: one thread and event loop per server, with the official SDK
+questions   what a server asks a person in the middle of a call
 results     what a server answers, as a tool's result
 tools       one call: from the run's event loop to the server and back
 attachment  a server for the length of a run

@@ -9,4 +9,3 @@ from .pins import McpToolsChanged as McpToolsChanged
 from .pins import PinnedTool as PinnedTool
 from .server import McpServer as McpServer
 from .server import OAuth as OAuth
-from .server import Question as Question

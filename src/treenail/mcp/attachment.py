@@ -48,7 +48,7 @@ async def attached(server: McpServer, loop: InnerLoop) -> AsyncIterator[McpServe
             text = f"The tools of the server {server.name} are not available in this run."
             if pin is not None:
                 sampler = Sampler(server, loop) if server.sampling else None
-                tools = ServerTools(connection, pin, sampler, _progress(loop))
+                tools = ServerTools(connection, pin, sampler, _progress(loop), loop.permissions.approver)
                 tools.change = None if fresh is None else compared(pin, fresh.tools)
                 text = f"Tools whose names begin with {server.name}__ belong to the server {server.name}."
                 text += f" It says about them:\n\n{pin.instructions}" if pin.instructions else ""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -50,7 +51,9 @@ for _name in ("mcp", "client"):
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
 MAX_STARTS = 5
-"""How often a server is started in one run."""
+"""How often a server is started before one of its calls works."""
+_LEAVE_S = 5.0
+"""How long a server at an address may take to say goodbye."""
 _MAX_PAGES = 100
 _MAX_INSTRUCTIONS = 4_000
 _SHOWN = 2_000
@@ -68,6 +71,15 @@ class ServerCall:
     meta: Mapping[str, str]
     ask: Ask
     progressed: Callable[[float, float | None, str | None], None]
+    limit: anyio.CancelScope | None = None
+    """Ends the call when nothing has come for too long."""
+    asking: int = 0
+    """How many requests of the server are open: meanwhile it waits for us, and not we for it."""
+
+    def allow(self, seconds: float) -> None:
+        """Give the server so much time from now on."""
+        if self.limit is not None:
+            self.limit.deadline = math.inf if self.asking else anyio.current_time() + seconds
 
 
 class Life:
@@ -80,6 +92,8 @@ class Life:
         self.is_over = False
         self.list_changed = False
         """Whether the server has said that its list of tools is another one."""
+        self.is_forgotten = False
+        """Whether a server at an address has forgotten this connection, as after a restart."""
         self.calls: list[ServerCall] = []
         self._client: Client | None = None
         self._is_closing = False
@@ -122,6 +136,7 @@ class Life:
                         if not self.ready.done():
                             self.ready.set_result(self._pin(client, listed))
                         await self._leave.wait()
+                        starting.deadline = anyio.current_time() + _LEAVE_S
             finally:
                 self.is_over = True
                 tasks.cancel_scope.cancel()
@@ -151,13 +166,16 @@ class Life:
                 yield client
             return
         async with (
-            http_client(server) as http,
+            http_client(server, self._forgotten) as http,
             Client(
                 streamable_http_client(server.url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES),
                 **options,
             ) as client,
         ):
             yield client
+
+    def _forgotten(self) -> None:
+        self.is_forgotten = True
 
     # .. what the server says ..
 
@@ -186,7 +204,14 @@ class Life:
         """Pass a request of the server on to the oldest call under way."""
         if not self.calls:
             return wire.ErrorData(code=wire.INVALID_REQUEST, message="no call is under way")
-        return await asyncio.wrap_future(self.calls[0].ask(params))
+        call = self.calls[0]
+        call.asking += 1
+        call.allow(self.server.timeout)
+        try:
+            return await asyncio.wrap_future(call.ask(params))
+        finally:
+            call.asking -= 1
+            call.allow(self.server.timeout)
 
     async def _listed(self, client: Client) -> Sequence[wire.Tool]:
         if client.server_capabilities.tools is None:
@@ -238,15 +263,13 @@ class Life:
         return self.submit(lambda client: self._call(client, call))
 
     async def _call(self, client: Client, call: ServerCall) -> wire.CallToolResult:
-        timeout = self.server.timeout
+        async def progressed(progress: float, total: float | None, message: str | None) -> None:
+            call.allow(self.server.timeout)
+            call.progressed(progress, total, message)
+
         self.calls.append(call)
         try:
-            with anyio.fail_after(timeout) as limit:
-
-                async def progressed(progress: float, total: float | None, message: str | None) -> None:
-                    limit.deadline = anyio.current_time() + timeout
-                    call.progressed(progress, total, message)
-
+            with anyio.fail_after(self.server.timeout) as call.limit:
                 return await client.call_tool(
                     call.name,
                     call.arguments,
@@ -345,6 +368,9 @@ class Connection:
 
     def life(self) -> Life:
         """Return the server's present life; begin another one if that is over. It may not be ready yet."""
+        if self.now is not None and self.now.is_forgotten:
+            self.now.close()
+            self.now = None
         if self.now is None or self.now.is_over:
             if self.starts >= MAX_STARTS:
                 raise McpError(

@@ -1,12 +1,13 @@
-"""What a server's tool may change.
+"""What a server's tool may change, and whether a person is asked before.
 
-The operator's word decides. The server's own hints loosen something only if the operator trusts the server:
+The operator's word decides. The server's own hints count only if the operator trusts the server:
 
     readOnlyHint of a trusted server       effects "none": it may run beside others, and is never asked about
     a server declared "workspace"          effects "workspace": its writes are kept or undone with the call
     everything else                        effects "external": after a crash its outcome is unknown
     ... with idempotentHint, if trusted    ... unless it may simply run again
-    destructiveHint, outside a workspace   a person is asked by default: a hint to be careful needs no trust
+
+An external call asks a person, as the protocol has it: a tool destroys unless a hint says that it does not.
 """
 
 from __future__ import annotations
@@ -32,5 +33,6 @@ def effects_of(server: McpServer, tool: PinnedTool) -> ToolEffects:
         return ToolEffects("none", idempotent=True, asks=False)
     if server.effects == "workspace":
         return ToolEffects("workspace", idempotent=False, asks=server.ask is True)
-    asks = bool(tool.destructive) if server.ask is None else server.ask
+    destroys = not server.trust or tool.destructive is not False
+    asks = destroys if server.ask is None else server.ask
     return ToolEffects("external", idempotent=bool(server.trust and tool.idempotent), asks=asks)

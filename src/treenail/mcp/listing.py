@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]  # it has no stubs
 from mcp_types import Tool as ServerTool
@@ -66,3 +67,14 @@ def _problem(tool: PinnedTool, found: Mapping[str, PinnedTool]) -> str:
     except RecursionError:
         return "its schema is nested too deeply"
     return ""
+
+
+def without_patterns(schema: Any) -> Any:
+    """Return a schema without regular expressions: a hostile one takes for ever. The server checks."""
+    if isinstance(schema, dict):
+        return {
+            key: without_patterns(each)
+            for key, each in schema.items()
+            if not (key == "pattern" and isinstance(each, str)) and key != "patternProperties"
+        }
+    return [without_patterns(each) for each in schema] if isinstance(schema, list) else schema

@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -42,7 +42,8 @@ from treenail.mcp.server import McpServer, OAuth
 REDIRECT = "http://127.0.0.1:33418/callback"
 """Where a person is sent back to after a login."""
 
-_TIMEOUT = httpx2.Timeout(30.0, read=300.0)
+_TIMEOUT = httpx2.Timeout(30.0, read=None)
+"""Reading has no limit here: a call has its own, which waits for a person."""
 
 
 def token_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -55,9 +56,11 @@ def token_directory(environ: Mapping[str, str] = os.environ) -> Path:
 class TokenFile:
     """The tokens of one server, in a file that only its owner can read."""
 
-    def __init__(self, url: str, directory: Path | None = None) -> None:
-        digest = hashlib.sha256(url.encode()).hexdigest()[:32]
-        self.path = (directory or token_directory()) / f"{digest}.json"
+    def __init__(self, server: McpServer) -> None:
+        client_id = "" if server.oauth is None else server.oauth.client_id
+        # By its name too: two servers at one address may be two accounts.
+        whole = "\n".join((server.name, server.url, client_id))
+        self.path = token_directory() / f"{hashlib.sha256(whole.encode()).hexdigest()[:32]}.json"
         self._flow: OAuthContext | None = None
 
     def read(self) -> dict[str, Any]:
@@ -84,14 +87,6 @@ class TokenFile:
             with suppress(OSError):
                 os.unlink(name)
             raise
-
-    def forget(self) -> bool:
-        """Delete the tokens. Returns whether there were any."""
-        try:
-            self.path.unlink()
-        except FileNotFoundError:
-            return False
-        return True
 
     def remind(self, flow: OAuthContext) -> None:
         """Tell a flow what the last one has found out: when the tokens expire, and where to renew them.
@@ -142,8 +137,8 @@ class TokenFile:
 class _KnownClient(TokenFile):
     """The tokens of a client that was registered by hand."""
 
-    def __init__(self, url: str, oauth: OAuth) -> None:
-        super().__init__(url)
+    def __init__(self, server: McpServer, oauth: OAuth) -> None:
+        super().__init__(server)
         self._oauth = oauth
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
@@ -186,7 +181,7 @@ def _flow(server: McpServer) -> httpx2.Auth | None:
     metadata = OAuthClientMetadata(
         client_name="Treenail", redirect_uris=[AnyUrl(REDIRECT)], scope=oauth.scope or None
     )
-    storage = _KnownClient(server.url, oauth) if oauth.client_id else TokenFile(server.url)
+    storage = _KnownClient(server, oauth) if oauth.client_id else TokenFile(server)
     flow = OAuthClientProvider(
         server.url,
         metadata,
@@ -208,7 +203,7 @@ def _by_itself(server: McpServer, oauth: OAuth) -> httpx2.Auth:
         )
     common: dict[str, Any] = {
         "server_url": server.url,
-        "storage": TokenFile(server.url),
+        "storage": TokenFile(server),
         "client_id": oauth.client_id,
         "scope": oauth.scope or None,
         "issuer": oauth.issuer or None,
@@ -230,10 +225,18 @@ def _by_itself(server: McpServer, oauth: OAuth) -> httpx2.Auth:
 
 
 @asynccontextmanager
-async def http_client(server: McpServer) -> AsyncIterator[httpx2.AsyncClient]:
-    """Make the client for a server that is reached by HTTP."""
+async def http_client(server: McpServer, forgotten: Callable[[], None]) -> AsyncIterator[httpx2.AsyncClient]:
+    """Make the client for a server that is reached by HTTP. `forgotten` hears that our session is gone."""
+
+    async def heard(response: httpx2.Response) -> None:
+        if response.status_code == 404 and "mcp-session-id" in response.request.headers:
+            forgotten()
+
     async with httpx2.AsyncClient(
-        headers=server.request_headers(), auth=_flow(server), timeout=_TIMEOUT
+        headers=server.request_headers(),
+        auth=_flow(server),
+        timeout=_TIMEOUT,
+        event_hooks={"response": [heard]},
     ) as client:
         yield client
 

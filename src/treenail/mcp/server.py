@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 import treenail.mcp
@@ -23,23 +23,6 @@ BASICS = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 """The variables that every server's process has besides the named ones: to find programs, and the locale."""
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What a server asks a person in the middle of a call."""
-
-    server: str
-    tool: str
-    message: str
-    schema: Mapping[str, Any] | None = None
-    """The JSON schema of the answer; None if the person is to open an address instead."""
-    url: str = ""
-
-
-Answerer = Callable[[Question], Mapping[str, Any] | bool | None]
-"""Answers a question at once: the fields; True to agree, with the defaults; False to decline; None if nobody
-is here to answer, so that the call waits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +60,8 @@ class McpServer:
     """What its tools change. `workspace`: files of the workspace and nothing else, so that a failed call is
     undone. Only for a command."""
     ask: bool | None = None
-    """Whether a person is asked before a tool with effects runs. None: if the tool says that it destroys."""
+    """Whether a person is asked before a tool with effects runs. None: if it acts outside, unless a trusted
+    server says that it destroys nothing."""
     tools: Sequence[str] = ()
     """The tools to use, by the server's own names; all of them if it is empty."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -96,8 +80,6 @@ class McpServer:
     oauth: OAuth | None = None
     login: Login | None = field(default=None, repr=False)
     """Lets a person log in. Without it a server that asks for a login cannot be used."""
-    answerer: Answerer | None = field(default=None, repr=False)
-    """Answers what the server asks in a call. Without it the call is held until a person has answered."""
     timeout: float = 120.0
     """How many seconds a call may take without a sign of progress."""
     start_timeout: float = 30.0

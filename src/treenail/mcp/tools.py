@@ -6,16 +6,18 @@ its process is ended as well, before anything is undone: what it still wrote wou
 A server that dies in a call, or does not answer, is started again at the next call. The call itself runs
 again if that does no harm; else its outcome is unknown, and the model is told so.
 
-A server may ask a person something in the middle of a call. The call is then cancelled, rolled back and held;
-when the answer is there, it is made again from its beginning, and the question is answered from the log.
+A server may ask a person something in the middle of a call. Somebody who is there, the run's approver,
+answers while the call waits. Otherwise it is cancelled, rolled back and held; when the answer is there, it is
+made again from its beginning, and the question is answered from the log. What the call did outside before it
+asked may then happen twice: the question says so, and the answer is the person's leave.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
@@ -34,20 +36,38 @@ from treenail.containment import threadsafe, wait_finished, workers
 from treenail.errors import HoldRequired, McpError, OutcomeUnknownError, ToolValidationError
 from treenail.mcp.connection import Connection, Life, ServerCall, explained, without_secrets
 from treenail.mcp.effects import effects_of
+from treenail.mcp.listing import without_patterns
 from treenail.mcp.pins import McpServerPinned, McpToolsChanged, PinnedTool, compared
+from treenail.mcp.questions import ServerQuestion
 from treenail.mcp.results import result_of
 from treenail.mcp.sampling import Sampler
-from treenail.mcp.server import McpServer, Question
-from treenail.printable import printable_line
+from treenail.mcp.server import McpServer
 from treenail.sandbox import refusals
-from treenail.tools import ReadyTool, ToolContext, ToolHeld, ToolInvoked, ToolResult, answer_of, hold_of
+from treenail.tools import (
+    ASK_PERSON,
+    Approval,
+    Approver,
+    HoldAnswered,
+    PermissionRequest,
+    ReadyTool,
+    ToolContext,
+    ToolHeld,
+    ToolInvoked,
+    ToolResult,
+    answer_of,
+    hold_of,
+    unknown_outcome,
+)
 
 _logger = logging.getLogger("treenail.mcp")
 
 _MAX_DESCRIPTION = 1_024
 _SHOWN_ERRORS = 5
-_NO_SESSION = "Session terminated"
-"""The SDK's word for a server that does not know us any more, and so has done nothing."""
+_MAX_REQUESTS = 20
+"""How often a server may ask for something in one call."""
+_MAX_TRIES = 3
+"""How often a person is asked again after an answer that does not fit."""
+_TWICE = "Your answer makes the call again from its beginning: what it did before it asked may happen twice."
 _PATIENCE_S = 5.0
 """How long a dying server is waited for, so that its last words are known."""
 
@@ -70,7 +90,7 @@ class McpTool(ReadyTool):  # type: ignore[type-arg]  # subscripting a tool binds
     @functools.cached_property
     def _validator(self) -> Any:
         # An empty registry: a schema of a server must not make us fetch anything.
-        return jsonschema.Draft202012Validator(_without_patterns(self.pin.parameters()), registry=Registry())
+        return jsonschema.Draft202012Validator(without_patterns(self.pin.parameters()), registry=Registry())
 
     def parse(self, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
         """Check a call's arguments against the server's schema."""
@@ -101,17 +121,6 @@ def _object(name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
     return data
 
 
-def _without_patterns(schema: Any) -> Any:
-    """Return a schema without regular expressions: a hostile one takes for ever. The server checks."""
-    if isinstance(schema, dict):
-        return {
-            key: _without_patterns(each)
-            for key, each in schema.items()
-            if not (key == "pattern" and isinstance(each, str)) and key != "patternProperties"
-        }
-    return [_without_patterns(each) for each in schema] if isinstance(schema, list) else schema
-
-
 def _short(text: str) -> str:
     if len(text) <= _MAX_DESCRIPTION:
         return text
@@ -131,6 +140,8 @@ class ServerTools:
     pin: McpServerPinned
     sampler: Sampler | None = None
     progress: Progress | None = None
+    approver: Approver | None = None
+    """The person who is there to be asked."""
     change: McpToolsChanged | None = None
     """How the server's list differs from the pinned one."""
     told: set[str] = field(default_factory=set)
@@ -168,9 +179,7 @@ class ServerTools:
         return handle
 
     async def look_again(self, life: Life) -> None:
-        """Compare the server's list with the pinned one, if it has said that it is another."""
-        if not life.list_changed:
-            return
+        """Compare the server's list with the pinned one: it has said that it is another."""
         future = life.listed()
         await wait_finished(future)
         if future.exception() is None:
@@ -205,11 +214,11 @@ class _Call:
             try:
                 answer = await self._answer(life)
             except _Lost as lost:
-                if self._may_repeat() and attempt == 1 and not lost.is_late:
+                if attempt == 1 and (lost.did_nothing or (self._may_repeat() and not lost.is_late)):
                     continue
                 raise self._lost(lost) from lost
-            result = result_of(self.pin.shown_as, answer)
-            return self._with_notes(result)
+            self.tools.connection.starts = 0  # It works, so it may die a few times more.
+            return self._with_notes(result_of(self.pin.shown_as, answer))
         raise AssertionError("the second attempt returns or raises")
 
     def _may_repeat(self) -> bool:
@@ -218,12 +227,6 @@ class _Call:
 
     async def _life(self) -> Life:
         """Return the connected server. Raises `McpError` if it cannot be had."""
-        change = self.tools.change
-        if change is not None and self.pin.name in (*change.changed, *change.removed):
-            raise McpError(
-                f"{self.pin.shown_as} was not called: the server {self.server.name} changed or removed it "
-                "since this run began, and a run keeps the tools it began with. A new run can use it."
-            )
         life = self.tools.connection.life()
         await wait_finished(life.ready)
         fresh = life.ready.result()
@@ -231,13 +234,17 @@ class _Call:
             await self.tools.look_again(life)
         elif self.tools.change is None:
             self.tools.change = compared(self.tools.pin, fresh.tools)
-        if self.tools.change is not change:
-            return await self._life()
+        change = self.tools.change
+        if change is not None and self.pin.name in (*change.changed, *change.removed):
+            raise McpError(
+                f"{self.pin.shown_as} was not called: the server {self.server.name} changed or removed it "
+                "since this run began, and a run keeps the tools it began with. A new run can use it."
+            )
         return life
 
     async def _answer(self, life: Life) -> wire.CallToolResult:
         """Call the tool and wait, answering what the server asks meanwhile."""
-        asked, requests = anyio.create_memory_object_stream[tuple[Any, Future[Any]]](100)
+        asked, requests = anyio.create_memory_object_stream[tuple[Any, Future[Any]]](math.inf)
 
         def ask(params: Any) -> Future[Any]:
             reply: Future[Any] = Future()
@@ -274,10 +281,18 @@ class _Call:
         try:
             return future.result()
         except UrlElicitationRequiredError as error:
-            for each in error.elicitations:
-                self._answer_to(each)
-            raise self.held or McpError(error.message) from error
+            answers = [await self._answer_to(each) for each in error.elicitations]
+            if self.held is not None:
+                raise self.held from error
+            if all(isinstance(each, wire.ElicitResult) and each.action == "accept" for each in answers):
+                raise _Lost(McpError(error.message), did_nothing=True) from error
+            raise McpError(f"{self.pin.shown_as} was not run: the person declined what it needs") from error
         except MCPError as error:
+            if life.is_forgotten:
+                problem = McpError(
+                    f"the MCP server {self.server.name} does not know this connection any more"
+                )
+                raise _Lost(problem, did_nothing=True) from error
             if not (life.is_over or self._is_made_here(error)):
                 # The server has answered: it refuses, and did nothing.
                 text = without_secrets(self.server, f"{self.pin.shown_as} failed: {error.message[:2_000]}")
@@ -304,9 +319,11 @@ class _Call:
         """
         if error.code in (wire.CONNECTION_CLOSED, wire.REQUEST_TIMEOUT):
             return True
-        if not self.server.url or error.message == _NO_SESSION:
-            return False
-        return error.code in (wire.INTERNAL_ERROR, wire.INVALID_REQUEST, wire.PARSE_ERROR)
+        return bool(self.server.url) and error.code in (
+            wire.INTERNAL_ERROR,
+            wire.INVALID_REQUEST,
+            wire.PARSE_ERROR,
+        )
 
     async def _await_end(self, life: Life) -> None:
         """Wait a moment for a server that dies, so that its last words and exit code are known."""
@@ -328,10 +345,9 @@ class _Call:
             return McpError(f"{name} failed: {lost.problem}; what it had changed in the workspace was undone")
         if self._may_repeat():
             return McpError(f"{name} failed: {lost.problem}. It may be called again.")
-        return OutcomeUnknownError(
-            f"The outcome of {name} is unknown: {lost.problem}. It was not run again. Find out whether it "
-            "took effect before you repeat it."
-        )
+        if lost.did_nothing:
+            return McpError(f"{name} was not run: {lost.problem}")
+        return OutcomeUnknownError(unknown_outcome(name, str(lost.problem)))
 
     def _with_notes(self, result: ToolResult[Any]) -> ToolResult[Any]:
         """Add what the model has to know besides: a changed list, a refusal of the sandbox."""
@@ -371,103 +387,101 @@ class _Call:
     # .. what a server asks in a call ..
 
     async def _serve(self, requests: Any, future: Future[Any]) -> None:
+        left = _MAX_REQUESTS
         async for params, reply in requests:
-            if isinstance(params, wire.CreateMessageRequestParams):
-                sampler = self.tools.sampler
-                assert sampler is not None
-                reply.set_result(await sampler.answer(params, self.context))
-                continue
-            answer = await self._answered_now(params) or self._answer_to(params)
+            left -= 1
+            answer: Any
+            if left < 0:
+                answer = wire.ErrorData(code=wire.INVALID_REQUEST, message="too many requests in one call")
+            elif isinstance(params, wire.CreateMessageRequestParams):
+                assert self.tools.sampler is not None
+                answer = await self.tools.sampler.answer(params, self.context)
+            else:
+                answer = await self._answer_to(params)
             if answer is None:
                 # Nobody answers now, so the call is cancelled. It is made again when a person has answered.
                 future.cancel()
                 return
             reply.set_result(answer)
 
-    async def _answered_now(self, params: wire.ElicitRequestParams) -> wire.ElicitResult | None:
-        """Return the answer of somebody who is here; None if nobody is."""
-        answerer = self.server.answerer
-        if answerer is None:
-            return None
-        form = params.requested_schema if isinstance(params, wire.ElicitRequestFormParams) else None
-        url = params.url if isinstance(params, wire.ElicitRequestURLParams) else ""
-        question = Question(
-            server=self.server.name, tool=self.pin.shown_as, message=params.message, schema=form, url=url
-        )
-        asked = workers.start(partial(answerer, question))
-        await wait_finished(asked)
+    async def _answer_to(self, params: wire.ElicitRequestParams) -> wire.ElicitResult | wire.ErrorData | None:
+        """Return a person's answer to a server's question. If there is none, hold the call."""
         try:
-            said = asked.result()
-            if said is None or said is False:
-                return None if said is None else wire.ElicitResult(action="decline")
-            content = None if form is None else _form(form, {} if said is True else dict(said))
-        except Exception as error:  # noqa: BLE001  # neither yes nor no: the call waits
-            _logger.warning("the answer to %s's question cannot be used: %s", self.server.name, error)
-            return None
-        return wire.ElicitResult(action="accept", content=content)
-
-    def _answer_to(self, params: wire.ElicitRequestParams) -> wire.ElicitResult | None:
-        """Return a person's answer to a server's question. If there is none yet, hold the call."""
-        form = params.requested_schema if isinstance(params, wire.ElicitRequestFormParams) else None
-        asked = (
-            params.url
-            if isinstance(params, wire.ElicitRequestURLParams)
-            else json.dumps(form, sort_keys=True)
-        )
-        digest = hashlib.sha256(f"{params.message}\0{asked}".encode()).hexdigest()[:16]
-        key = f"mcp:{'address' if form is None else 'form'}:{digest}"  # `ToolHeld` reads it.
-        session, call_id = self.context.session, str(self.context.call_id)
-        held = hold_of(session, call_id, attempt_id=key)
+            question = ServerQuestion.of(self.server.name, params)
+        except ValueError as error:
+            return wire.ErrorData(code=wire.INVALID_PARAMS, message=str(error))
+        session = self.context.session
+        held = hold_of(session, str(self.context.call_id), attempt_id=question.key)
         if held is not None and self._is_over(held):
             held = None
         answer = None if held is None else answer_of(session, held)
         problem = ""
-        if answer is not None:
+        for _ in range(_MAX_TRIES):
+            answer = answer or await self._asked_now(question, problem, held)
+            if answer is None:
+                break
             if not answer.approved:
                 return wire.ElicitResult(action="decline")
-            if form is None:
-                return wire.ElicitResult(action="accept")
             try:
-                return wire.ElicitResult(action="accept", content=_form(form, _noted(answer.note)))
+                return question.answer(answer.note)
             except ValueError as error:
-                problem = f" The answer did not fit: {error}."
-        if held is None or answer is not None:
-            reason = self._question(params) + problem
-            arguments = json.dumps(self.params, ensure_ascii=False)
-            now = self.context.state.clock.now()
-            session.dispatch(ToolHeld(call_id, self.pin.shown_as, arguments, reason, now, key))
-        else:
-            reason = held.reason
-        self.held = HoldRequired(call_id, self.pin.shown_as, reason=reason)
+                problem, held, answer = f" The answer did not fit: {error}.", None, None
+        if held is None:
+            held = self._hold(question, problem)
+            session.dispatch(held)
+        self.held = HoldRequired(
+            held.call_id, held.tool_name, reason=held.reason, is_question=held.is_question
+        )
         return None
+
+    async def _asked_now(
+        self, question: ServerQuestion, problem: str, held: ToolHeld | None
+    ) -> HoldAnswered | None:
+        """Ask somebody who is here, and log the answer; None if nobody is."""
+        if self.tools.approver is None:
+            return None
+        asked = {"question": question.text + problem, "options": question.options}
+        text = json.dumps(asked, ensure_ascii=False)
+        request = PermissionRequest(str(self.context.call_id), ASK_PERSON, text, "none", context=self.context)
+        asking = workers.start(partial(self.tools.approver, request))
+        await wait_finished(asking)
+        try:
+            said = asking.result()
+        except Exception as error:  # neither yes nor no: the call waits
+            _logger.warning("the approver failed on a question of %s", self.server.name, exc_info=error)
+            return None
+        said = Approval(said) if isinstance(said, bool) else said
+        if said is None or (said.approved and not said.note.strip()):
+            return None  # A yes without words is not an answer.
+        asks = held or self._hold(question, problem)
+        answer = HoldAnswered(asks.call_id, said.approved, said.note, "person", asks.hold_id)
+        self.context.session.dispatch_all([answer] if held is not None else [asks, answer])
+        return answer
+
+    def _hold(self, question: ServerQuestion, problem: str) -> ToolHeld:
+        is_harmless = self.effects == "workspace" or self._may_repeat()
+        return ToolHeld(
+            str(self.context.call_id),
+            self.pin.shown_as,
+            json.dumps(self.params, ensure_ascii=False),
+            f"{question.text}{problem}{'' if is_harmless else f' {_TWICE}'}",
+            self.context.state.clock.now(),
+            question.key,
+            is_question=question.is_in_words,
+        )
 
     def _is_over(self, held: ToolHeld) -> bool:
         """Say whether a hold belongs to an earlier call: some providers use an id again."""
         ends = (each for each in self.context.session[ToolInvoked].all() if each.call_id == held.call_id)
         return any(each.outcome != "interrupted" and each.created_at >= held.created_at for each in ends)
 
-    def _question(self, params: wire.ElicitRequestParams) -> str:
-        begun = f"the server {self.server.name} asks: {printable_line(params.message[:1_000])}"
-        if isinstance(params, wire.ElicitRequestURLParams):
-            url = printable_line(params.url[:1_000])
-            return f"{begun} (open {url}, and say yes when you are done)"
-        fields = params.requested_schema.get("properties", {})
-        needed = params.requested_schema.get("required", ())
-        shape = {
-            name: f"{each.get('type', 'text')}{'' if name in needed else ', optional'}"
-            for name, each in fields.items()
-            if isinstance(each, dict)
-        }
-        return f"{begun} (say yes with a note that has its fields: {json.dumps(shape, ensure_ascii=False)})"
-
 
 class _Lost(Exception):
     """The server's answer never came."""
 
-    def __init__(self, problem: McpError, *, is_late: bool = False) -> None:
+    def __init__(self, problem: McpError, *, is_late: bool = False, did_nothing: bool = False) -> None:
         super().__init__(str(problem))
-        self.problem = problem
-        self.is_late = is_late
+        self.problem, self.is_late, self.did_nothing = problem, is_late, did_nothing
 
 
 def _posted(callback: Callable[..., object]) -> Callable[..., None]:
@@ -485,27 +499,3 @@ def _posted(callback: Callable[..., object]) -> Callable[..., None]:
         wake()
 
     return post
-
-
-def _noted(note: str) -> dict[str, Any]:
-    """Return the fields that a person has written into the note of an answer. Raises `ValueError`."""
-    if not note.strip():
-        return {}
-    try:
-        given = json.loads(note)
-    except ValueError:
-        raise ValueError("it is not JSON") from None
-    if not isinstance(given, dict):
-        raise ValueError("it is not a JSON object")
-    return given
-
-
-def _form(schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an answer as the server wants it: what was given, over the defaults. Raises `ValueError`."""
-    fields = schema.get("properties", {})
-    fields = {name: each for name, each in fields.items() if isinstance(each, dict)}
-    content = {name: each["default"] for name, each in fields.items() if "default" in each} | dict(given)
-    checked = jsonschema.Draft202012Validator(_without_patterns(dict(schema)), registry=Registry())
-    for error in checked.iter_errors(content):
-        raise ValueError(f"{'.'.join(map(str, error.path)) or 'the object'}: {error.message[:200]}")
-    return content

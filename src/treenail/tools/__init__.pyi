@@ -15,6 +15,7 @@ from .boundaries import recover as recover
 from .boundaries import redo as redo
 from .boundaries import rollback_to as rollback_to
 from .boundaries import rollback_to_call as rollback_to_call
+from .boundaries import unknown_outcome as unknown_outcome
 from .boundaries import workspace_call_id as workspace_call_id
 from .commands import WorkspaceRun as WorkspaceRun
 from .commands import run_in_workspace as run_in_workspace
@@ -72,6 +73,7 @@ from .process import run_command_async as run_command_async
 from .process import wait_for_orphans as wait_for_orphans
 from .questions import ASK_PERSON as ASK_PERSON
 from .questions import ask_person as ask_person
+from .questions import chosen as chosen
 from .rules import Rule as Rule
 from .rules import Rules as Rules
 from .rules import parse_rule as parse_rule

@@ -147,10 +147,7 @@ def _ended_by_crash(
     unknown: bool,
 ) -> ToolInvoked:
     if unknown:
-        message = (
-            f"The outcome of {attempt.tool_name} is unknown: the process ended while the call acted outside. "
-            "It was not run again. Find out whether it took effect before you repeat it."
-        )
+        message = unknown_outcome(attempt.tool_name, "the process ended while the call acted outside")
     else:
         message = (
             f"{attempt.tool_name} was interrupted when the process ended; "
@@ -170,6 +167,14 @@ def _ended_by_crash(
         outcome="unknown" if unknown else "interrupted",
         conflicts=left.conflicts,
         kept=left.kept,
+    )
+
+
+def unknown_outcome(tool_name: str, why: str) -> str:
+    """Tell the model that nobody knows whether a call took effect."""
+    return (
+        f"The outcome of {tool_name} is unknown: {why}. It was not run again. "
+        "Find out whether it took effect before you repeat it."
     )
 
 

@@ -108,7 +108,7 @@ class CommandRan:
 @event(name="treenail.ToolHeld", policy=SlicePolicy.LOG)
 @dataclass(frozen=True, slots=True)
 class ToolHeld:
-    """A call waits for a person. Nothing of it has happened yet."""
+    """A call waits for a person, and nothing of it was kept. It has begun only if an MCP server asks."""
 
     call_id: str
     tool_name: str
@@ -120,7 +120,7 @@ class ToolHeld:
     the call may run at all."""
     hold_id: str = field(default_factory=lambda: new_id().hex)
     is_question: bool = False
-    """Whether the model wants an answer in words, and not a permission."""
+    """Whether the model or an MCP server wants an answer in words, and not a permission."""
 
     @property
     def is_of_server(self) -> bool:

@@ -59,7 +59,7 @@ from treenail.state import (
     Transaction,
     random_state,
 )
-from treenail.tools.boundaries import recover, told_of_undo, workspace_call_id
+from treenail.tools.boundaries import recover, told_of_undo, unknown_outcome, workspace_call_id
 from treenail.tools.context import CallFilesystem, CallOutbox, CallResources, ToolContext
 from treenail.tools.environment import CallEnvironment
 from treenail.tools.event_loop import cancellations, heed_cancellations
@@ -437,7 +437,7 @@ class OpenCall:
             self._roll_back(ToolResult.error(str(error)), "failed", tell=False)
             raise error
         if isinstance(error, DeadlineExceededError):
-            self._roll_back(ToolResult.error(f"{name} ran out of time: {error}"), "timed_out")
+            self._cut_off(f"{name} ran out of time: {error}", "timed_out")
             raise PromptEvaluationError(
                 str(error), prompt_name=self.environment.prompt_name, phase="tool"
             ) from error
@@ -445,7 +445,7 @@ class OpenCall:
             self._roll_back(ToolResult.error(f"{name} failed: {error}"), "failed")
             raise error
         if isinstance(error, CancelledByToken) or not isinstance(error, Exception):
-            self._roll_back(_interrupted(name), "interrupted")
+            self._cut_off(_interrupted(name), "interrupted")
             raise error
         if isinstance(error, HoldRequired):
             # Not answered yet: the call runs again when a person has answered.
@@ -464,7 +464,16 @@ class OpenCall:
         if self._is_committed():
             self._finish()
         else:
-            self._roll_back(_interrupted(self.tool.name), "interrupted")
+            self._cut_off(_interrupted(self.tool.name), "interrupted")
+
+    def _cut_off(self, why: str, outcome: Outcome) -> None:
+        """End a call that was stopped in the middle. What one did outside is known to nobody."""
+        name = self.tool.name
+        if self.tool.effects == "external" and not self.tool.idempotent:
+            why, outcome = unknown_outcome(name, "it was stopped while it acted outside"), "unknown"
+        elif self.tool.effects == "external" and outcome == "interrupted":
+            why = f"{name} was interrupted. It may be called again."
+        self._roll_back(ToolResult.error(why), outcome)
 
     def _roll_back(
         self, result: ToolResult[Any], outcome: Outcome, *, tell: bool = True, paths: Sequence[str] = ()
@@ -672,8 +681,8 @@ def _conflicting(name: str, result: ToolResult[Any], error: WorkspaceConflictErr
     )
 
 
-def _interrupted(name: str) -> ToolResult[Any]:
-    return ToolResult.error(f"{name} was interrupted; everything it had changed was rolled back")
+def _interrupted(name: str) -> str:
+    return f"{name} was interrupted; everything it had changed was rolled back"
 
 
 def _recorded(record: Record, result: ToolResult[Any]) -> tuple[tuple[object, ...], Exception | None]:

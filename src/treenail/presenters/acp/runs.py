@@ -23,7 +23,16 @@ from treenail.presenters.acp.updates import Hunk, RunReader, before
 from treenail.presenters.cli import models, settings, stores
 from treenail.presenters.cli.setup import RunSetup
 from treenail.state import Session
-from treenail.tools import PermissionMode, PermissionRequest, Permissions, Tool, ToolHeld, rule_for
+from treenail.tools import (
+    Approval,
+    Approver,
+    PermissionMode,
+    PermissionRequest,
+    Permissions,
+    Tool,
+    ToolHeld,
+    rule_for,
+)
 from treenail.turns import Watch
 from treenail.workspace import WorkspaceDiff
 
@@ -61,6 +70,8 @@ class EditorRuns:
     servers: tuple[McpServer, ...] = ()
     """The MCP servers that the editor names."""
     buffers: Buffers | None = None
+    asks: Approver = field(default=lambda request: None)
+    """Asks the person at once what an MCP server wants to know in the middle of a call."""
     mode: PermissionMode = PermissionMode.ASK
     model: str = ""
     previews: dict[str, WorkspaceDiff] = field(default_factory=dict)
@@ -132,16 +143,17 @@ class EditorRuns:
         setup.agent = replace(setup.agent, tools=[*setup.agent.tools, *servers])
         if self.buffers is not None:
             setup.agent = with_buffers(setup.agent, self.buffers)
-        permissions = ChangingPermissions(
-            approver=self._preview, rules=setup.rules, current=lambda: self.mode
-        )
+        permissions = ChangingPermissions(approver=self._asked, rules=setup.rules, current=lambda: self.mode)
         setup.run(task, permissions, watch, cancellation, images=images).close()
 
-    def _preview(self, request: PermissionRequest) -> None:
+    def _asked(self, request: PermissionRequest) -> bool | Approval | None:
         """Keep what a call would change, for the question about it. The call itself waits, durably."""
+        if request.tool is None:
+            return self.asks(request)
         found = request.preview()
         if found is not None:
             self.previews[request.call_id] = found
+        return None
 
     def conflicts(self, hunks: Sequence[Hunk]) -> list[str]:
         """Return the files that a call has changed while the editor had unsaved changes of them."""

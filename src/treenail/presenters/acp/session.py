@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -35,7 +36,7 @@ from treenail.presenters.acp.updates import (
     hunks_of,
     note,
 )
-from treenail.tools import ToolHeld
+from treenail.tools import Approval, PermissionRequest, ToolHeld
 from treenail.turns import (
     Lagged,
     LiveEvent,
@@ -79,6 +80,8 @@ class EditorSession:
         self.session_id = session_id
         self.runs = runs
         self._editor = editor
+        self._loop = asyncio.get_running_loop()
+        runs.asks = self._asked_now
         self._limiter = anyio.CapacityLimiter(_THREADS)
         self._reader: RunReader | None = None
         self._shown: set[str] = set()
@@ -303,16 +306,12 @@ class EditorSession:
 
     def _wants_words(self, held: ToolHeld) -> bool:
         """Say whether the next message answers a call: a model's question, or a form that was chosen."""
-        return held.is_question or held.hold_id == self._form
+        return wire.is_in_words(held) or held.hold_id == self._form
 
     async def _ask(self, token: CancellationToken) -> bool:
         """Ask about each call that waits, and record the answers. False if one was not answered."""
-        view = await self._beside(self._read().read)
-        names = {
-            each.call_id: call_ids(view)[id(each)] for each in view.turns[-1].items if each.kind == "tool"
-        }
         for held in await self._beside(self.runs.holds):
-            chosen = await self._answer_to(held, names.get(held.call_id, held.call_id), token)
+            chosen = await self._answer_to(held, token)
             if chosen is None:
                 return False
             if chosen == wire.FIELDS:
@@ -332,11 +331,32 @@ class EditorSession:
                     await self._show(Said("agent", f"\n\n*[Treenail: the rule is not kept: {error}]*\n\n"))
         return True
 
-    async def _answer_to(self, held: ToolHeld, name: str, token: CancellationToken) -> str | None:
+    def _asked_now(self, request: PermissionRequest) -> Approval | None:
+        """Ask what a server wants to know while its call waits. It belongs on the turn's thread."""
+        return asyncio.run_coroutine_threadsafe(self._choose(request), self._loop).result()
+
+    async def _choose(self, request: PermissionRequest) -> Approval | None:
+        """Let the person choose an answer; None if there are none to choose from."""
+        now = datetime.now(UTC)
+        asks = ToolHeld(request.call_id, request.tool_name, request.arguments, "", now, is_question=True)
+        options = wire.options_of(asks)
+        if not options or self._token is None:
+            return None
+        chosen = await self._answer_to(asks, self._token)
+        if chosen is None or not chosen.startswith(wire.OPTION):
+            return None if chosen is None else Approval(approved=False)
+        return Approval(approved=True, note=options[int(chosen.removeprefix(wire.OPTION))])
+
+    async def _answer_to(self, held: ToolHeld, token: CancellationToken) -> str | None:
         """Ask about one call. None if the person or the editor does not answer: then it still waits."""
-        if held.is_question and not wire.options_of(held):
+        if wire.is_in_words(held) and not wire.options_of(held):
             await self._show(Said("agent", f"\n\n{wire.question_of(held)}\n\n"))
             return None
+        view = await self._beside(self._read().read)
+        calls = [
+            each for each in view.turns[-1].items if each.kind == "tool" and each.call_id == held.call_id
+        ]
+        name = call_ids(view)[id(calls[-1])] if calls else held.call_id
         preview = self.runs.previews.pop(held.call_id, None)
         hunks = () if preview is None else tuple(hunks_of(preview.text))
         shown = CallShown(name, held.tool_name, held.arguments, "pending", hunks=hunks)

@@ -199,15 +199,20 @@ OPTION = "option-"
 """How the id of an answer to a model's question begins; its number follows."""
 
 
+def is_in_words(held: ToolHeld) -> bool:
+    """Say whether a call asks for words, with its question and answers to choose from as its arguments."""
+    return held.is_question and not held.is_of_server
+
+
 def question_of(held: ToolHeld) -> str:
     """Return what a call asks the person, in words."""
     asked = _arguments(held.arguments).get("question")
-    return asked if held.is_question and isinstance(asked, str) else held.reason
+    return asked if is_in_words(held) and isinstance(asked, str) else held.reason
 
 
 def options_of(held: ToolHeld) -> list[str]:
-    """Return the answers that a model's question names."""
-    named = _arguments(held.arguments).get("options") if held.is_question else None
+    """Return the answers that a question names."""
+    named = _arguments(held.arguments).get("options") if is_in_words(held) else None
     return [each for each in named if isinstance(each, str)] if isinstance(named, list) else []
 
 
@@ -233,8 +238,8 @@ def permission_call(held: ToolHeld, preview: CallShown, root: Path) -> schema.To
     """Show the call that waits, with all that it would do."""
     arguments = _arguments(held.arguments)
     content: list[Any] = list(_diffs(preview, root))
-    if held.is_of_server:
-        content = list(_shown(printable(held.reason)))
+    if held.is_of_server or held.is_question:
+        content = list(_shown(question_of(held)))
     elif not content:
         whole = arguments.get("command")
         shown = whole if isinstance(whole, str) else json.dumps(arguments, ensure_ascii=False, indent=2)
