@@ -229,6 +229,7 @@ class Shared:
         PostgresLog(target, heartbeat=False).close()
         old, new = (each.rpartition("=")[2] for each in (source, target))
         tables = ["sessions", "writers", "events", "snapshots", "notes", "pots", "reservations"]
+        tables += ["objects", "object_uses", "object_shares", "object_leftovers"]
         self.execute(
             "BEGIN;"
             + "".join(

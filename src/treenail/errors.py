@@ -37,6 +37,7 @@ TreenailError
 │   ├── WorkspaceBusyError            another process writes to the workspace; says which, and since when
 │   ├── StaleWorkspaceError           another process has become the writer; nothing more is written or undone
 │   ├── WorkspaceElsewhereError       the run's files are on another machine; nothing was changed
+│   ├── DepotError                    a file that travels is missing from its depot, or damaged there
 │   └── ObjectStoreError              the private object store is missing something or is damaged
 ├── ToolError
 │   ├── ToolValidationError           arguments do not fit the tool's parameters
@@ -266,6 +267,10 @@ class StaleWorkspaceError(WorkspaceError):
 
 class WorkspaceElsewhereError(WorkspaceError):
     """The run's log can be opened here, but its files are on another machine. Nothing was changed."""
+
+
+class DepotError(WorkspaceError):
+    """A depot lacks an object that a run needs, holds a damaged one, or cannot be reached."""
 
 
 class ObjectStoreError(WorkspaceError):

@@ -100,6 +100,8 @@ class RunOptions(TypedDict, total=False):
     program that makes providers by name finds it in the log (`model_settings_of`)."""
     sandbox: Sandbox | None
     """How commands are confined, if `workspace` is a path; a filesystem has a sandbox of its own."""
+    checkouts: str | Path | None
+    """Where this machine keeps its copies of workspaces that travel; else in the user's state directory."""
 
 
 @dataclass(frozen=True)
@@ -271,6 +273,7 @@ class Agent:
         cancellation: CancellationToken | None = None,
         take_over: bool = False,
         sandbox: Sandbox | None = None,
+        checkouts: str | Path | None = None,
         inbox: Inbox | None = None,
         model_settings: Mapping[str, str] | None = None,
     ) -> InnerLoop:
@@ -289,7 +292,7 @@ class Agent:
             workspace = workspace if workspace is not None else workspace_of(session)
             limits = limits if limits is not None else ceilings_of(session)
         try:
-            state, root = open_state(session, workspace, store, sandbox=sandbox)
+            state, root = open_state(session, workspace, store, sandbox=sandbox, checkouts=checkouts)
         except BaseException:
             session.close()
             if isinstance(store, (str, Path, PostgresUrl)):

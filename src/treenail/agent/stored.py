@@ -23,9 +23,19 @@ from treenail.log import (
 from treenail.sandbox import Sandbox
 from treenail.state import ExecutionState, ResourceRegistry, Session, entry_at
 from treenail.state import opened as opened_item
-from treenail.tools import SessionForked, filesystem_of, recover, wait_for_orphans
+from treenail.tools import SessionForked, filesystem_of, newest_workspace, recover, wait_for_orphans
 from treenail.turns import TurnStarted
-from treenail.workspace import Filesystem, InMemoryFilesystem, bind_to_host, end_other_writer
+from treenail.workspace import (
+    Checkout,
+    Filesystem,
+    InMemoryFilesystem,
+    WorkspaceOrigin,
+    bind_to_host,
+    check_out,
+    depot_of,
+    end_other_writer,
+    origin_of,
+)
 from treenail.workspace.host import HostFilesystem
 
 RunStore = str | Path | PostgresUrl | Log
@@ -146,11 +156,19 @@ def open_state(
     store: RunStore | None,
     *,
     sandbox: Sandbox | None = None,
+    checkouts: str | Path | None = None,
 ) -> tuple[ExecutionState, str | None]:
-    """Combine a session with its workspace; return the state, and the workspace's directory if it has one."""
+    """Combine a session with its workspace; return the state, and the workspace's directory if it has one.
+
+    A workspace that travels is checked out on this machine, wherever it was before.
+    """
     filesystem: Filesystem
     root: str | None = None
-    if workspace is None:
+    origin = origin_of(session)
+    if origin is not None and (workspace is None or isinstance(workspace, (str, Path))):
+        filesystem = _checked_out(session, origin, sandbox or Sandbox(), checkouts)
+        root = filesystem.root
+    elif workspace is None:
         filesystem = InMemoryFilesystem()
     elif isinstance(workspace, (str, Path)):
         place = Path(workspace).resolve()
@@ -180,6 +198,27 @@ def open_state(
         filesystem = workspace
     resources = ResourceRegistry.build({Filesystem: filesystem})
     return ExecutionState(session=session, resources=resources, clock=session.clock), root
+
+
+def _checked_out(
+    session: Session, origin: WorkspaceOrigin, sandbox: Sandbox, checkouts: str | Path | None
+) -> Checkout:
+    """Check a run's workspace out as its log says it is."""
+    kept_in = place_of(session.log)
+    directory = Path(checkouts) if checkouts is not None else None
+    if directory is None:
+        if kept_in is None:
+            raise UsageError("say where this machine keeps its copies of workspaces: checkouts=DIRECTORY")
+        directory = workspace_store(kept_in) / "checkouts"
+    return check_out(
+        depot_of(session.log, origin.depot),
+        session.session_id,
+        newest_workspace(session) or origin.snapshot,
+        directory.resolve(),
+        exclude=[f"/{each}/" for each in sandbox.grants.live],
+        sandbox=sandbox.hiding([directory, *(() if kept_in is None else _own_files(kept_in))]),
+        quiet=wait_for_orphans,
+    )
 
 
 def _own_files(store: Store) -> list[Path]:

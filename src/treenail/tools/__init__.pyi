@@ -11,6 +11,7 @@ from .boundaries import diff_calls as diff_calls
 from .boundaries import fork_at as fork_at
 from .boundaries import last_end as last_end
 from .boundaries import last_undo as last_undo
+from .boundaries import newest_workspace as newest_workspace
 from .boundaries import recover as recover
 from .boundaries import redo as redo
 from .boundaries import rollback_to as rollback_to

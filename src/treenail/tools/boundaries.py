@@ -22,7 +22,9 @@ from treenail.state import (
     ResourceContext,
     ResourceRegistry,
     Session,
+    entry_at,
     is_snapshotable,
+    opened,
 )
 from treenail.tools.context import filesystem_of
 from treenail.tools.events import (
@@ -264,6 +266,27 @@ def _boundaries(session: Session, upto: int | None = None) -> tuple[Boundary, ..
     return tuple(found)
 
 
+def newest_workspace(session: Session) -> FilesystemSnapshot | None:
+    """Return the newest boundary of the workspace that a session's log names, or None."""
+    newest: tuple[int, FilesystemSnapshot] | None = None
+    kinds: Mapping[type[object], str] = {
+        ToolStarted: "workspace",
+        ToolInvoked: "workspace",
+        RolledBack: "after",
+    }
+    for kind, named in kinds.items():
+        known = session[kind].view()
+        for position in range(len(known) - 1, -1, -1):
+            kept, origin = entry_at(known, position)
+            if newest is not None and abs(origin) < newest[0]:
+                break
+            snapshot = getattr(opened(kept), named)
+            if snapshot is not None:
+                newest = abs(origin), snapshot
+                break
+    return None if newest is None else newest[1]
+
+
 def boundary_of(session: Session, call_id: str) -> Boundary:
     """Return the newest boundary of a call. Raises `UsageError` if the call has not ended."""
     known = boundaries(session)
@@ -369,9 +392,13 @@ def _go_back(
                     f"somebody else changed {_listed(report.conflicts)} a moment ago; nothing was restored",
                     paths=report.conflicts,
                 )
-            held.prepare()
             event = replace(
-                event, workspace=held.base, paths=report.restored, kept=report.kept, notes=report.notes
+                event,
+                workspace=held.base,
+                after=held.prepare(),
+                paths=report.restored,
+                kept=report.kept,
+                notes=report.notes,
             )
         session.rollback(past, reason=f"{event.action} of calls", beside=(event,))
     except BaseException:

@@ -213,6 +213,8 @@ class RolledBack:
     """What was left as it is, and why."""
     workspace: FilesystemSnapshot | None = None
     """The workspace before it."""
+    after: FilesystemSnapshot | None = None
+    """The workspace after it."""
     takes_back: str = ""
     """The rollback that a redo takes back."""
 

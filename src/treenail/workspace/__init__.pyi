@@ -48,5 +48,12 @@ from .paths import parent as parent
 from .search import compile_glob as compile_glob
 from .search import glob_tree as glob_tree
 from .search import grep_tree as grep_tree
+from .travel.checkout import Checkout as Checkout
+from .travel.checkout import check_out as check_out
+from .travel.depot import Depot as Depot
+from .travel.depot import depot_of as depot_of
+from .travel.origins import WorkspaceOrigin as WorkspaceOrigin
+from .travel.origins import begin_with_directory as begin_with_directory
+from .travel.origins import origin_of as origin_of
 from .writer import rest_writer as rest_writer
 from .writer import writer_for_turn as writer_for_turn

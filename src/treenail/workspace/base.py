@@ -163,6 +163,8 @@ class FilesystemSnapshot:
     uncovered: tuple[str, ...] = ()
     content: str = field(default="", compare=False, repr=False)
     """The tree itself, if the snapshot was made to travel; see `InMemoryFilesystem.portable`."""
+    record: str = ""
+    """The record of the boundary in a depot, if the workspace travels; see `treenail.workspace.travel`."""
 
     def equivalence_key(self) -> object:
         """What two boundaries share if they have the same tree, whatever happened between them."""

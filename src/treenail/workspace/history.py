@@ -38,13 +38,14 @@ from contextlib import contextmanager
 from treenail.clock import SystemClock, WallClock
 from treenail.errors import UsageError, WorkspaceError
 from treenail.workspace.diffs import MAX_SHOWN_BYTES, Version
-from treenail.workspace.disk import make_directory
+from treenail.workspace.disk import make_directory, unlink_if_there
 from treenail.workspace.journal import Journal
 from treenail.workspace.kept import KeptFiles, KeptReason, append_kept, kept_path, load_kept
 from treenail.workspace.line import LineEntry, LineFile
 from treenail.workspace.manifest import Manifest, PathChange, State, load_manifest, save_manifest
 from treenail.workspace.objects import MODE_TREE, ObjectStore
 from treenail.workspace.paths import ROOT
+from treenail.workspace.travel.depot import Depot
 from treenail.workspace.trees import patch_tree, tree_entry, write_trees
 from treenail.workspace.writer import writer_lock
 
@@ -57,10 +58,19 @@ _MAX_TREE_DEPTH = 200
 class History:
     """The boundaries of one line in the private store, and the objects that they need."""
 
-    def __init__(self, store_path: str, line: str, *, durable: bool, clock: WallClock | None = None) -> None:
+    def __init__(
+        self,
+        store_path: str,
+        line: str,
+        *,
+        durable: bool,
+        clock: WallClock | None = None,
+        depot: Depot | None = None,
+    ) -> None:
         self.store_path = store_path
         self.directory = os.path.join(store_path, _OWN_DIRECTORY, line)
-        self.objects = ObjectStore(store_path, durable=durable, spool=os.path.join(self.directory, "spool"))
+        spool = os.path.join(self.directory, "spool")
+        self.objects = ObjectStore(store_path, durable=durable, spool=spool, depot=depot)
         self.objects.create(head=line)
         self._durable = durable
         self._clock: WallClock = clock if clock is not None else SystemClock()
@@ -72,7 +82,7 @@ class History:
         self.ambient_path = os.path.join(self.directory, "ambient.journal")
         self.layers_path = os.path.join(self.directory, "layers")
         self.line = LineFile(os.path.join(self.directory, "line"), durable=durable)
-        self._manifest_path = os.path.join(self.directory, "manifest")
+        self.manifest_path = os.path.join(self.directory, "manifest")
         self._manifest: Manifest | None = None
         self._lock_path = os.path.join(store_path, _OWN_DIRECTORY, "lock")
         self._lock_descriptor = -1
@@ -261,7 +271,7 @@ class History:
     def load_manifest(self) -> Manifest:
         """Return the manifest, from memory or from disk; a new one is `baseline_missing`."""
         if self._manifest is None:
-            self._manifest = load_manifest(self._manifest_path)
+            self._manifest = load_manifest(self.manifest_path)
             if self._manifest is None or self._manifest.position > len(self.line):
                 self._manifest = Manifest()
                 self._manifest.baseline_missing = True
@@ -275,10 +285,20 @@ class History:
         """Make a call's manifest the present one."""
         self._manifest = manifest
 
+    def replace(self, entries: Sequence[LineEntry], manifest: Manifest) -> None:
+        """Make the history one that was read elsewhere, for a tree that is as its newest boundary says."""
+        for path in (self.call_path, self.ambient_path):
+            unlink_if_there(path)
+        self.line.replace(entries)
+        manifest.position = len(entries)
+        manifest.unsaved = True
+        self.adopt_manifest(manifest)
+        self.save_manifest(manifest)
+
     def save_manifest(self, manifest: Manifest) -> None:
         """Keep the manifest on disk, if it has changed."""
         if manifest.unsaved:
-            save_manifest(self._manifest_path, manifest, durable=self._durable)
+            save_manifest(self.manifest_path, manifest, durable=self._durable)
 
 
 def one_line(text: str) -> str:

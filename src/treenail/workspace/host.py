@@ -55,6 +55,7 @@ from treenail.workspace.paths import ROOT, fail
 from treenail.workspace.restorer import ReportBuilder, Restorer
 from treenail.workspace.rooted import RootedDirectory, copy_tree
 from treenail.workspace.scan import Exclusions, SnapshotLimits
+from treenail.workspace.travel.publishing import Publisher
 from treenail.workspace.undo import Undo
 from treenail.workspace.views import ReadOnlyFilesystem
 
@@ -67,8 +68,8 @@ class HostFilesystem(Files):
     this workspace's history in the store, so that several can share one. `exclude` are patterns of paths
     that scans neither capture nor delete (see `Exclusions`); what is written through this object is
     undone wherever it is. `limits` bound a scan. `durable` makes calls survive a power cut, not only the
-    end of the process. `sandbox` says how commands that work here are confined. `_root` is another spelling
-    of `root`.
+    end of the process. `sandbox` says how commands that work here are confined. `publisher` puts boundaries
+    into a depot, for a workspace that travels. `_root` is another spelling of `root`.
 
     All operations may be used from several threads. Among the processes that share a store, one at a time is
     the workspace's writer (`writer.py`): from a turn's first change to its end (`turn`), or for one call or
@@ -88,6 +89,7 @@ class HostFilesystem(Files):
         durable: bool = False,
         clock: WallClock | None = None,
         sandbox: Sandbox | None = None,
+        publisher: Publisher | None = None,
     ) -> None:
         given = root if root is not None else _root
         if given is None:
@@ -109,6 +111,7 @@ class HostFilesystem(Files):
             durable=durable,
             read_only=read_only,
             clock=self._clock,
+            publisher=publisher,
         )
         self._sandbox = sandbox or Sandbox()
         super().__init__(tree, undo, durable=durable)

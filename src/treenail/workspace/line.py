@@ -13,7 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from treenail.workspace.disk import decode_records, encode_record, read_file, sync_directory, write_all
+from treenail.workspace.disk import (
+    decode_records,
+    encode_record,
+    read_file,
+    replace_file,
+    sync_directory,
+    write_all,
+)
 from treenail.workspace.manifest import PathChange, State, is_same_thing
 
 EntryKind = Literal["open", "call", "restore", "ambient", "scan"]
@@ -119,6 +126,15 @@ class LineFile:
             sync_directory(os.path.dirname(self._path))
         self._end += len(payload)
         self._remember(entry)
+
+    def replace(self, entries: Iterable[LineEntry]) -> None:
+        """Let the line consist of these entries."""
+        payload = b"".join(
+            encode_record(json.dumps(dump_entry(each), separators=(",", ":")).encode("ascii"))
+            for each in entries
+        )
+        replace_file(self._path, payload, durable=self._durable, mode=0o600)
+        self._entries, self._positions, self._end = None, {}, 0
 
     def _remember(self, entry: LineEntry) -> None:
         self._positions[entry.commit] = len(self.entries)

@@ -17,6 +17,9 @@ Git is never run. Somebody may run `git gc` here: the store's configuration keep
 git can read (deltas, packed refs).
 
 Object ids are 20 raw bytes here. Content that is read back is checked against the id that it was asked by.
+
+The store of a checkout (`treenail.workspace.travel`) has a part of the objects; it gets the others from a
+depot when they are needed.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import hashlib
 import os
 import secrets
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +43,7 @@ from treenail.workspace.disk import (
 )
 from treenail.workspace.packs import CHUNK_BYTES, ObjectKind, Pack, hash_object, write_pack
 from treenail.workspace.spool import Spool
+from treenail.workspace.travel.depot import Depot, damaged, pieces_of, unpacked
 
 LARGE_BYTES = 1024 * 1024
 """Content of this size and more is streamed and never held in memory whole."""
@@ -74,6 +78,8 @@ _CONFIG = """\
 """
 """Git never collects garbage here by itself, and what it writes when asked to can be read without git."""
 _MAX_CACHED_TREES = 512
+_PIECES_AT_ONCE = 16
+"""How many megabytes of a large object are got from a depot at once."""
 
 
 class TreeEntry(NamedTuple):
@@ -146,14 +152,20 @@ class ObjectStore:
 
     `durable` makes every flushed object survive a power cut; without it, objects survive the end of the
     process, however sudden. `spool` is the file that collects what is flushed until `pack`; it belongs to
-    one writer.
+    one writer. `depot` has what is missing here.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, durable: bool = False, spool: str | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durable: bool = False,
+        spool: str | None = None,
+        depot: Depot | None = None,
     ) -> None:
         self.path = Path(path)
         self.durable = durable
+        self._depot = depot
         self._spool = None if spool is None else Spool(spool, durable=durable)
         self._objects = os.path.join(self.path, "objects")
         self._pack_directory = os.path.join(self._objects, "pack")
@@ -233,15 +245,19 @@ class ObjectStore:
         if size < LARGE_BYTES:
             data = read_exactly(descriptor, size)
             return None if data is None else self.write("blob", data)
+        return self._write_loose("blob", size, _chunks(descriptor, size))
+
+    def _write_loose(self, kind: ObjectKind, size: int, chunks: Iterable[bytes | None]) -> bytes | None:
+        """Store a large object from its parts; None in place of one says that there is no whole."""
         temporary = os.path.join(self._objects, f"tmp_obj_{secrets.token_hex(8)}")
-        header = b"blob %d\0" % size
+        header = b"%b %d\0" % (kind.encode(), size)
         sha = hashlib.sha1(header, usedforsecurity=False)
         packer = zlib.compressobj(0)
         output = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
         is_complete = True
         try:
             write_all(output, packer.compress(header))
-            for chunk in _chunks(descriptor, size):
+            for chunk in chunks:
                 if chunk is None:
                     is_complete = False
                     break
@@ -331,6 +347,8 @@ class ObjectStore:
     def read(self, oid: bytes) -> tuple[ObjectKind, bytes]:
         """Return an object's kind and content. Raises `ObjectStoreError` if it is missing or damaged."""
         found = self._pending(oid) or self._read_packed(oid) or self._read_loose(oid)
+        if found is None and self._depot is not None:
+            found = self._read_far(self._depot, oid)
         if found is None:
             raise ObjectStoreError(f"the object {oid.hex()} is missing from {self.path}")
         if hash_object(*found) != oid:
@@ -356,6 +374,8 @@ class ObjectStore:
         The last part comes only if the content as a whole matches the id, so that a caller that writes
         the parts to a temporary file learns of damage in time.
         """
+        if size >= LARGE_BYTES:
+            self.fetch([oid])
         if size < LARGE_BYTES or not os.path.exists(self._loose_path(oid)):
             yield self.read_blob(oid)
             return
@@ -371,6 +391,17 @@ class ObjectStore:
                 f"the object {oid.hex()} in {self.path} is damaged: its content does not match its name"
             )
         yield held
+
+    def large_size(self, oid: bytes) -> int | None:
+        """Return the size of a large blob that is here to be streamed; None for any other object."""
+        try:
+            with open(self._loose_path(oid), "rb") as file:
+                head = zlib.decompressobj().decompress(file.read(64), 32)
+        except (OSError, zlib.error):
+            return None
+        kind, _, rest = head.partition(b" ")
+        size = rest.partition(b"\0")[0]
+        return int(size) if kind == b"blob" and size.isdigit() else None
 
     def read_tree(self, oid: bytes) -> Mapping[bytes, TreeEntry]:
         """Return a tree's names."""
@@ -434,6 +465,66 @@ class ObjectStore:
                 raise ObjectStoreError(
                     f"the object {oid.hex()} in {self.path} is damaged: {error}"
                 ) from error
+
+    # --- what is elsewhere -------------------------------------------------------------------------
+
+    def fetch(self, ids: Iterable[bytes]) -> None:
+        """Have objects here that are needed soon, so that they are not got from the depot one by one."""
+        if self._depot is None:
+            return
+        missing = {oid for oid in ids if not self.contains(oid)}
+        for oid, payload in self._depot.get(missing) if missing else ():
+            cut = pieces_of(self._depot, oid, payload)
+            if cut is None:
+                kind, data = unpacked(self._depot, oid, payload)
+                self.write(kind, data)
+            elif self._write_loose(cut[0], cut[1], self._pieces(self._depot, cut[2])) != oid:
+                raise damaged(self._depot, oid)
+        self.flush()
+
+    def read_blobs(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Return the content of blobs by their ids."""
+        wanted = set(ids)
+        self.fetch(wanted)
+        return {oid: self.read_blob(oid) for oid in wanted}
+
+    def _read_far(self, depot: Depot, oid: bytes) -> tuple[ObjectKind, bytes]:
+        ((_, payload),) = depot.get([oid])
+        cut = pieces_of(depot, oid, payload)
+        if cut is None:
+            return unpacked(depot, oid, payload)
+        return cut[0], b"".join(self._pieces(depot, cut[2]))
+
+    def _pieces(self, depot: Depot, names: Sequence[bytes]) -> Iterator[bytes]:
+        for start in range(0, len(names), _PIECES_AT_ONCE):
+            some = names[start : start + _PIECES_AT_ONCE]
+            found = dict(depot.get(set(some)))
+            for name in some:
+                yield unpacked(depot, name, found[name])[1]
+
+    def added(self, commit: bytes, since: bytes | None) -> Iterator[bytes]:
+        """Yield the ids of what a commit needs and an earlier one of its line does not."""
+        while commit != since:
+            tree, parents = self._commit_fields(commit)
+            before = self.commit_tree(parents[0]) if parents else None
+            yield commit
+            yield from self._added_below(tree, before)
+            if not parents:
+                return
+            commit = parents[0]
+
+    def _added_below(self, tree: bytes, before: bytes | None) -> Iterator[bytes]:
+        if tree == before:
+            return
+        yield tree
+        known = {} if before is None else self.read_tree(before)
+        for name, entry in self.read_tree(tree).items():
+            old = known.get(name)
+            if entry.mode == MODE_TREE:
+                is_tree = old is not None and old.mode == MODE_TREE
+                yield from self._added_below(entry.oid, old.oid if old is not None and is_tree else None)
+            elif entry.mode != _MODE_SUBMODULE and (old is None or old.oid != entry.oid):
+                yield entry.oid
 
     # --- packs -------------------------------------------------------------------------------------
 

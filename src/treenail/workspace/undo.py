@@ -35,7 +35,7 @@ from treenail.errors import (
 )
 from treenail.workspace.base import FilesystemSnapshot, RestoreReport, WorkspaceDiff
 from treenail.workspace.calls import HostCall, edited_since
-from treenail.workspace.diffs import describe, shown_path
+from treenail.workspace.diffs import MAX_SHOWN_BYTES, describe, shown_path
 from treenail.workspace.disk import FULL, sync_directory
 from treenail.workspace.history import History, line_names, writer_path
 from treenail.workspace.journal import Journal, JournalKind
@@ -61,6 +61,7 @@ from treenail.workspace.restorer import ReportBuilder, Restorer
 from treenail.workspace.rooted import Place, RootedDirectory, change_mode, look, open_directory
 from treenail.workspace.scan import Exclusions, SnapshotLimits
 from treenail.workspace.survey import Survey
+from treenail.workspace.travel.publishing import Publisher
 from treenail.workspace.writer import WriterLock, writer_lock
 
 _logger = logging.getLogger("treenail.workspace")
@@ -89,8 +90,10 @@ class Undo:
         durable: bool,
         read_only: bool,
         clock: WallClock,
+        publisher: Publisher | None = None,
     ) -> None:
         self.tree = tree
+        self._publisher = publisher
         self.lock = threading.RLock()
         self.store_path = store
         self.history: History | None = None
@@ -132,7 +135,13 @@ class Undo:
                 self.store_path = os.path.realpath(tempfile.mkdtemp(prefix="treenail-workspace-"))
                 self.private = self._private_path()
                 self._cleanup = weakref.finalize(self, _remove_store, self.store_path, os.getpid())
-            self.history = History(self.store_path, self._line_name, durable=self._durable, clock=self._clock)
+            self.history = History(
+                self.store_path,
+                self._line_name,
+                durable=self._durable,
+                clock=self._clock,
+                depot=None if self._publisher is None else self._publisher.depot,
+            )
             if not self.read_only:
                 self._ambient = self.history.load_ambient()
                 journal = self._left_journal()
@@ -446,7 +455,13 @@ class Undo:
     def snapshot_at(
         self, entry: LineEntry, tag: str | None, manifest: Manifest | None = None
     ) -> FilesystemSnapshot:
-        """Return a snapshot of a boundary; with the `manifest` of a scan, it covers the whole tree."""
+        """Return a snapshot of a boundary; with the `manifest` of a scan, it covers the whole tree.
+
+        If the workspace travels, the boundary is in the depot when this returns.
+        """
+        record = ""
+        if self._publisher is not None:
+            record = self._publisher.publish(self.opened(), self.entries(), entry)
         return FilesystemSnapshot(
             snapshot_id=new_id(),
             created_at=self._clock.now(),
@@ -456,6 +471,7 @@ class Undo:
             tag=tag,
             scanned=manifest is not None,
             uncovered=() if manifest is None else _sentences(manifest.uncovered),
+            record=record,
         )
 
     def other_names(self, path: str, status: os.stat_result) -> list[tuple[str, State]]:
@@ -581,6 +597,9 @@ class Undo:
         """Say what differs between two boundaries, or between one and now."""
         states = self.states_between(before, after)
         version = self.opened().version
+        self.opened().objects.fetch(
+            each.oid for pair in states.values() for each in pair if each.oid and each.size <= MAX_SHOWN_BYTES
+        )
         return describe((path, version(first), version(last)) for path, (first, last) in states.items())
 
     # --- calls -------------------------------------------------------------------------------------
@@ -877,6 +896,7 @@ class Undo:
         """Bring each path to its goal; see `restorer.py`."""
         self.check_epoch()
         objects = self.opened().objects
+        objects.fetch(goal.oid for goal in plan.values() if goal.oid)
         restorer = Restorer(self.tree, objects, owner, report, sync=self._durable, is_original=is_original)
         restorer.apply(plan, current)
 

@@ -38,6 +38,7 @@ from treenail.log.base import DEFAULT_LEASE_SECONDS, Damage, Lease, LogReport, N
 from treenail.log.event import GENESIS, Draft, Envelope, SessionInfo, chain_checksum, to_microseconds
 from treenail.log.lease import LeaseKeeper
 from treenail.log.postgres.database import Connection, Database
+from treenail.log.postgres.objects import ObjectTable
 from treenail.log.postgres.pots import Pots
 from treenail.log.postgres.sessions import SessionRow, checksum_of
 from treenail.log.postgres.statements import statements
@@ -93,6 +94,8 @@ class PostgresLog:
         self._heads_lock = threading.Lock()
         self.pots = Pots(self._database, self._sql)
         """Money that the processes that use this schema share; see `treenail.containment.SharedPot`."""
+        self.objects = ObjectTable(self._database, self._sql)
+        """Files that travel from machine to machine; see `treenail.workspace.Depot`."""
         self._database.run("open the log", lambda connection, _: None)
 
     def __repr__(self) -> str:
@@ -496,7 +499,7 @@ class PostgresLog:
                     return
                 rules.not_found(session_id, str(self.url))
             rules.refuse_if_held(session_id, row.lease, row.now_us)
-            connection.execute(self._sql["erase"], {"ids": [session_id]})
+            self._erase(connection, [session_id])
 
         self._database.transaction(f"erase session {session_id}", work)
 
@@ -521,10 +524,14 @@ class PostgresLog:
             found = connection.execute(self._sql["all_for_writing"], {"now": self._now()}).fetchall()
             wanted = choose([SessionRow(*each).age for each in found])
             chosen[:] = [*chosen, *wanted] if doubt else wanted
-            connection.execute(self._sql["erase"], {"ids": list(wanted)})
+            self._erase(connection, wanted)
 
         self._database.transaction("erase old sessions", work)
         return list(dict.fromkeys(chosen))
+
+    def _erase(self, connection: Connection, ids: Sequence[UUID]) -> None:
+        connection.execute(self._sql["erase"], {"ids": list(ids)})
+        self.objects.release_all(connection, ids)
 
     # --- damage --------------------------------------------------------------------------------------
 

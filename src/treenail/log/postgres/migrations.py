@@ -103,6 +103,44 @@ MIGRATIONS: Mapping[int, tuple[str, ...]] = {
         )
         """,
     ),
+    # Files that travel: objects by name, each once in each depot. The payload is null where a bucket has it.
+    2: (
+        """
+        CREATE TABLE {schema}.objects (
+            depot text NOT NULL,
+            oid bytea NOT NULL,
+            payload bytea,
+            PRIMARY KEY (oid, depot)
+        )
+        """,
+        "ALTER TABLE {schema}.objects ALTER COLUMN payload SET STORAGE EXTERNAL",
+        # Who needs an object: a run, or a beginning that several runs share.
+        """
+        CREATE TABLE {schema}.object_uses (
+            holder uuid NOT NULL,
+            depot text NOT NULL,
+            oid bytea NOT NULL,
+            PRIMARY KEY (holder, oid)
+        )
+        """,
+        "CREATE INDEX object_uses_by_object ON {schema}.object_uses (oid, depot)",
+        """
+        CREATE TABLE {schema}.object_shares (
+            holder uuid NOT NULL,
+            shared uuid NOT NULL,
+            PRIMARY KEY (holder, shared)
+        )
+        """,
+        "CREATE INDEX object_shares_by_shared ON {schema}.object_shares (shared)",
+        # What nobody needs any more and is still to be deleted from a bucket.
+        """
+        CREATE TABLE {schema}.object_leftovers (
+            depot text NOT NULL,
+            oid bytea NOT NULL,
+            PRIMARY KEY (depot, oid)
+        )
+        """,
+    ),
 }
 
 LATEST = max(MIGRATIONS)

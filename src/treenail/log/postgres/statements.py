@@ -141,6 +141,71 @@ _STATEMENTS: Mapping[str, str] = {
         WITH gone AS (DELETE FROM {schema}.reservations WHERE pot = %(name)s)
         UPDATE {schema}.pots SET spent = 0, reserved = 0 WHERE name = %(name)s
     """,
+    # Objects; `objects.py` says what the two locks are for.
+    "share_objects": "SELECT pg_advisory_xact_lock_shared(hashtextextended('treenail objects/{schema}', 0))",
+    "delete_objects_alone": "SELECT pg_advisory_xact_lock(hashtextextended('treenail objects/{schema}', 0))",
+    "claim_objects": """
+        WITH used AS (
+            INSERT INTO {schema}.object_uses SELECT %(holder)s, %(depot)s, unnest(%(ids)b::bytea[])
+            ON CONFLICT DO NOTHING
+        )
+        SELECT oid FROM {schema}.objects WHERE depot = %(depot)s AND oid = ANY(%(ids)b::bytea[])
+    """,
+    # One statement: its rows come through the lock, and what is there is seen when a row is inserted.
+    "put_objects": """
+        WITH alone AS MATERIALIZED (
+            SELECT pg_advisory_xact_lock_shared(hashtextextended('treenail objects/{schema}', 0))
+        ), given AS MATERIALIZED (
+            SELECT each.* FROM alone, unnest(%(ids)b::bytea[], %(payloads)b::bytea[]) AS each (oid, payload)
+        ), used AS (
+            INSERT INTO {schema}.object_uses SELECT %(holder)s, %(depot)s, oid FROM given ORDER BY oid
+            ON CONFLICT DO NOTHING
+        )
+        INSERT INTO {schema}.objects SELECT %(depot)s, oid, payload FROM given ORDER BY oid
+        ON CONFLICT DO NOTHING
+    """,
+    "get_objects": """
+        SELECT oid, payload FROM {schema}.objects
+        WHERE depot = %(depot)s AND oid = ANY(%(ids)b::bytea[]) AND payload IS NOT NULL
+    """,
+    "add_share": """
+        INSERT INTO {schema}.object_shares VALUES (%(holder)s, %(shared)s) ON CONFLICT DO NOTHING
+    """,
+    "any_held": """
+        SELECT 1 FROM {schema}.object_uses WHERE holder = ANY(%(holders)s)
+        UNION ALL SELECT 1 FROM {schema}.object_shares WHERE holder = ANY(%(holders)s) LIMIT 1
+    """,
+    "drop_shares": "DELETE FROM {schema}.object_shares WHERE holder = ANY(%(holders)s) RETURNING shared",
+    "unshared": """
+        SELECT DISTINCT each FROM unnest(%(shared)s::uuid[]) AS each
+        WHERE NOT EXISTS (SELECT FROM {schema}.object_shares WHERE shared = each)
+    """,
+    "drop_uses": "DELETE FROM {schema}.object_uses WHERE holder = ANY(%(holders)s) RETURNING depot, oid",
+    "delete_unused": """
+        WITH unused AS (
+            SELECT DISTINCT each.* FROM unnest(%(depots)s::text[], %(ids)b::bytea[]) AS each (depot, oid)
+            WHERE NOT EXISTS (
+                SELECT FROM {schema}.object_uses AS u WHERE u.oid = each.oid AND u.depot = each.depot
+            )
+        ), gone AS (
+            DELETE FROM {schema}.objects AS o USING unused WHERE o.oid = unused.oid AND o.depot = unused.depot
+        )
+        INSERT INTO {schema}.object_leftovers SELECT depot, oid FROM unused WHERE depot <> ''
+        ON CONFLICT DO NOTHING
+    """,
+    "any_leftovers": "SELECT 1 FROM {schema}.object_leftovers WHERE depot = %(depot)s LIMIT 1",
+    "leftovers": """
+        SELECT oid FROM {schema}.object_leftovers AS l WHERE depot = %(depot)s AND NOT EXISTS (
+            SELECT FROM {schema}.object_uses AS u WHERE u.oid = l.oid AND u.depot = l.depot
+        ) LIMIT %(count)s
+    """,
+    "drop_leftovers": """
+        DELETE FROM {schema}.object_leftovers AS l WHERE depot = %(depot)s AND (
+            oid = ANY(%(ids)b::bytea[]) OR EXISTS (
+                SELECT FROM {schema}.object_uses AS u WHERE u.oid = l.oid AND u.depot = l.depot
+            )
+        )
+    """,
 }
 
 
