@@ -21,6 +21,7 @@ from treenail.presenters.cli.attachments import (
     with_escapes,
 )
 from treenail.presenters.cli.line_editor import MAX_HISTORY_BYTES, Pastes, ProjectHistory
+from treenail.presenters.cli.slash_commands import is_command
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,7 @@ _TYPED = st.text(st.characters(exclude_characters="[@\\"), max_size=20)
 
 @given(_PASTED, _TYPED)
 @example(["/"], "")
+@example(["//"], "")
 @example(["\\@x", "\\!x", "\\/x/y"], "")
 @example(['@"a @b"'], "")
 def test_a_paste_is_sent_as_it_was_also_when_its_line_is_sent_again(texts: list[str], between: str) -> None:
@@ -114,7 +116,8 @@ def test_a_paste_is_sent_as_it_was_also_when_its_line_is_sent_again(texts: list[
     sent = between.join(texts).strip()
     assert compose(pastes.pieces(line), Path("/nowhere")).text == sent
     again = pastes.unfold(line)
-    assert not again.lstrip().startswith(("!", "/")) or between.lstrip().startswith(("!", "/"))
+    assert not again.lstrip().startswith("!") or between.lstrip().startswith("!")
+    assert not is_command(again.strip()) or between.lstrip().startswith("/")
     assert compose([(again, False)], Path("/nowhere")).text == sent
 
 

@@ -18,20 +18,26 @@ from rich.text import Text
 
 from treenail.conversation import ContextPressure
 from treenail.history import LiveView, live_text
-from treenail.presenters.cli.footer import footer
+from treenail.presenters.cli.approval import Answer, Question
+from treenail.presenters.cli.footer import footer, idle_footer
 from treenail.presenters.cli.markdown import MarkdownStream
 from treenail.presenters.cli.screen import JsonScreen, PlainScreen, Screen, watching
 from treenail.presenters.cli.terminal_screen import TerminalScreen
 from treenail.presenters.cli.tool_lines import plan_lines
 from treenail.printable import printable, printable_line
 from treenail.providers import TextDelta
+from treenail.tools import PermissionRequest
 from treenail.turns import (
     FeedbackGiven,
     Lagged,
     LiveEvent,
+    PlanChanged,
     PlanEntry,
     ToolCallBegan,
     ToolCallFinished,
+    ToolCallOutput,
+    TurnFinished,
+    TurnState,
     UsageChanged,
 )
 
@@ -178,6 +184,9 @@ def test_a_footer_leaves_out_what_matters_least() -> None:
     assert footer(view, 100) == "a-model · 12% context · $0.03 of $2.00 · step 3 of 200 · 41 s"
     assert footer(view, 40) == "12% context · $0.03 of $2.00 · 41 s"
     assert footer(view, 14) == "$0.03 of $2.00"
+    idle = "a-model · 12% context · $0.03 of $2.00 · asks before effects · /help"
+    assert idle_footer("a-model", "asks before effects", view, 80) == idle
+    assert idle_footer("a-model", "asks before effects", None, 20) == "a-model · /help"
     assert [cell_len(footer(view, width)) <= width for width in range(1, 80)].count(False) == 0
 
 
@@ -196,6 +205,49 @@ def test_parallel_calls_keep_their_names_and_a_failure_is_folded() -> None:
     assert lines[-1] == "○ first_tool a.txt · waits for a person"
     assert [line.strip() for line in lines[2:-1]] == [f"line {each}" for each in range(24, 30)]
     assert "\x1b[31m" in shown.getvalue(), "a failure is red"
+
+
+def test_a_running_command_shows_its_last_line_and_waiting_for_a_person_is_not_its_time() -> None:
+    shown = io.StringIO()
+
+    def slow(question: Question, request: PermissionRequest) -> Answer:
+        threading.Event().wait(0.5)
+        return Answer("yes")
+
+    console = Console(file=shown, force_terminal=True, width=60)
+    screen = TerminalScreen(console, asks=True, asker=slow)
+    screen.show(ToolCallBegan("c1", "run_command", '{"command": "make"}'))
+    screen.ask(PermissionRequest("c1", "run_command", '{"command": "make"}', "workspace"))
+    screen.show(ToolCallOutput("c1", "one\ntwo \x1b[2J"))
+    screen.show(ToolCallOutput("c1", "\n\n"))
+    assert [plain(line) for line in screen.under_way(60, 20)] == [
+        "● run_command make",
+        r"    two \x1b[2J",
+    ]
+    screen.show(ToolCallFinished("c1", "run_command", True, "", 1_400.0))
+    screen.close()
+    assert emulated(shown.getvalue()) == ["● run_command make"], "1.4 s, of which half a second was waiting"
+
+
+def test_a_plan_of_an_earlier_turn_is_not_shown_again() -> None:
+    """It stands below while it has open steps; at the end only a plan is printed that this turn changed."""
+    done, begun = PlanEntry("look", "done"), PlanEntry("mend", "in_progress")
+    for before, calls, under_way, printed in (
+        ((done,), False, [], []),
+        ((done, begun), False, ["  ✓ look", "  ▸ mend"], []),
+        ((done,), True, ["  ✓ look", "  ▸ mend"], ["  ✓ look", "  ▸ mend"]),
+    ):
+        shown = io.StringIO()
+        screen = TerminalScreen(Console(file=shown, force_terminal=True, width=60))
+        screen.show(PlanChanged(before))
+        if calls:
+            screen.show(ToolCallBegan("c1", "setup_plan", "{}"))
+            screen.show(ToolCallFinished("c1", "setup_plan", True))
+            screen.show(PlanChanged((done, begun)))
+        assert [plain(line) for line in screen.under_way(60, 20)] == under_way
+        screen.show(TurnFinished("t1", TurnState.COMPLETED))
+        screen.close()
+        assert emulated(shown.getvalue()) == printed
 
 
 def plain(line: str) -> str:

@@ -505,13 +505,6 @@ def test_without_a_known_window_nothing_is_done_before_a_call() -> None:
     assert watching.pressure is None
 
 
-def test_a_small_conversation_does_not_even_ask_for_the_window() -> None:
-    def never(model: str) -> int | None:
-        raise AssertionError("asked")
-
-    assert before_call(Compactor(windows=never), session_of(said("user"))) is None
-
-
 def test_a_switched_off_compactor_does_nothing() -> None:
     session = session_of(*long_conversation(200, size=400))
     off = compactor(enabled=False)

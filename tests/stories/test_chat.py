@@ -347,7 +347,7 @@ def test_commands_with_a_slash_do_what_the_command_line_does(project: Path) -> N
         terminal.see_line()
         terminal.send("/diff")
         terminal.see(r"\+    return a \+ b")
-        terminal.send("/undo")
+        terminal.send("/undo all")
         terminal.see(r"undo 1 change of run .*\[y/N\]")
         terminal.send("y")
         terminal.see("undone: edit_file")
@@ -366,22 +366,52 @@ def test_commands_with_a_slash_do_what_the_command_line_does(project: Path) -> N
         terminal.type(ESC)
         terminal.see_line()
         terminal.send("/permissions ask")
-        terminal.see("permissions: ask, each call with effects is asked about")
+        terminal.see("permissions: ask, asks before effects")
         terminal.see_line()
         terminal.send("/model openai/another")
         terminal.see("another answers from the next turn on")
         terminal.send("who are you?")
         terminal.see("hello from another")
         assert server.requests[-1].body["model"] == "another"
-        terminal.see(r"\n>\nanother · /help")
+        terminal.see(r"\n>\nanother ·[^\n]* asks before effects · /help")
         terminal.send("/compact")
         terminal.see("are a summary now")
         terminal.see(
             r"about [\d,]+ tokens[^\n]*\n.*\d  instructions\n.*\d  AGENTS.md\n.*\d  descriptions of tools"
         )
-        terminal.see(r"\n>\nanother · /help")
+        terminal.see(r"\n>\nanother ·[^\n]* asks before effects · /help")
         terminal.send("/quit")
         assert terminal.end() == 0
+
+
+def test_undo_takes_back_one_turn_after_the_other(project: Path) -> None:
+    """A turn that changed no file is passed over; /redo takes the last undo back."""
+    answers = [
+        call("write_file", path="a.txt", content="a\n"),
+        Answer("made a"),
+        Answer(calls=[("write_file", {"path": name, "content": "b"}) for name in ("b.txt", "c.txt")]),
+        Answer("made b and c"),
+        Answer("nothing to do"),
+    ]
+    with WireServer(answers) as server, Emulated("chat", *flags(server), cwd=project) as terminal:
+        for said_, seen in (("one", "made a"), ("two", "made b and c"), ("three", "nothing to do")):
+            terminal.see_line()
+            terminal.send(said_)
+            terminal.see(seen)
+        assert "undo: /undo" in terminal.shown
+        for left in (["a.txt"], []):
+            terminal.see_line()
+            terminal.send("/undo")
+            terminal.see(r"undo \d changes? of run [^\n]*\[y/N\][^\n]*$")
+            terminal.send("y")
+            terminal.until(lambda left=left: [each.name for each in project.glob("*.txt")] == left)
+        terminal.see_line()
+        terminal.send("/undo")
+        terminal.see("no call of this run stands")
+        terminal.see_line()
+        terminal.send("/redo")
+        terminal.see("stand again")
+    assert [each.name for each in project.glob("*.txt")] == ["a.txt"]
 
 
 def test_an_error_of_the_system_is_a_line_and_the_chat_continues(project: Path) -> None:

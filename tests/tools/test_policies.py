@@ -13,6 +13,7 @@ from tools_kit import Note, World, looks, succeeds
 
 from treenail.errors import HoldRequired, UsageError
 from treenail.tools import (
+    PLAN_TOOLS,
     Approval,
     HoldAnswered,
     PermissionMode,
@@ -190,6 +191,18 @@ def test_all_policies_must_allow_and_a_reason_is_made_up_if_none_is_given(small_
 # --- permissions -------------------------------------------------------------------------------------
 
 ASK = Permissions(PermissionMode.ASK)
+
+
+@pytest.mark.parametrize("mode", [PermissionMode.ASK, PermissionMode.READ_ONLY])
+def test_nobody_is_asked_about_a_plan(small_world: World, mode: PermissionMode) -> None:
+    """An agent's notes for itself are no effect; the operator can name the tool all the same."""
+    planned = ToolCall("c1", "setup_plan", {"objective": "o", "steps": ["a"]})
+    assert small_world.runner(*PLAN_TOOLS, permissions=Permissions(mode)).execute(planned).success
+    named = Permissions(mode, tools={"setup_plan": PermissionMode.ASK})
+    with pytest.raises(HoldRequired):
+        small_world.runner(*PLAN_TOOLS, permissions=named).execute(
+            ToolCall("c2", planned.name, planned.arguments)
+        )
 
 
 def test_read_only_refuses_what_has_effects(world: World) -> None:

@@ -580,8 +580,6 @@ class CompactionSettings:
     """Whether the model is asked to write the summary. It costs a call."""
     summary_timeout_s: float = 60.0
     """How long the model may take for it."""
-    least_tokens: int = 4_000
-    """Smaller conversations are never checked: no model's context is that small."""
 
     def __post_init__(self) -> None:
         if not self.tails or min(self.tails) < 0 or list(self.tails) != sorted(self.tails, reverse=True):
@@ -639,8 +637,6 @@ class Compactor:
         if not settings.enabled:
             return None
         tokens = replayer.input().token_estimate(beside)
-        if tokens < settings.least_tokens:
-            return None
         window = settings.window_tokens or self._windows(model)
         if window is None:
             return None

@@ -33,6 +33,7 @@ from treenail.tools import (
     rollback_to,
     workspace_call_id,
 )
+from treenail.turns import TurnStarted
 from treenail.workspace import (
     Filesystem,
     KeptFiles,
@@ -145,32 +146,48 @@ def rollback_run(
         return boundary, rollback_to(state, boundary, by=by)
 
 
-def preview_undo(store: Store, run_id: UUID, *, take_over: bool = False) -> WorkspaceDiff:
+def preview_undo(
+    store: Store, run_id: UUID, *, last_turn: bool = False, take_over: bool = False
+) -> WorkspaceDiff:
     """Return what `undo_run` would change in the files. Raises the errors that it would raise."""
     with reopened(store, run_id, take_over=take_over) as state:
-        before = _first_standing(state.session).before
+        before = _first_standing(state.session, last_turn=last_turn).before
         filesystem = filesystem_of(state)
         if before is None or not isinstance(filesystem, HostFilesystem):
             return WorkspaceDiff((), "")
         return filesystem.preview_restore(replace(before, scanned=False))
 
 
-def undo_run(store: Store, run_id: UUID, *, by: str = "") -> RolledBack:
+def undo_run(store: Store, run_id: UUID, *, last_turn: bool = False, by: str = "") -> RolledBack:
     """Restore files and state to where they were before the run's first call.
 
+    With `last_turn`, before the first call of the newest turn that changed files and was not undone yet.
     Raises `WorkspaceConflictError`, before anything is changed, if somebody else has edited one of its files.
     """
     with reopened(store, run_id) as state:
-        return rollback_to(state, _first_standing(state.session), action="undo", by=by)
+        return rollback_to(state, _first_standing(state.session, last_turn=last_turn), action="undo", by=by)
 
 
-def _first_standing(session: Session) -> Boundary:
+def _first_standing(session: Session, *, last_turn: bool) -> Boundary:
     if workspace_of(session) is None:
         raise UsageError("this run worked in memory; there are no files to undo")
-    for each in boundaries(session):
-        if each.stands:
-            return each
-    raise UsageError("no call of this run stands: each one failed, changed nothing, or was undone already")
+    standing = [each for each in boundaries(session) if each.stands]
+    if not standing:
+        raise UsageError(
+            "no call of this run stands: each one failed, changed nothing, or was undone already"
+        )
+    if last_turn:
+        newest = next((each for each in reversed(standing) if each.before != each.after), standing[-1])
+        began = max(
+            (
+                envelope.seq
+                for envelope, value in session.events(upto=newest.seq_before)
+                if isinstance(value, TurnStarted)
+            ),
+            default=0,
+        )
+        standing = [each for each in standing if each.seq_before >= began]
+    return standing[0]
 
 
 def redo_run(store: Store, run_id: UUID, *, by: str = "", take_over: bool = False) -> RolledBack:

@@ -217,7 +217,7 @@ def end_of_call(ended: ToolCallFinished) -> str:
         return ""
     return {
         "timed_out": "out of time, undone",
-        "invalid": "not run, the arguments do not fit",
+        "invalid": "not run",
         "conflict": "not applied, the files were changed meanwhile",
         "unknown": "nobody knows whether it took effect",
     }.get(ended.outcome, "failed, undone")

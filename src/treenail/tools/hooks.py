@@ -5,7 +5,7 @@ Theory of operation
 A hook is part of the call that it belongs to. The call is begun as one whose files may change in any way: the
 workspace is scanned before and after, and what the tool and its hooks change is kept together, or undone
 together. Hooks run where commands run, in the sandbox, at the workspace's root, with the tool's name, the
-path and the arguments in their environment. Only tools with effects have hooks.
+path and the arguments in their environment. Only tools with effects have hooks, and not those of the plan.
 
     before    exit code 0 lets the call run; any other refuses it, and the model reads the output
     after     0 keeps the call as it is now; 2 undoes it, and the model reads the output; with any other the
@@ -50,7 +50,7 @@ MAX_SHOWN_CHARS = 10_000
 def hooked(tool: Tool[Any, Any], hooks: Sequence[Hook]) -> Tool[Any, Any]:
     """Return a tool with its hooks around it; the tool itself if it has none, or no effects."""
     mine = [each for each in hooks if each.is_for(tool.name)]
-    if not mine or tool.effects == "none" or tool.handler is None:
+    if not mine or tool.effects == "none" or tool.is_note or tool.handler is None:
         return tool
 
     async def handle(params: Any, *, context: ToolContext) -> ToolResult[Any]:

@@ -279,6 +279,7 @@ setup_plan: Tool[SetupPlanParams, str] = ReadyTool[SetupPlanParams, str](
         "earlier plan."
     ),
     handler=_setup_plan,
+    is_note=True,
     prepare=install_plan,
     examples=(
         ToolExample(
@@ -295,6 +296,7 @@ add_step: Tool[AddStepParams, str] = ReadyTool[AddStepParams, str](
     name="add_step",
     description="Add a step to the end of the plan, when you find that more needs to be done.",
     handler=_add_step,
+    is_note=True,
     prepare=install_plan,
 )
 """Adds a step to the plan."""
@@ -306,6 +308,7 @@ update_step: Tool[UpdateStepParams, str] = ReadyTool[UpdateStepParams, str](
         "or skipped with a note that says why."
     ),
     handler=_update_step,
+    is_note=True,
     prepare=install_plan,
     examples=(
         ToolExample(

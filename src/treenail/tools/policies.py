@@ -236,7 +236,10 @@ class Permissions:
     """What is allowed, asked about and refused, call by call; `read_only` comes before `allow`."""
 
     def mode_for(self, tool: Tool[Any, Any]) -> PermissionMode:
-        """Return the mode of a tool. If the general mode is `read_only`, it applies to every tool."""
+        """Return the mode of a tool. If the general mode is `read_only`, it applies to every tool, but for
+        those that only note something."""
+        if tool.is_note:
+            return self.tools.get(tool.name, PermissionMode.AUTO)
         if self.mode is PermissionMode.READ_ONLY:
             return self.mode
         named = self.tools.get(tool.name)

@@ -150,6 +150,9 @@ class Tool(Generic[P, R]):
     """Whether a person is asked before it runs, unless the operator's permissions name the tool."""
     is_question: bool = False
     """Whether each call is a question to a person, and waits until it is answered."""
+    is_note: bool = False
+    """Whether it changes only what the agent notes for itself, such as its plan: nobody is asked, it runs in
+    a read-only run too, and it has no hooks."""
     accepts_overrides: bool = True
     prepare: Callable[[Any], object] | None = field(default=None, repr=False)
     """Registers the reducers of the tool's events; called with the session when a runner is made."""

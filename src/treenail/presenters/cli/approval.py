@@ -23,11 +23,12 @@ from typing import Any, Literal, Protocol
 from rich.console import Console
 from rich.text import Text
 
+from treenail.presenters.cli.console import drawn_diff
 from treenail.presenters.cli.footer import lines_text
 from treenail.presenters.cli.keys import CTRL_C, ENTER, ESCAPE, Keys, say
 from treenail.printable import printable, printable_line
 from treenail.tools import ASK_PERSON, PermissionRequest
-from treenail.workspace import changed_lines, diff_lines
+from treenail.workspace import changed_lines
 
 _EDITED_FIELD = {"run_command": "command", "write_file": "content", "edit_file": "new_text"}
 """What `e` edits of a tool's arguments; of other tools all of them, as JSON."""
@@ -123,24 +124,13 @@ def drawn(question: Question) -> Text:
         if others:
             shown.append(_indented(json.dumps(others, ensure_ascii=False)), style="dim")
     elif question.diff and not _LEFT_OUT.search(question.diff):
-        shown.append_text(drawn_diff(question.diff))
+        shown.append_text(drawn_diff(question.diff, indent="  "))
     else:
         shown.append(_indented(_pretty(question.arguments)))
         if question.diff == "":
             shown.append("  it would change no file\n", style="dim")
     if question.has_hooks:
         shown.append("  hooks run with this call, and may change more\n", style="dim")
-    return shown
-
-
-_DIFF_STYLES = {"head": "bold", "hunk": "cyan", "added": "green", "removed": "red", "same": "dim"}
-
-
-def drawn_diff(diff: str) -> Text:
-    """Colour a unified diff."""
-    shown = Text()
-    for part, line in diff_lines(diff):
-        shown.append(f"  {printable(line)}\n", style=_DIFF_STYLES[part])
     return shown
 
 
@@ -206,7 +196,7 @@ def _ask(question: Question, request: PermissionRequest, console: Console, keys:
         if is_always:
             return Answer("always")
         if pressed == "d" and question.diff:
-            said = _shown_in_pages(drawn_diff(question.diff), console, None)
+            said = _shown_in_pages(drawn_diff(question.diff, indent="  "), console, None)
         elif pressed == "e":
             question = _edited(question, request, console, keys)
             said = _shown_in_pages(drawn(question), console, keys)

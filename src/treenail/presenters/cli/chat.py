@@ -24,7 +24,7 @@ import signal
 import sys
 import termios
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -36,16 +36,18 @@ from rich.text import Text
 from treenail.containment import CancellationToken
 from treenail.conversation import ImagePart
 from treenail.errors import TreenailError
-from treenail.history import short
+from treenail.history import LiveView, opened_run, project, short
 from treenail.presenters.cli import models, stores
 from treenail.presenters.cli.attachments import Message, compose
+from treenail.presenters.cli.footer import idle_footer
 from treenail.presenters.cli.line_editor import Handlers, LineCompleter, LineEditor
 from treenail.presenters.cli.live_area import Area, rendered
+from treenail.presenters.cli.markdown import MarkdownStream
 from treenail.presenters.cli.output import guard, with_colours
 from treenail.presenters.cli.person_command import PersonCommand
 from treenail.presenters.cli.run import TerminalRun
 from treenail.presenters.cli.screen import Screen
-from treenail.presenters.cli.slash_commands import COMMANDS, Slash, is_command, plain_output
+from treenail.presenters.cli.slash_commands import COMMANDS, PERMISSION_MODES, Slash, is_command, plain_output
 from treenail.presenters.cli.terminal_screen import TerminalScreen
 from treenail.printable import printable
 from treenail.providers import check_takes_images
@@ -59,6 +61,9 @@ _AGAIN_S = 3.0
 
 _STUBBORN_S = 1.0
 """How long a turn has to end before another Ctrl-C leaves at once."""
+
+_SHOWN_TASK_CHARS = 300
+"""How much is shown of the message that a continued run was last sent."""
 
 _LOOK_S = 0.5
 """How often what is under way is drawn anew."""
@@ -157,7 +162,8 @@ class ChatArea(Area):
             if self.screen is not None and not self._is_over.is_set():
                 width, height = os.get_terminal_size()
                 under_way = self.screen.under_way(width - 1, max(height - 8, 3))
-                self._chat.shown_above, self._chat.shown_below = under_way, self.screen.footer(width - 1)
+                self._chat.shown_above, self._chat.shown_below = under_way, self.screen.footer(width - 13)
+                self._chat.last_view = self.screen.view
                 self._chat.editor.redraw()
             self._is_over.wait(0.1)
         self._chat.shown_above, self._chat.shown_below = (), ""
@@ -172,7 +178,7 @@ class ChatRun(TerminalRun):
         """Make the screen of a turn."""
         area = ChatArea(self.chat)
         console = Console(file=self.chat.terminal_file)
-        area.screen = TerminalScreen(console, asks=True, area=area, always=self)
+        area.screen = TerminalScreen(console, asks=True, area=area, always=self, is_first=False)
         return area.screen
 
 
@@ -207,6 +213,8 @@ class Chat:
         self.code = 0
         self.shown_above: Sequence[str] = ()
         self.shown_below = ""
+        self.last_view: LiveView | None = None
+        """What the run had used when it was last looked at."""
         self.terminal_file = with_colours(sys.stdout)
         self.out = AboveLine(self, self.terminal_file)
         self.slash = Slash(self)
@@ -237,26 +245,25 @@ class Chat:
 
     # .. the loop ..
 
-    def talk(self, first: Callable[[Chat], None] | None = None) -> int:
+    def talk(self) -> int:
         """Talk until the person leaves. Returns the exit code of the last turn."""
         self._loop = asyncio.new_event_loop()
         before = termios.tcgetattr(0)
         try:
             # Not `asyncio.run`: it would take Ctrl-C away from a command that asks something.
             with redirect_stdout(guard(self.out)), redirect_stderr(guard(self.out)):
-                self._loop.run_until_complete(self._talk(first))
+                self._loop.run_until_complete(self._talk())
         except KeyboardInterrupt:
             self._leave_at_once(before)
         finally:
             self._loop.close()
         return 128 + signal.SIGTERM if self._is_terminated else self.code
 
-    async def _talk(self, first: Callable[[Chat], None] | None) -> None:
+    async def _talk(self) -> None:
         self._busy, self._idle = asyncio.Lock(), asyncio.Event()
         self._idle.set()
         self._loop.add_signal_handler(signal.SIGTERM, self._terminate)
-        if first is not None:
-            first(self)
+        self._welcome()
         while not self._is_leaving:
             async with self._busy:
                 pass  # A question or a list has the terminal.
@@ -274,6 +281,29 @@ class Chat:
         self._is_leaving = True
         await self._stop_everything()
         await self.out.empty()
+
+    def _welcome(self) -> None:
+        """Say where the agent works, and what a run that is continued was about."""
+        self.say(f"in {self.run.directory}", style="dim")
+        if self.run.run_id is not None:
+            self.say_run()
+
+    def say_run(self) -> None:
+        """Say which run continues, and show its last turn: the person's message and the answer."""
+        assert self.run.run_id is not None
+        with opened_run(self.run.store, self.run.run_id) as session:
+            turns = project(session).turns
+        if not turns:
+            return
+        last = turns[-1]
+        self.say(
+            f"run {str(self.run.run_id)[:8]} continues; its last turn is {last.state.value}", style="dim"
+        )
+        self.echo(short(last.task, _SHOWN_TASK_CHARS))
+        if last.answer is not None:
+            console = Console(file=self.terminal_file)
+            lines = MarkdownStream().lines(console, console.width - 1, last.answer)
+            self.out.write("".join(f"{each}\n" for each in ("", *lines)))
 
     async def _stop_everything(self) -> None:
         if self._own is not None:
@@ -405,6 +435,8 @@ class Chat:
         with plain_output():  # It may ask something.
             made = ChatRun(flags, directory=self.run.directory, run=run, is_chat=True)
         made.chat = self
+        if run is None or made.run_id != self.run.run_id:
+            self.last_view = None
         self.run, self.flags = made, flags
 
     # .. the person's own commands ..
@@ -500,9 +532,9 @@ class Chat:
     # .. what is shown ..
 
     def echo(self, typed: str) -> None:
-        """Show what was sent, as it stood in the line."""
+        """Show what was sent, as it stood in the line, below an empty line."""
         lines = printable(typed.strip()).split("\n")
-        self.say("\n".join([f"> {lines[0]}", *(f"  {each}" for each in lines[1:])]), style="bold")
+        self.say("\n".join(["", f"> {lines[0]}", *(f"  {each}" for each in lines[1:])]), style="bold")
 
     def say(self, text: str, *, style: str = "") -> None:
         """Print a text above the line."""
@@ -535,7 +567,8 @@ class Chat:
             return note
         if self._turn is not None:
             return f"{self.shown_below or 'starting'} · Esc stops"
-        return f"{self.run.provider.model} · /help"
+        asks = PERMISSION_MODES[str(self.run.settings["permissions"])]
+        return idle_footer(self.run.provider.model, asks, self.last_view, os.get_terminal_size().columns - 1)
 
     # .. the terminal ..
 

@@ -21,6 +21,7 @@ from treenail.history import (
     undo_run,
     undone_text,
 )
+from treenail.presenters.cli.console import print_diff
 from treenail.presenters.cli.options import (
     json_option,
     run_argument,
@@ -61,8 +62,12 @@ def diff(run: str, call: str | None, upto: str | None, store: str | None, as_jso
         "text": found.diff.text,
         "undone": undone,
     }
-    notes = "".join(f"# {undone_text(each)}\n" for each in found.undone)
-    print_result(as_json, data, notes + (found.diff.text or "nothing changed"))
+    if as_json:
+        print_json(data)
+        return
+    for each in found.undone:
+        print(f"# {undone_text(each)}")
+    print_diff(found.diff.text or "nothing changed")
 
 
 @click.command
@@ -93,12 +98,13 @@ def rollback(run: str, call: str | None, take_over: bool, store: str | None, as_
 
 @click.command
 @run_argument
+@click.option("--turn", is_flag=True, help="Undo only the newest turn that changed files.")
 @click.option("--yes", is_flag=True, help="Undo without asking.")
 @take_over_option
 @store_option
 @json_option
-def undo(run: str, yes: bool, take_over: bool, store: str | None, as_json: bool) -> int:
-    """Undo everything that a run did to the files.
+def undo(run: str, turn: bool, yes: bool, take_over: bool, store: str | None, as_json: bool) -> int:
+    """Undo everything that a run did to the files, or that its newest turn did.
 
     Shows what would change and asks first; without a terminal it needs --yes. If you have edited one of these
     files since, nothing is undone. RUN is a run's id, the beginning of it, or @last.
@@ -106,12 +112,12 @@ def undo(run: str, yes: bool, take_over: bool, store: str | None, as_json: bool)
     Example: treenail undo @last
     """
     place, run_id = run_named(store, run)
-    found = preview_undo(place, run_id, take_over=take_over)
+    found = preview_undo(place, run_id, last_turn=turn, take_over=take_over)
     changes = [{"path": each.path, "kind": each.kind} for each in found.changes]
     data: dict[str, Any] = {"run": str(run_id), "changes": changes, "text": found.text}
     asks = not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     if not as_json:
-        print_result(False, data, found.text or "no file would change")
+        print_diff(found.text or "no file would change")
     if asks and not click.confirm(f"undo {counted(len(found.changes), 'change')} of run {str(run_id)[:8]}?"):
         print("nothing was undone")
         return 1
@@ -120,7 +126,7 @@ def undo(run: str, yes: bool, take_over: bool, store: str | None, as_json: bool)
             print_json({**data, "is_undone": False})
             return 2
         raise UsageError("nothing was undone; that is what would change: add --yes to undo it")
-    done = undo_run(place, run_id, by=_person())
+    done = undo_run(place, run_id, last_turn=turn, by=_person())
     again = f"treenail redo {str(run_id)[:8]}{flag_for(place)}"
     text = f"undone: {_listed(done.undone)}\n{_kept(done)}take that back with: {again}"
     print_result(as_json, {**data, "is_undone": True} | _rolled_back(done), text)

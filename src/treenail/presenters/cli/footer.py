@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
@@ -16,29 +17,51 @@ _DOING = ("starting", "thinking", "judging", "compacting", "waiting")
 """What is worth saying of a run; that tools run shows itself."""
 
 
+Part = tuple[int, str]
+"""A part of the footer: how much it matters, and what it says."""
+
+
 def footer(view: LiveView, width: int, *, elapsed_s: float | None = None) -> str:
-    """Write the footer on one line of at most `width` cells; what matters least goes first if it is too long.
+    """Write the footer of a turn on one line of at most `width` cells.
 
     `elapsed_s` is the time until now; by default that of the last report.
     """
-    used, context = view.usage, view.pressure
-    parts: list[tuple[int, str]] = []  # How much each one matters, and what it says.
+    used = view.usage
+    parts: list[Part] = []
     if view.status in _DOING:
         parts.append((6, printable_line(view.detail) or view.status))
     if used is not None and used.model:
         parts.append((2, printable_line(used.model)))
-    if context is not None:
-        parts.append((3, f"{context.ratio:.0%} context"))
+    parts += _used(view)
     if used is not None:
-        money = money_text(used.spent_usd, used.max_cost_usd)
-        if money:
-            parts.append((5, money))
         steps = f"step {used.steps}" if used.max_steps is None else f"step {used.steps} of {used.max_steps}"
         parts.append((1, steps))
         parts.append((4, seconds_text(used.elapsed_s if elapsed_s is None else elapsed_s)))
-    while len(parts) > 1 and cell_len(" · ".join(text for _, text in parts)) > width:
-        parts.remove(min(parts))
-    line = " · ".join(text for _, text in parts)
+    return _fitting(parts, width)
+
+
+def idle_footer(model: str, asks: str, view: LiveView | None, width: int) -> str:
+    """Write the footer between two turns: the model, what the run has used, and what is asked about."""
+    used = () if view is None else _used(view)
+    return _fitting([(4, printable_line(model)), *used, (1, asks), (6, "/help")], width)
+
+
+def _used(view: LiveView) -> list[Part]:
+    """Write the context and the money that a run has used."""
+    parts: list[Part] = []
+    if view.pressure is not None:
+        parts.append((3, f"{view.pressure.ratio:.0%} context"))
+    if view.usage is not None and (money := money_text(view.usage.spent_usd, view.usage.max_cost_usd)):
+        parts.append((5, money))
+    return parts
+
+
+def _fitting(parts: Sequence[Part], width: int) -> str:
+    """Join the parts; what matters least is left out if they are too long."""
+    kept = list(parts)
+    while len(kept) > 1 and cell_len(" · ".join(text for _, text in kept)) > width:
+        kept.remove(min(kept))
+    line = " · ".join(text for _, text in kept)
     return line if cell_len(line) <= width else set_cell_size(line, width)
 
 
@@ -47,9 +70,12 @@ def lines_text(added: int, removed: int) -> str:
     return f"+{added} \u2212{removed}"
 
 
-def end_text(counts: TurnCounts, undo: str, width: int) -> str:
-    """Write what a turn came to, with the command that undoes it: one line, or more in a narrow window."""
-    parts = []
+def end_text(counts: TurnCounts, undo: str, width: int, how: str = "") -> str:
+    """Write what a turn came to, with the command that undoes it: one line, or more in a narrow window.
+
+    `how` it ended comes first, if that is not clear.
+    """
+    parts = [how] if how else []
     if counts.files:
         parts.append(f"{_counted(counts.files, 'file')} {lines_text(counts.added, counts.removed)}")
     parts.append(_counted(counts.calls, "call"))

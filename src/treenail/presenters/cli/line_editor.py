@@ -254,7 +254,7 @@ class LineEditor:
 
     def _message(self) -> ANSI:
         above = self._handlers.above()
-        return ANSI(f"{above}\n{PROMPT}" if above else PROMPT)
+        return ANSI(f"\n{above}\n{PROMPT}" if above else f"\n{PROMPT}")
 
     def _keys(self) -> KeyBindings:
         keys = KeyBindings()

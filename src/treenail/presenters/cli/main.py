@@ -56,7 +56,7 @@ app = LazyGroup(
         "show": ("timeline:show", "Show what happened in a run, with its children."),
         "diff": ("files:diff", "Show what a run changed in the files, as a diff."),
         "rollback": ("files:rollback", "Restore files and state to before a tool call."),
-        "undo": ("files:undo", "Undo everything that a run did to the files."),
+        "undo": ("files:undo", "Undo everything that a run did to the files, or that its newest turn did."),
         "redo": ("files:redo", "Take the last undo or rollback of a run back."),
         "recover": ("recover:recover", "Bring back a file that an undo took away."),
         "fork": ("files:fork", "Try another way from a tool call, in a new workspace."),

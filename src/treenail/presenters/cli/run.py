@@ -241,13 +241,14 @@ class TerminalRun(RunSetup):
             return code
         err = GuardedConsole(stderr=True)
         is_good = ended.state is TurnState.COMPLETED
-        if not is_good:
+        was_stopped = ended.state is TurnState.INTERRUPTED and ended.error_kind == "interrupt"
+        if not is_good and not was_stopped:
             kind = f" ({ended.error_kind})" if ended.error_kind else ""
             why = f"{kind}: {details}" if details else kind
             style = "yellow" if ended.state is TurnState.HELD else "red"
             print_text(err, f"{ended.state.value} run {short}{why}", style)
-        undo = f"treenail undo {short}" if self.is_chat else "treenail undo"
-        line = end_text(counts, undo + stores.flag_for(self.store), err.width)
+        undo = "/undo" if self.is_chat else f"treenail undo{stores.flag_for(self.store)}"
+        line = end_text(counts, undo, err.width, "interrupted" if was_stopped else "")
         mark = "✓" if is_good else "○" if ended.state is TurnState.HELD else "✗"
         print_text(err, f"{mark} {line}", "green" if is_good else "dim")
         known = kept_by_runs(self.store) if kept else ()
@@ -255,7 +256,9 @@ class TerminalRun(RunSetup):
             print_kept(err, each, known)
         for line in refused:
             print_text(err, f"  {line}", "yellow")
-        if not is_good:
+        if not is_good and was_stopped and self.is_chat:
+            print_text(err, "  say how to go on, or /resume to continue as before", "dim")
+        elif not is_good:
             for command in commands:
                 print_text(err, f"  {command}", "dim")
         return code

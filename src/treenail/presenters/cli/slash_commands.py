@@ -47,7 +47,9 @@ COMMANDS = {
     "model": Command("show the model, or use another one from the next turn on", "[NAME]"),
     "diff": Command("show what the run changed in files", "[CALL]", needs_run=True, is_for_idle=False),
     "undo": Command(
-        "undo all that the run did to files, or go back to before a call", "[CALL]", needs_run=True
+        "undo what the last turn did to files, all that the run did, or everything since a call",
+        "[all|CALL]",
+        needs_run=True,
     ),
     "redo": Command("take the last undo back", needs_run=True),
     "fork": Command("try another way from a call, in a new directory", "[CALL [DIRECTORY]]", needs_run=True),
@@ -59,11 +61,12 @@ COMMANDS = {
     "quit": Command("leave", is_for_idle=False),
 }
 
-_MODES = {
-    "auto": "calls run without asking",
-    "ask": "each call with effects is asked about",
-    "read_only": "calls with effects are refused",
+PERMISSION_MODES = {
+    "auto": "runs without asking",
+    "ask": "asks before effects",
+    "read_only": "changes nothing",
 }
+"""What each mode means to a person."""
 
 KEYS = """
 Enter sends; Esc Enter, or a backslash before Enter, begins a new line. A pasted text is one message.
@@ -133,7 +136,8 @@ class Slash:
             ]
         if name in ("diff", "undo", "fork") and chat.run.run_id is not None:
             with opened_run(chat.run.store, chat.run.run_id) as session:
-                return [(each.call_id, each.tool_name) for each in boundaries(session)][::-1]
+                calls = [(each.call_id, each.tool_name) for each in boundaries(session)][::-1]
+            return [("all", "everything that the run did"), *calls] if name == "undo" else calls
         return ()
 
     # .. the commands ..
@@ -163,14 +167,14 @@ class Slash:
             chat.use(permissions=mode)
         now = str(chat.run.settings["permissions"])
         rules = [f"{each.kind:<7} {each.text}  ({each.source})" for each in chat.run.settings.rules]
-        chat.say("\n".join([f"permissions: {now}, {_MODES[now]}", *rules]))
+        chat.say("\n".join([f"permissions: {now}, {PERMISSION_MODES[now]}", *rules]))
 
     async def _diff(self, call: str | None = None) -> None:
         self._invoke("files:diff", self._named(), *(() if call is None else ("--call", call)))
 
     async def _undo(self, call: str | None = None) -> None:
-        if call is None:
-            self._invoke("files:undo", self._named())
+        if call in (None, "all"):
+            self._invoke("files:undo", self._named(), *(("--turn",) if call is None else ()))
         else:
             self._invoke("files:rollback", self._named(), "--call", call)
 
@@ -233,13 +237,12 @@ class Slash:
             name = str(runs[chosen].run_id)
         chat.continue_run(str(find_run(store, name)))
         assert chat.run.run_id is not None
+        chat.say_run()
         with opened_run(store, chat.run.run_id) as session:
             state = turn_state(session)
-        short_id = str(chat.run.run_id)[:8]
         if state is TurnState.COMPLETED:
-            chat.say(f"run {short_id} is finished; your next message follows up on it")
+            chat.say("\nyour next message follows up on it", style="dim")
         else:
-            chat.say(f"run {short_id} continues where it stopped ({state.value})")
             chat.start(None)
 
     # .. the command line's own ..

@@ -26,7 +26,7 @@ from treenail.presenters.cli.keys import Keys
 from treenail.presenters.cli.live_area import Area, LiveArea, PlainArea, rendered
 from treenail.presenters.cli.output import unguarded
 from treenail.presenters.cli.screen import JsonScreen, PlainScreen, Screen
-from treenail.presenters.cli.tool_lines import ended_lines, plan_lines, running_line
+from treenail.presenters.cli.tool_lines import Running, ended_lines, is_over, plan_lines, running_lines
 from treenail.printable import printable
 from treenail.providers import TextDelta
 from treenail.tools import Approval, PermissionRequest
@@ -34,9 +34,11 @@ from treenail.turns import (
     FeedbackGiven,
     Lagged,
     LiveEvent,
+    PlanChanged,
     StatusChanged,
     ToolCallBegan,
     ToolCallFinished,
+    ToolCallOutput,
     TurnFinished,
     UsageChanged,
 )
@@ -73,21 +75,25 @@ class TerminalScreen(Screen):
         area: Area | None = None,
         asker: Asker | None = None,
         always: Always | None = None,
+        is_first: bool = True,
     ) -> None:
         """Show a run on `console`.
 
         `area` is where it is shown: by default the bottom of this terminal; a program that has its own prompt
         there gives one that prints above it, and shows `under_way()` and `footer()` itself. `asker` asks a
-        person, by default here.
+        person, by default here. Unless this `is_first` on the screen, an empty line comes before it.
         """
         self._console, self._asks, self._asker, self._always = console, asks, asker, always
         self._pressed_at = float("-inf")
         self._lock = threading.RLock()
         self._stream: MarkdownStream | None = None
-        self._last: Literal["", "text", "line"] = ""
+        self._last: Literal["", "text", "line"] = "" if is_first else "text"
         self._view = LiveView(status="starting")
         self._usage_at = monotonic()
-        self._began: dict[str, tuple[ToolCallBegan, float]] = {}
+        self._began: dict[str, Running] = {}
+        self._has_new_plan = False
+        """Whether the plan has changed in this turn."""
+        self._has_calls = False
         if area is None:
             is_plain = console.is_dumb_terminal or not console.encoding.startswith("utf")
             area = PlainArea(console) if is_plain else LiveArea(console, self.bottom, self._lock)
@@ -106,16 +112,23 @@ class TerminalScreen(Screen):
             if isinstance(seen, UsageChanged):
                 self._usage_at = monotonic()
             if isinstance(seen, ToolCallBegan):
-                self._began[seen.call_id] = (seen, monotonic())
+                self._has_calls = True
+                self._began[seen.call_id] = Running(seen, monotonic())
+            elif isinstance(seen, ToolCallOutput):
+                if seen.call_id in self._began:
+                    self._began[seen.call_id].add(seen.text)
             elif isinstance(seen, ToolCallFinished):
                 self._flush()
-                began, _ = self._began.pop(seen.call_id, (None, 0.0))
-                arguments = "{}" if began is None else began.arguments
-                self._print(*ended_lines(seen, arguments, self._console.width - 1))
+                ran = self._began.pop(seen.call_id, None)
+                self._print(*ended_lines(seen, ran, self._console.width - 1))
+            elif isinstance(seen, PlanChanged):
+                # A plan that comes before any call is that of an earlier turn.
+                self._has_new_plan = self._has_calls
             elif isinstance(seen, TurnFinished):
                 self._flush()
                 plan, self._view = self._view.plan, replace(self._view, plan=())
-                self._print(*plan_lines(plan, len(plan)))
+                if self._has_new_plan:
+                    self._print(*plan_lines(plan, len(plan)))
             else:
                 line = live_text(seen)
                 if isinstance(seen, StatusChanged) or line is not None:
@@ -129,6 +142,8 @@ class TerminalScreen(Screen):
         """Print what is left, and remove what is shown only during the run."""
         with self._lock:
             self._flush()
+            if self._last:
+                self._area.above([""])
         self._area.close()
 
     def bottom(self, width: int, height: int) -> Sequence[str]:
@@ -143,11 +158,17 @@ class TerminalScreen(Screen):
         with self._lock:
             text = [] if self._stream is None else self._stream.lines(self._console, width)
             now = monotonic()
-            shown = [running_line(each, now - since, width) for each, since in self._began.values()]
-            shown += plan_lines(self._view.plan, min(_PLAN_LINES, height // 3))
+            shown = [line for each in self._began.values() for line in running_lines(each, now, width)]
+            if self._has_new_plan or not is_over(self._view.plan):
+                shown += plan_lines(self._view.plan, min(_PLAN_LINES, height // 3))
         below = [line for each in shown for line in rendered(self._console, each, width)]
         lines = [*text, *below]
         return lines[-height:] if height > 0 else []
+
+    @property
+    def view(self) -> LiveView:
+        """What is known of the run."""
+        return self._view
 
     def footer(self, width: int) -> str:
         """Return the footer, with the seconds counted until now."""
@@ -168,8 +189,14 @@ class TerminalScreen(Screen):
         self.caught_up()
         with self._lock:
             self._flush()
+            if self._last == "text":
+                self._area.above([""])
+            self._last = "line"
+            asked_at = monotonic()
             with self._area.paused():
                 said = self._answer(question, request)
+            if request.call_id in self._began:
+                self._began[request.call_id].waited_s += monotonic() - asked_at
         if said is not None and said.kind == "always" and self._always is not None:
             try:
                 self._always.allow_always(rule)

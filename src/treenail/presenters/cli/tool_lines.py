@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -22,13 +23,37 @@ _QUIET = frozenset(each.name for each in PLAN_TOOLS)
 
 _NOISE = ("--- output ---", "--- errors ---")
 _STYLES = {"●": "green", "✗": "red", "○": "yellow"}
+_KEPT_CHARS = 1_000
+_OVER = ("done", "skipped")
 _STEPS = {"done": "✓", "in_progress": "▸", "blocked": "!", "skipped": "–"}  # noqa: RUF001  # a dash
 
 
-def running_line(call: ToolCallBegan, seconds: float, width: int) -> Text:
-    """Draw a call that is under way."""
+@dataclass(slots=True)
+class Running:
+    """A call that is under way."""
+
+    call: ToolCallBegan
+    since: float
+    waited_s: float = 0.0
+    """How long it has waited for a person: that is not its own time."""
+    output: str = ""
+    """The end of what it has written so far."""
+
+    def add(self, text: str) -> None:
+        """Take more of what it writes."""
+        self.output = (self.output + text)[-_KEPT_CHARS:]
+
+
+def running_lines(running: Running, now: float, width: int) -> Sequence[Text]:
+    """Draw a call that is under way: one line, and the last line that it has written."""
+    call, seconds = running.call, now - running.since - running.waited_s
     end = Text(f" · {seconds_text(seconds)}" if seconds >= 1 else "", style="dim")
-    return _line("●", "cyan", call.name, call.arguments, end, width)
+    line = _line("●", "cyan", call.name, call.arguments, end, width)
+    written = [each for each in running.output.splitlines() if each.strip()]
+    if not written:
+        return [line]
+    last = Text(f"    {printable_line(written[-1].strip())}", style="dim", no_wrap=True, overflow="ellipsis")
+    return [line, last]
 
 
 def _line(mark: str, style: str, name: str, arguments: str, end: Text, width: int) -> Text:
@@ -39,10 +64,12 @@ def _line(mark: str, style: str, name: str, arguments: str, end: Text, width: in
     return Text.assemble(start, about, end, no_wrap=True, overflow="ellipsis")
 
 
-def ended_lines(ended: ToolCallFinished, arguments: str, width: int) -> Sequence[RenderableType]:
+def ended_lines(ended: ToolCallFinished, ran: Running | None, width: int) -> Sequence[RenderableType]:
     """Draw a call that has ended: one line, and the end of what it said if it failed."""
     if ended.success and ended.name in _QUIET:
         return ()
+    arguments = "{}" if ran is None else ran.call.arguments
+    seconds = ended.elapsed_ms / 1000 - (0.0 if ran is None else ran.waited_s)
     mark, how = mark_of(ended), end_of_call(ended)
     style = _STYLES[mark]
     end = Text()
@@ -50,8 +77,8 @@ def ended_lines(ended: ToolCallFinished, arguments: str, width: int) -> Sequence
         end.append(f" {lines_text(ended.added, ended.removed)}", style="dim")
     if how:
         end.append(" · ", style="dim").append(how, style=style)
-    if ended.elapsed_ms >= 1_000 and ended.outcome != "held":
-        end.append(f" · {seconds_text(ended.elapsed_ms / 1000)}", style="dim")
+    if seconds >= 1 and ended.outcome not in ("held", "denied"):
+        end.append(f" · {seconds_text(seconds)}", style="dim")
     return [_line(mark, style, ended.name, arguments, end, width), *_folded(ended)]
 
 
@@ -67,6 +94,11 @@ def _folded(ended: ToolCallFinished) -> Sequence[RenderableType]:
     return [Padding(line, (0, 0, 0, 4)) for line in lines]
 
 
+def is_over(plan: Sequence[PlanEntry]) -> bool:
+    """Whether a plan has no open step."""
+    return all(each.status in _OVER for each in plan)
+
+
 def plan_lines(entries: Sequence[PlanEntry], height: int) -> Sequence[Text]:
     """Draw a plan as a checklist; of one with more than `height` steps, those around the current one."""
     current = next((at for at, each in enumerate(entries) if each.status in ("in_progress", "pending")), 0)
@@ -74,7 +106,7 @@ def plan_lines(entries: Sequence[PlanEntry], height: int) -> Sequence[Text]:
     return [
         Text(
             f"  {_STEPS.get(each.status, '○')} {printable_line(each.content)}",
-            style="dim" if each.status in ("done", "skipped") else "",
+            style="dim" if each.status in _OVER else "",
         )
         for each in entries[first : first + height]
     ]
