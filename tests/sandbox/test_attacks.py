@@ -242,8 +242,10 @@ CONNECT = "perl -MIO::Socket::UNIX -MSocket -e '{}'"
 def test_sockets_of_other_programs_are_out_of_reach(attacker: Attacker) -> None:
     """By path and by abstract name, also in the workspace; commands can still talk to each other."""
     name = f"treenail-{uuid4().hex}"
+    (attacker.base / "way").symlink_to(attacker.outside)
     places: dict[str, str] = {
         "outside": str(attacker.outside / "socket"),
+        "by a link": str(attacker.base / "way" / "socket"),
         "workspace": str(attacker.workspace / "socket"),
         "abstract": f"\0{name}",
     }
@@ -265,6 +267,7 @@ def test_sockets_of_other_programs_are_out_of_reach(attacker: Attacker) -> None:
                     server.accept()
         if kind != "abstract":
             os.unlink(place)
+    (attacker.base / "way").unlink()
     own = (
         'socket(L, AF_UNIX, SOCK_STREAM, 0); bind(L, pack_sockaddr_un("/tmp/own")); listen(L, 1);'
         'socket(S, AF_UNIX, SOCK_STREAM, 0); connect(S, pack_sockaddr_un("/tmp/own")) or die'

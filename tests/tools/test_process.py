@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -52,16 +53,22 @@ class Yard:
         """Return when a process has opened the FIFO `ready` for writing and closed it again."""
         (self.directory / "ready").read_bytes()
 
-    def survivors(self) -> list[str]:
+    def processes(self) -> list[int]:
         """Return the processes that carry the mark; one that has ended has no environment."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
-                try:
+                with suppress(OSError):
                     if self.mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                        found.append((entry / "cmdline").read_text())
-                except OSError:
-                    continue
+                        found.append(int(entry.name))
+        return found
+
+    def survivors(self) -> list[str]:
+        """Return the command lines of the processes that carry the mark."""
+        found = []
+        for pid in self.processes():
+            with suppress(OSError):
+                found.append(Path(f"/proc/{pid}/cmdline").read_text())
         return found
 
 
@@ -282,11 +289,31 @@ class TestEndings:
         assert yard.survivors() == []
         assert (result.exit_code, result.stdout, result.leftover_processes) == (0, "started\n", 2)
 
-    def test_a_command_that_kills_its_parent_is_an_error(self, yard):
+    def test_a_command_that_kills_its_supervisor_is_an_error(self, tmp_path):
         """Whatever it left is found and killed, and the call fails."""
+        yard = Yard(tmp_path)
         with pytest.raises(ToolError, match=r"kill -9 \$PPID"):
             yard.run("(setsid cat never &) ; kill -9 $PPID; cat never")
         assert yard.survivors() == []
+
+    def test_a_command_cannot_end_its_sandbox(self, tmp_path):
+        """No signal from inside reaches the process that holds it."""
+        yard = Yard(tmp_path, Sandbox("require"))
+        result = yard.run("kill -9 $PPID; kill -9 1; kill -SEGV 1; echo still here")
+        assert (result.exit_code, result.stdout) == (0, "still here\n")
+        assert yard.run("kill -9 -1; exit 3").exit_code == 3
+
+    def test_a_command_whose_sandbox_is_killed_is_not_run_again(self, tmp_path):
+        """It had begun, so that it is an error and not a sandbox that could not start."""
+        yard = Yard(tmp_path, Sandbox("require"))
+        running = InThread(lambda: yard.run("echo >> runs; echo > ready; cat never"))
+        yard.wait_ready()
+        for pid in yard.processes():
+            with suppress(ProcessLookupError):  # the first one takes the others with it
+                os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ToolError, match="killed from outside"):
+            running.join()
+        assert (tmp_path / "runs").read_text() == "\n"
 
     def test_signals_to_the_supervisor_do_not_free_the_command(self, yard):
         """It goes on watching; only the control pipe ends it."""

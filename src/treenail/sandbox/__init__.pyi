@@ -1,8 +1,7 @@
-from .bubblewrap import OWN_PROCESSES as OWN_PROCESSES
-from .bubblewrap import CommandLine as CommandLine
 from .bubblewrap import confined as confined
 from .policy import MODES as MODES
 from .policy import WITHOUT as WITHOUT
+from .policy import CommandLine as CommandLine
 from .policy import Grants as Grants
 from .policy import Layer as Layer
 from .policy import Mode as Mode

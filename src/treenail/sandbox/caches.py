@@ -25,9 +25,11 @@ _CACHES = (
 
 
 def cache_directory(workspace: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the directory of a workspace's private caches, which may not exist yet."""
+    """Return the directory of a workspace's private caches, which may not exist yet.
+
+    The workspace is a path without links.
+    """
     base = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or str(Path.home()), ".cache")
-    workspace = os.path.realpath(workspace)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(workspace)) or "root"
     digest = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:12]
     return os.path.join(base, "treenail", "commands", f"{name}-{digest}")

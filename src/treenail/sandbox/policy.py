@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -103,3 +103,13 @@ class Sandbox:
         """Return this sandbox with more hidden paths."""
         more = tuple(each for each in paths if each is not None and each not in self.hidden)
         return replace(self, hidden=(*self.hidden, *more)) if more else self
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """A command line in a sandbox, and the descriptors that it must inherit."""
+
+    argv: tuple[str, ...]
+    descriptors: tuple[int, ...]
+    env: Mapping[str, str]
+    """The environment to start it with; the command's own is passed otherwise."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 _HOME = (
@@ -27,14 +27,8 @@ _CONFIG = (
     "openai anthropic google-chrome chromium BraveSoftware microsoft-edge vivaldi opera Signal Slack "
     "discord treenail configstore netlify heroku fly pip/pip.conf"
 )
-_OF_ROOT = (
-    "/etc/shadow",
-    "/etc/shadow-",
-    "/etc/gshadow",
-    "/etc/gshadow-",
-    "/etc/sudoers.d",
-    "/etc/ssl/private",
-)
+_OF_ROOT = "shadow shadow- gshadow gshadow- sudoers.d ssl/private"
+"""Below `/etc`."""
 _NAMED_BY = (
     "AWS_SHARED_CREDENTIALS_FILE AWS_CONFIG_FILE GOOGLE_APPLICATION_CREDENTIALS CLOUDSDK_CONFIG "
     "KUBECONFIG DOCKER_CONFIG GNUPGHOME NETRC PGPASSFILE NPM_CONFIG_USERCONFIG HISTFILE XAUTHORITY"
@@ -58,34 +52,39 @@ SOCKET_VARIABLES = frozenset(
 
 
 def secret_paths(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Return where the user's secrets may be; not all of these paths exist."""
+    """Return the user's secrets that exist, each without links in its path."""
     homes = [environ.get("HOME") or str(Path.home())]
     if os.geteuid() == 0:
-        yield from _OF_ROOT
-        yield from (f"/etc/ssh/{name}" for name in _names("/etc/ssh") if _HOST_KEY.fullmatch(name))
+        host_keys = (f"ssh/{name}" for name in _names("/etc/ssh") if _HOST_KEY.fullmatch(name))
+        yield from real_paths(f"/etc/{name}" for name in (*_OF_ROOT.split(), *host_keys))
         # Root can read what belongs to everybody.
         homes += [f"/home/{name}" for name in _names("/home")]
     for home in homes:
-        yield from _likely(home, _HOME.split())
+        yield from _existing(home, _HOME.split())
     for config in (environ.get("XDG_CONFIG_HOME"), *(f"{home}/.config" for home in homes)):
         if config:
-            yield from _likely(config, _CONFIG.split())
+            yield from _existing(config, _CONFIG.split())
     if state := environ.get("XDG_STATE_HOME"):
-        yield f"{state}/treenail"
+        yield from _existing(state, ["treenail"])
     for variable in _NAMED_BY.split():
         if value := environ.get(variable):
-            yield from (each for each in value.split(os.pathsep) if os.path.isabs(each))
+            yield from real_paths(each for each in value.split(os.pathsep) if os.path.isabs(each))
 
 
-def _likely(directory: str, names: Sequence[str]) -> Iterator[str]:
-    """Return those paths in a directory that may exist. Listing it costs less than a look at each of them."""
+def _existing(directory: str, names: Sequence[str]) -> Iterator[str]:
+    """Return those paths in a directory that exist. Listing it costs less than a look at each of them."""
     try:
         there = set(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError:  # it may still be entered
         there = {name.partition("/")[0] for name in names}
-    yield from (f"{directory}/{name}" for name in names if name.partition("/")[0] in there)
+    yield from real_paths(f"{directory}/{name}" for name in names if name.partition("/")[0] in there)
+
+
+def real_paths(paths: Iterable[str | Path]) -> Iterator[str]:
+    """Return those paths that exist, without links in them."""
+    return (os.path.realpath(each) for each in paths if os.path.lexists(each))
 
 
 def listening_sockets() -> Iterator[str]:
@@ -95,10 +94,9 @@ def listening_sockets() -> Iterator[str]:
     another one, as docker's is into some containers.
     """
     found = [line.split(None, 7)[7:] for line in _lines("/proc/net/unix")]
-    found += [
-        [_OCTAL.sub(lambda code: chr(int(code[1], 8)), line.split()[4])]
-        for line in _lines("/proc/self/mountinfo")
-    ]
+    # What is mounted from the root of its filesystem is a directory.
+    mounts = [fields for fields in map(str.split, _lines("/proc/self/mountinfo")) if fields[3] != "/"]
+    found += [[_OCTAL.sub(lambda code: chr(int(code[1], 8)), fields[4])] for fields in mounts]
     for path in found:
         if path and path[0].startswith("/") and _is_socket(path[0]):
             yield path[0]
@@ -113,7 +111,8 @@ def _names(directory: str) -> list[str]:
 
 def _lines(place: str) -> list[str]:
     try:
-        return Path(place).read_text("utf-8", "surrogateescape").splitlines()
+        with open(place, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read().split("\n")[:-1]
     except OSError:
         return []
 

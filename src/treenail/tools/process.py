@@ -47,7 +47,7 @@ import anyio
 from treenail.clock import Clock, SystemClock, new_id
 from treenail.containment import CancellationToken, call_later, wait_finished, workers
 from treenail.errors import SandboxError, ToolError, UsageError
-from treenail.sandbox import OWN_PROCESSES, WITHOUT, Layer, Refusal, Sandbox, confined, refusals
+from treenail.sandbox import WITHOUT, Layer, Refusal, Sandbox, confined, refusals
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 """How much of each output stream is kept unless the caller says otherwise."""
@@ -59,7 +59,7 @@ MARKER = "TREENAIL_COMMAND"
 """The environment variable that marks a command's processes, to find them if the supervisor dies."""
 
 _STARTER, _PLACE = "TREENAIL_STARTER", "TREENAIL_PLACE"
-"""What a sandbox's own processes carry in their environment, for `wait_for_orphans` in a later process."""
+"""What a command in a sandbox has in its environment, for `wait_for_orphans` in a later process."""
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 """The script of the supervisor."""
@@ -220,39 +220,34 @@ async def run_command_async(
 def wait_for_orphans(directory: Path) -> None:
     """Wait for the end of commands in a directory whose starting process has died.
 
-    Their supervisors stop them when they notice the death, which may take a while on a busy machine. A
-    sandbox ends with its starter; one whose starter died while it was set up is killed here. Raises
-    `ToolError` if one still runs after 20 seconds.
+    The kernel ends a sandbox with its starter, and a supervisor stops its command when it notices the death,
+    which may take a while on a busy machine. Raises `ToolError` if one still runs after 20 seconds.
     """
     give_up_at = time.monotonic() + 2 * _GIVE_UP_AFTER_S
     for pid in _processes():
-        kind = _orphan(pid, directory)
-        if kind and not _wait_ended(pid, give_up_at - time.monotonic(), kill=kind == "sandbox"):
+        if _is_orphan(pid, directory) and not _wait_ended(pid, give_up_at - time.monotonic()):
             raise ToolError(
-                f"a command that an earlier process started in {directory} is still running, below "
+                f"a command that an earlier process started in {directory} is still running, in or below "
                 f"process {pid}; end it before the workspace is used again"
             )
 
 
-def _orphan(pid: int, directory: Path) -> Literal["", "supervisor", "sandbox"]:
-    """Say whether a process holds a command in a directory whose starter has died, and how."""
+def _is_orphan(pid: int, directory: Path) -> bool:
+    """Say whether a process is, or holds, a command in a directory whose starter has died."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]
     except (OSError, IndexError):
-        return ""  # it has ended meanwhile
-    kind: Literal["supervisor", "sandbox"] = "sandbox"
-    if any(each.endswith(b"/bwrap") for each in words):
-        held = dict(each.split(b"=", 1) for each in _environment_of(pid) if b"=" in each)
-        starter, place = held.get(_STARTER.encode(), b""), held.get(_PLACE.encode(), b"")
-        is_held = bool(starter) and not Path(f"/proc/{int(starter)}").exists()
-    elif os.fsencode(SUPERVISOR) in words and len(words) >= 5:
+        return False  # it has ended meanwhile
+    if os.fsencode(SUPERVISOR) in words and len(words) >= 5:
         # The last word also ends with a zero byte.
         starter, place = words[-3], words[-2]
-        is_held, kind = parent != starter, "supervisor"
+        has_lost_it = parent != starter
     else:
-        return ""
-    return kind if is_held and Path(os.fsdecode(place)).is_relative_to(directory.resolve()) else ""
+        held = dict(each.split(b"=", 1) for each in _environment_of(pid) if b"=" in each)
+        starter, place = held.get(_STARTER.encode(), b""), held.get(_PLACE.encode(), b"")
+        has_lost_it = starter.isdigit() and not Path(f"/proc/{int(starter)}").exists()
+    return has_lost_it and Path(os.fsdecode(place)).is_relative_to(directory.resolve())
 
 
 def _check(argv: Sequence[str], timeout_s: float | None, max_output_bytes: int) -> None:
@@ -391,8 +386,7 @@ class _Run:
                     forget()
                 control.close()
                 process.wait()
-                os.close(status_read)
-                self._outlast(control)
+                self._outlast(status_read)
             self._read_the_rest(process)
         return self._result(process.returncode, timedelta(seconds=self._clock.monotonic() - started))
 
@@ -453,7 +447,10 @@ class _Run:
             selector.register(status_read, selectors.EVENT_READ, None)
             while True:
                 for key, _ in selector.select():
-                    data = os.read(key.fd, _READ_BYTES)
+                    try:
+                        data = os.read(key.fd, _READ_BYTES)
+                    except ConnectionResetError:
+                        data = b""  # a sandbox was ended before it had read what it was told
                     if key.data is None:
                         self._status += data
                         if not data:
@@ -469,8 +466,9 @@ class _Run:
     def _heard(self) -> None:
         """Act on what the status says so far."""
 
-    def _outlast(self, control: _Control) -> None:
-        """Wait for what the supervisor did not wait for."""
+    def _outlast(self, status_read: int) -> None:
+        """Wait for what the supervisor did not wait for, and let go of what it said."""
+        os.close(status_read)
 
     def _read_the_rest(self, process: subprocess.Popen[bytes]) -> None:
         """Read what the pipes still contain. All their writers have ended, so this does not wait."""
@@ -551,7 +549,7 @@ class _Leash(_Control):
                     self._first = os.pidfd_open(first)
                     self._line.sendall(b"\n")
                 except (ProcessLookupError, BrokenPipeError):
-                    pass  # it has failed already; the status says so
+                    pass  # it has failed already; the report says so
 
     def close(self) -> None:
         """End everything. A command that has not begun does not begin."""
@@ -568,8 +566,9 @@ class _Leash(_Control):
                 with suppress(OSError):
                     signal.pidfd_send_signal(self._first, signal.SIGKILL)
 
-    def outlast(self) -> int | None:
-        """Wait until everything has ended. Return how many processes were alive when the command ended."""
+    def outlast(self) -> None:
+        """Wait until everything has ended."""
+        self._line.close()
         if self._first is not None:
             ended = select.select([self._first], [], [], _GIVE_UP_AFTER_S)[0]
             os.close(self._first)
@@ -578,27 +577,24 @@ class _Leash(_Control):
                     "processes of the command could not be killed and are still running; end them by hand "
                     "before the workspace is used again"
                 )
-        with self._line:
-            self._line.setblocking(False)
-            try:
-                said = self._line.recv(64)
-            except OSError:
-                said = b""
-        return int(said) if said.strip().isdigit() else None
 
 
 class _ConfinedRun(_Run):
-    """One command in a sandbox."""
+    """One command in a sandbox.
+
+    The status is what the shell in the sandbox says: an empty line when everything is set up, and at the
+    command's end how many processes are alive. Bubblewrap reports the first process and the exit code.
+    """
 
     _leash: _Leash
-    _alive: int | None = None
-    """How many processes were alive when the command ended by itself."""
+    _report: int
+    """The pipe on which bubblewrap reports."""
 
     def _start(self) -> tuple[subprocess.Popen[bytes], _Control, int]:
         self._check_program()
-        status_read, status_write = os.pipe()
+        self._report, report_write = os.pipe()
         ours, theirs = socket.socketpair()
-        env = {**self._env, MARKER: self._marker}
+        env = {**self._env, _STARTER: str(os.getpid()), _PLACE: os.path.realpath(self._cwd)}
         try:
             with (
                 theirs,
@@ -610,7 +606,7 @@ class _ConfinedRun(_Run):
                     layer=self._layer,
                     grants=self._sandbox.grants,
                     hidden=self._sandbox.hidden,
-                    status=status_write,
+                    report=report_write,
                     waits=True,
                     live=self._live,
                 ) as line,
@@ -621,18 +617,18 @@ class _ConfinedRun(_Run):
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     pass_fds=line.descriptors,
-                    env={**line.env, _STARTER: str(os.getpid()), _PLACE: str(self._cwd.resolve())},
+                    env=line.env,
                     start_new_session=True,
                     bufsize=0,
                 )
         except BaseException:
             ours.close()
-            os.close(status_read)
+            os.close(self._report)
             raise
         finally:
-            os.close(status_write)
+            os.close(report_write)
         self._leash = _Leash(ours)
-        return process, self._leash, status_read
+        return process, self._leash, ours.fileno()
 
     def _check_program(self) -> None:
         """Raise what starting the program would raise; inside the sandbox it would be an exit code."""
@@ -643,35 +639,44 @@ class _ConfinedRun(_Run):
             raise OSError(number, f"the command cannot be started: {os.strerror(number)}", name)
 
     def _begin(self, control: _Control) -> None:
-        pass  # when bubblewrap has said which process is the first
+        pass  # when everything is set up
 
     def _heard(self) -> None:
-        if not self._has_begun and (first := self._reported().get("child-pid")) is not None:
-            self._has_begun = True
-            self._leash.begin(first)
+        if not self._reported:
+            while b"\n" not in self._reported and (said := os.read(self._report, _READ_BYTES)):
+                self._reported += said
+            self._leash.begin(self._said("child-pid") or 0)
 
-    _has_begun = False
+    _reported = b""
 
-    def _outlast(self, control: _Control) -> None:
-        self._alive = self._leash.outlast()
+    def _outlast(self, status_read: int) -> None:
+        os.set_blocking(self._report, False)
+        with suppress(BlockingIOError):
+            while said := os.read(self._report, _READ_BYTES):
+                self._reported += said
+        os.close(self._report)
+        self._leash.outlast()
 
-    def _reported(self) -> dict[str, int]:
-        lines = self._status.split(b"\n")[:-1]
-        return {name: value for line in lines for name, value in json.loads(line).items()}
+    def _said(self, name: str) -> int | None:
+        """Return what bubblewrap has said about the first process or the exit code."""
+        lines = [json.loads(line) for line in self._reported.split(b"\n")[:-1]]
+        found: int | None = next((line[name] for line in lines if name in line), None)
+        return found
 
     def _result(self, supervisor_exit: int, elapsed: timedelta) -> CommandResult:
         out, err = self._outputs
-        was_stopped = self._stopped_by is not None and self._alive is None
-        code = self._reported().get("exit-code")
-        if code is None and not was_stopped:
+        alive = int(self._status) if self._status.strip() else None
+        was_stopped = self._stopped_by is not None and alive is None
+        code = self._said("exit-code")
+        if alive is None and not was_stopped and self._status:
+            raise ToolError(
+                f"the sandbox of {shown_command(self._argv)!r} was killed from outside, and the command with "
+                "it; look for the reason, such as a lack of memory, before it is run again"
+            )
+        if alive is None and not was_stopped:
             raise SandboxError(
                 f"the command was not run, because its sandbox could not start: {err.text().strip()[-500:]}; "
                 f"see `treenail doctor`, or {WITHOUT}"
-            )
-        if self._alive is None and not was_stopped:
-            raise ToolError(
-                f"{shown_command(self._argv)!r} killed its parent, so it was stopped; change the command "
-                "so that it does not"
             )
         return CommandResult(
             exit_code=None if was_stopped else code,
@@ -681,7 +686,7 @@ class _ConfinedRun(_Run):
             timed_out=was_stopped and self._stopped_by == "timeout",
             cancelled=was_stopped and self._stopped_by == "cancellation",
             elapsed=elapsed,
-            leftover_processes=0 if self._alive is None else max(0, self._alive - OWN_PROCESSES),
+            leftover_processes=alive or 0,
             confinement=self._sandbox.described(),
             refused=refusals(self._sandbox, out.text(), err.text(), code),
         )

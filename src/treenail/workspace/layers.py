@@ -452,10 +452,14 @@ def remove_tree(path: str) -> None:
 def _empty(descriptor: int, top: int, depth: int) -> bool:
     """Remove what is in a directory; say whether something was brought to the top."""
     lifted = False
-    for name in os.listdir(descriptor):
-        status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-        if not stat.S_ISDIR(status.st_mode):
+    with os.scandir(descriptor) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_directory in found:
+        if not is_directory:
             os.unlink(name, dir_fd=descriptor)
+            continue
+        with suppress(OSError):  # it is not empty
+            os.rmdir(name, dir_fd=descriptor)
             continue
         chmod_at(descriptor, name, 0o700)
         if depth >= _MAX_DEPTH:
