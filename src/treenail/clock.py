@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from random import Random
 from typing import Protocol, cast, runtime_checkable
 from uuid import UUID, uuid4
 
@@ -118,16 +122,36 @@ def whole_clock(clock: WallClock) -> Clock:
     return cast(Clock, clock) if hasattr(clock, "monotonic") else _CompletedClock(clock)
 
 
+_ids: ContextVar[Random | None] = ContextVar("treenail_ids", default=None)
+
+
+@contextmanager
+def ids_from(source: Random) -> Iterator[None]:
+    """Draw all ids from these random numbers inside the block: a simulation or a test can be repeated."""
+    token = _ids.set(source)
+    try:
+        yield
+    finally:
+        _ids.reset(token)
+
+
 def new_id() -> UUID:
     """Make a random id (a UUID of version 4) for a session, a run or a snapshot."""
-    return uuid4()
+    source = _ids.get()
+    return uuid4() if source is None else UUID(int=source.getrandbits(128), version=4)
+
+
+def new_token(size_bytes: int) -> str:
+    """Make a random text of hexadecimal digits, two for each byte."""
+    source = _ids.get()
+    return secrets.token_hex(size_bytes) if source is None else source.randbytes(size_bytes).hex()
 
 
 def new_span_id() -> str:
     """Make a span id: 16 hexadecimal digits, as traces use them."""
-    return secrets.token_hex(8)
+    return new_token(8)
 
 
 def new_trace_id() -> str:
     """Make a trace id: 32 hexadecimal digits."""
-    return secrets.token_hex(16)
+    return new_token(16)

@@ -11,14 +11,13 @@ for arithmetic and appends only, never while a hook, a journal, a callback or a 
 from __future__ import annotations
 
 import itertools
-import secrets
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from treenail.clock import Clock
+from treenail.clock import Clock, new_token
 from treenail.containment.attempts import Attempt, Call
 from treenail.containment.cancel import CancellationToken, PartialResultBuffer
 from treenail.containment.heartbeat import Heartbeat, NoteTime
@@ -107,7 +106,7 @@ class Chain:
             (self.account, *(() if is_onlooker else theirs.retry_accounts)),
         )
 
-        digits = secrets.token_hex(9)
+        digits = new_token(9)
         self.id_prefix = f"{digits[:8]}-{digits[8:12]}-8{digits[12:15]}-8{digits[15:18]}-"
         self.serials = itertools.count()
         self.partials: dict[str, PartialResultBuffer] = {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
-from uuid import uuid4
 
+from treenail.clock import new_id
 from treenail.containment.limits import fraction, number, to_pico, to_usd
 from treenail.errors import UsageError
 
@@ -150,7 +150,7 @@ class LocalBudgetBackend:
             committed = self._spent + sum(self._reserved.values())
             if committed >= most or committed + wanted > most:
                 return None
-            reservation_id = uuid4().hex
+            reservation_id = new_id().hex
             self._reserved[reservation_id] = wanted
             return reservation_id
 

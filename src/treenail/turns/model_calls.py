@@ -243,7 +243,7 @@ class ModelCaller:
             try:
                 return await self._attempt(asked)
             except ModelCallError as error:
-                waits = waits or Waits(self._retry, self._frame.state.clock)
+                waits = waits or Waits(self._retry, self._frame.state.clock, self._frame.state.rng)
                 delay_s = waits.after(error)
                 if asked.has_begun:
                     error.partial = error.partial or asked.collector.text
