@@ -1,7 +1,7 @@
 """Run simulated worlds: `python -m simulation --seed 7`, or `--minutes 1` of seeds from a first one on.
 
-A failure prints its seed, what is wrong, the shortest trace that leaving faults out still gives, and the line that
-repeats it byte for byte.
+A failure prints its seed, what is wrong, the shortest trace that leaving faults out still gives, and the
+line that repeats it byte for byte.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ def main() -> int:
             return _report(outcome, is_shrunk=bool(spared) or chosen.plain)
         if chosen.trace:
             sys.stdout.write(outcome.trace)
-        print(
-            f"seed {outcome.seed}: {outcome.simulated_s:.0f} s simulated, {len(outcome.strikes)} faults; all holds"
-        )
+        print(f"seed {outcome.seed}: {outcome.simulated_s:.0f} s, {len(outcome.strikes)} faults; all holds")
         return 0
     return _many(chosen.seed or 0, chosen.minutes, chosen.worlds, is_plain=chosen.plain)
 

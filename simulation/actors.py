@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from random import Random
 from typing import Any
 
 import anyio
@@ -15,6 +17,7 @@ from simulation.world import Life, World
 from treenail import Agent, SlicePolicy, event, tool
 from treenail.containment import CancellationToken
 from treenail.errors import ModelCallError, ThrottleError
+from treenail.judges import LLMCompletionVerifier
 from treenail.providers.base import (
     ModelEvent,
     ModelRequest,
@@ -47,6 +50,7 @@ class SimulatedModel:
 
     name = "simulated"
     model = "simulated"
+    takes_output_schema = True
 
     def __init__(self, world: World, life: Life, run: str) -> None:
         self._world = world
@@ -73,8 +77,13 @@ class SimulatedModel:
             raise ThrottleError("slow down", kind="rate_limit", retry_after=timedelta(seconds=3))
         if world.strikes_now("connection lost", "request", 0.02):
             raise ModelCallError("the connection was lost", kind="connection", retryable=True)
-        asked = [] if request.answers_so_far > rng.randint(3, 14) else self._calls(rng, request, number)
-        text = f"answer {number}"
+        verdict = _verdict(rng, request)
+        asked = (
+            []
+            if verdict or request.answers_so_far > rng.randint(3, 14)
+            else self._calls(rng, request, number)
+        )
+        text = verdict or f"answer {number}"
         yield TextDelta(text)
         await life.pause("stream", rng.uniform(0.0, 1.0))
         if world.strikes_now("cut off", "stream", 0.02):
@@ -93,7 +102,7 @@ class SimulatedModel:
         world.stops[self._run, text] = "end"
         yield Stopped("tools" if asked else "end")
 
-    def _calls(self, rng: Any, request: ModelRequest, number: int) -> list[ToolCall]:
+    def _calls(self, rng: Random, request: ModelRequest, number: int) -> list[ToolCall]:
         if not request.tools or rng.random() < 0.04:
             return []
         names = [each.name for each in request.tools]
@@ -105,7 +114,16 @@ class SimulatedModel:
         return calls
 
 
-def _arguments(rng: Any, name: str, call_id: str) -> dict[str, Any]:
+def _verdict(rng: Random, request: ModelRequest) -> str:
+    """Return what the model says as a judge, which is sometimes nonsense; empty if it is not asked as one."""
+    if request.output_schema is None:
+        return ""
+    if rng.random() < 0.2:
+        return "nonsense"
+    return json.dumps({"complete": rng.random() < 0.6, "explanation": "so it seems", "missing": []})
+
+
+def _arguments(rng: Random, name: str, call_id: str) -> dict[str, Any]:
     if rng.random() < 0.03:
         return {"nonsense": 1}
     if name in ("write", "write_two", "remove"):
@@ -200,6 +218,9 @@ async def look(*, context: ToolContext) -> str:
 
 AGENT = Agent("simulated", instructions="Do it.", tools=[write, write_two, remove, pay, order, mail, look])
 """The agent of every run, and of every child."""
+
+JUDGED = replace(AGENT, completion=LLMCompletionVerifier())
+"""The same, with a judge that must agree before it may stop."""
 
 
 async def edit_files(world: World, run: str, disk: Disk, is_over: Callable[[], bool]) -> None:

@@ -1,7 +1,7 @@
 """The files: one disk for all processes and people, and a `Filesystem` on it for each process.
 
-A path holds bytes, or a `Torn` write. The disk keeps, per open call, what each path held before the call's first write to
-it. It also keeps the history of all writes with their authors, which is what the oracle believes.
+The disk keeps, per open call, what each path held before the call's first write to it. It also keeps the
+history of all writes with their authors, which is what the oracle believes.
 """
 
 from __future__ import annotations

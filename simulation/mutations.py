@@ -34,7 +34,6 @@ class Mutation:
 
 MUTATIONS = (
     # The log's fence.
-    Mutation("a stale writer may append", "log/memory.py", "            stored = self._writable(lease)\n            rules.check_head(lease, expected_seq=expected_seq, head=stored.head)\n", "            stored = self._find(lease.session_id)\n"),
     Mutation("a store that failed after its commit is not asked", "state/core.py", "if not self._is_written(drafts):", "if True:"),
     Mutation("events are logged and not folded", "state/core.py", "changes = self._replace_slices(working.changes)", "changes = self._replace_slices({})"),
     # The transaction of a call.

@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 from uuid import UUID
 
-from simulation.actors import AGENT, LIFE, SimulatedModel, edit_files, interrupt
+from simulation.actors import AGENT, JUDGED, LIFE, SimulatedModel, edit_files, interrupt
 from simulation.disk import Disk, SimulatedFilesystem
 from simulation.oracle import check_run, check_world
 from simulation.store import SimulatedLog
@@ -21,7 +21,7 @@ from treenail.log import MemoryLog
 from treenail.state import ExecutionState, ResourceRegistry, Session
 from treenail.subagents import with_subagents
 from treenail.tools import Outbox, PermissionMode, Permissions, answer_hold, pending_holds
-from treenail.turns import InnerLoop, RetryPolicy, TurnState, contain, newest_turn, turn_state
+from treenail.turns import InnerLoop, ModelAdapter, RetryPolicy, TurnState, contain, newest_turn, turn_state
 from treenail.workspace import Filesystem
 
 MAX_LIVES = 300
@@ -43,6 +43,7 @@ class SimulatedRun:
     limits: Limits
     is_asked: bool
     has_children: bool
+    is_judged: bool
     is_over: bool = False
     lives: int = 0
 
@@ -125,6 +126,7 @@ def _make_run(world: World, name: str) -> SimulatedRun:
         limits,
         is_asked=chosen.random() < 0.3,
         has_children=chosen.random() < 0.3,
+        is_judged=chosen.random() < 0.3,
     )
 
 
@@ -228,14 +230,16 @@ async def _turn(world: World, session: Session, run: SimulatedRun, life: Life) -
         rng=world.rng("state", life.name),
     )
     token = CancellationToken()
+    model, retry = SimulatedModel(world, life, run.name), RetryPolicy(attempts=3)
     loop = InnerLoop(
         state=state,
-        provider=SimulatedModel(world, life, run.name),
-        prompt=AGENT.prompt,
+        provider=model,
+        adapter=ModelAdapter(model, retry=retry),
+        prompt=(JUDGED if run.is_judged else AGENT).prompt,
         agent=AGENT.name,
         containment=contain(session, run.limits),
         permissions=Permissions(PermissionMode.ASK if run.is_asked else PermissionMode.AUTO),
-        retry=RetryPolicy(attempts=3),
+        retry=retry,
         cancellation=token,
         max_iterations=30,
     )

@@ -42,9 +42,8 @@ class SimulatedLog:
         if self._life.world.strikes_now("disk full", place, 0.003):
             raise LogError("the disk is full; nothing was written")
         self._store.append(lease, drafts, expected_seq=expected_seq)
-        self._life.world.note(
-            f"{self._life.name} appends {expected_seq + 1} {' '.join(each.type.removeprefix('treenail.') for each in drafts)}"
-        )
+        names = " ".join(each.type.removeprefix("treenail.") for each in drafts)
+        self._life.world.note(f"{self._life.name} appends {expected_seq + 1} {names}")
         if self._life.world.strikes_now("answer lost", place, 0.005):
             raise LogError("the store did not answer; the events may have been written")
         self._life.may_die(f"{place}/done")
