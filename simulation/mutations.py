@@ -34,7 +34,7 @@ class Mutation:
 
 MUTATIONS = (
     # The log's fence.
-    Mutation("a store that failed after its commit is not asked", "state/core.py", "if not self._is_written(drafts):", "if True:"),
+    Mutation("a stale writer may append", "log/memory.py", "            stored = self._writable(lease)\n            rules.check_head(lease, expected_seq=expected_seq, head=stored.head)\n", "            stored = self._find(lease.session_id)\n"),
     Mutation("events are logged and not folded", "state/core.py", "changes = self._replace_slices(working.changes)", "changes = self._replace_slices({})"),
     # The transaction of a call.
     Mutation("a failed tool is not rolled back", "tools/transaction.py", '        return self._roll_back(ToolResult.error(f"{name} failed: {describe(error)}"), "failed")', '        return ToolResult.error(f"{name} failed: {describe(error)}")'),
