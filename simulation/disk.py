@@ -170,8 +170,7 @@ class SimulatedFilesystem(VirtualTree):
         """Write a file: the disk may be full, and a kill may leave half of it."""
         call = self._held(path)
         world = self._life.world
-        if world.strikes_now("disk full", "file", 0.01):
-            raise OSError(errno.ENOSPC, "no space left on device", path)
+        self.may_fill("file")
         if world.strikes_now("torn write", "file", 0.006):
             self._write(call, path, content[: len(content) // 2])
             self._life.kill()
@@ -278,6 +277,11 @@ class SimulatedFilesystem(VirtualTree):
         """Be killed here, if the seed says so."""
         self._life.may_die(place)
 
+    def may_fill(self, place: str) -> None:
+        """Fail as a full disk does, if the seed says so."""
+        if self._life.world.strikes_now("disk full", place, 0.01):
+            raise OSError(errno.ENOSPC, "no space left on device")
+
     def read_only_view(self) -> Filesystem:
         """Return a view that cannot change anything."""
         return ReadOnlyFilesystem(self)
@@ -299,6 +303,7 @@ class SimulatedCall:
     def prepare(self) -> FilesystemSnapshot:
         """Write the boundary after the call."""
         self.filesystem.check()
+        self.filesystem.may_fill("prepare")
         self.filesystem.may_die("prepare")
         return self.filesystem.snapshot()
 
