@@ -19,7 +19,7 @@ from bench.report import LINES, Row, Size
 
 def names() -> list[str]:
     """Return the benches: every module here that has rows."""
-    others = {"__main__", "report"}
+    others = {"__main__", "outside", "report"}
     return sorted(each.name for each in pkgutil.iter_modules(bench.__path__) if each.name not in others)
 
 

@@ -1,4 +1,4 @@
-"""Whatever strikes, every promise holds in every simulated world; and the simulation finds what breaks one."""
+"""Every promise holds in every simulated world, and the simulation finds what breaks one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from simulation.mutations import MUTATIONS, Mutation, try_one
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -166,7 +166,7 @@ class ToolRunner:
             except BaseException as error:  # noqa: BLE001  # classified, and raised again where it must be
                 return await run_beside(opened.fail, error) if is_slow else opened.fail(error)
             result = await run_beside(opened.end, outcome) if is_slow else opened.end(outcome)
-            if opened.messages:
+            if opened.messages and self.outbox.handlers:
                 await run_beside(self._deliver, opened)
             return result
         except BaseException:
