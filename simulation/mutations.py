@@ -38,7 +38,7 @@ MUTATIONS = (
     Mutation("events are logged and not folded", "state/core.py", "changes = self._replace_slices(working.changes)", "changes = self._replace_slices({})"),
     # The transaction of a call.
     Mutation("a failed tool is not rolled back", "tools/transaction.py", '        return self._roll_back(ToolResult.error(f"{name} failed: {describe(error)}"), "failed")', '        return ToolResult.error(f"{name} failed: {describe(error)}")'),
-    Mutation("an interrupted tool is not rolled back", "tools/transaction.py", '            self._roll_back(_interrupted(name), "interrupted")\n            raise error', "            raise error"),
+    Mutation("an interrupted tool is not rolled back", "tools/transaction.py", '            self._cut_off(_interrupted(name), "interrupted")\n            raise error', "            raise error"),
     Mutation("a rollback forgets the files", "tools/transaction.py", 'report = undo.part("the workspace", self.workspace.rollback)', "self.workspace.finish()"),
     Mutation("a call is finished in the files before the log has it", "tools/transaction.py", "        self.is_committing = True\n", "        self.is_committing = True\n        if self.workspace is not None:\n            self.workspace.finish()\n"),
     Mutation("files are not finished after the commit", "tools/transaction.py", "            self.workspace.finish()\n        except", "            pass\n        except"),
