@@ -8,6 +8,7 @@ from .run import RunToolCall as RunToolCall
 from .stored import RunStore as RunStore
 from .stored import close_state as close_state
 from .stored import end_other_writers as end_other_writers
+from .stored import named_boundaries as named_boundaries
 from .stored import open_state as open_state
 from .stored import opened as opened
 from .stored import reopened as reopened

@@ -19,6 +19,7 @@ from treenail.log import (
     open_log,
     owner_process,
     place_of,
+    this_process_owner,
 )
 from treenail.sandbox import Sandbox
 from treenail.state import ExecutionState, ResourceRegistry, Session, entry_at
@@ -28,12 +29,14 @@ from treenail.turns import TurnStarted
 from treenail.workspace import (
     Checkout,
     Filesystem,
+    FilesystemSnapshot,
     InMemoryFilesystem,
     WorkspaceOrigin,
     bind_to_host,
     check_out,
     depot_of,
     end_other_writer,
+    newest_of,
     origin_of,
 )
 from treenail.workspace.host import HostFilesystem
@@ -210,15 +213,39 @@ def _checked_out(
         if kept_in is None:
             raise UsageError("say where this machine keeps its copies of workspaces: checkouts=DIRECTORY")
         directory = workspace_store(kept_in) / "checkouts"
+    depot = depot_of(session.log, origin.depot)
     return check_out(
-        depot_of(session.log, origin.depot),
+        depot,
         session.session_id,
-        newest_workspace(session) or origin.snapshot,
+        newest_of(depot, named_boundaries(session, origin, fence=True)),
         directory.resolve(),
         exclude=[f"/{each}/" for each in sandbox.grants.live],
         sandbox=sandbox.hiding([directory, *(() if kept_in is None else _own_files(kept_in))]),
         quiet=wait_for_orphans,
     )
+
+
+def named_boundaries(
+    session: Session, origin: WorkspaceOrigin, *, fence: bool = False
+) -> list[FilesystemSnapshot]:
+    """Return the newest boundary of a workspace that travels in each log of a run, its subagents' included.
+
+    With `fence`, whoever wrote those logs before is refused from here on, as in the run's own; raises
+    `LeaseHeldError` while a living process writes one of them.
+    """
+    log, found = session.log, [newest_workspace(session)]
+    pending = [session.session_id]
+    while pending:
+        for child in log.sessions(parent_id=pending.pop()):
+            pending.append(child.session_id)
+            if fence:
+                log.release(log.acquire(child.session_id, owner=this_process_owner()))
+            with closing(Session.open(log, child.session_id, read_only=True)) as opened:
+                newest = newest_workspace(opened)
+            # What is older than the origin belongs to a history that was pruned.
+            if newest is not None and newest.created_at >= origin.snapshot.created_at:
+                found.append(newest)
+    return [each for each in found if each is not None and each.record]
 
 
 def _own_files(store: Store) -> list[Path]:

@@ -6,14 +6,17 @@ from .operations import KeptByRun as KeptByRun
 from .operations import RunDiff as RunDiff
 from .operations import answer_run as answer_run
 from .operations import attend_run as attend_run
+from .operations import branch_run as branch_run
 from .operations import compact_run as compact_run
 from .operations import diff_run as diff_run
 from .operations import erase_run as erase_run
+from .operations import fetch_run as fetch_run
 from .operations import fork_run as fork_run
 from .operations import kept_by_runs as kept_by_runs
 from .operations import list_holds as list_holds
 from .operations import name_to_recover as name_to_recover
 from .operations import newest_run_in as newest_run_in
+from .operations import patch_run as patch_run
 from .operations import preview_undo as preview_undo
 from .operations import prune_run as prune_run
 from .operations import recover_files as recover_files

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
-from treenail.agent import reopened, workspace_line, workspace_of, workspace_store
+from treenail.agent import named_boundaries, reopened, workspace_line, workspace_of, workspace_store
 from treenail.conversation import HistoryCompacted, branch_summary, compact
 from treenail.errors import UsageError
 from treenail.history.stores import opened_log, opened_run
@@ -28,6 +28,7 @@ from treenail.tools import (
     diff_calls,
     filesystem_of,
     fork_at,
+    newest_workspace,
     pending_holds,
     redo,
     rollback_to,
@@ -35,15 +36,27 @@ from treenail.tools import (
 )
 from treenail.turns import TurnStarted
 from treenail.workspace import (
+    Depot,
     Filesystem,
     KeptFiles,
     WorkspaceDiff,
+    WorkspaceOrigin,
+    begin_with_boundary,
     check_host,
+    depot_of,
     kept_files,
     left_open,
     line_names,
+    make_branch,
+    make_patch,
+    newest_of,
+    open_history,
+    origin_holder,
+    origin_of,
+    remove_checkouts,
     shown_path,
     sweep,
+    write_tree,
 )
 from treenail.workspace.host import HostFilesystem
 
@@ -104,11 +117,7 @@ def diff_run(store: Store, run_id: UUID, first: str | None = None, last: str | N
         shown = [each for each in calls if each.undone is None]
         if first is None and last is None and not shown:
             return RunDiff(calls[0].call_id, calls[-1].call_id, WorkspaceDiff((), ""), undone)
-        if isinstance(store, PostgresUrl):
-            check_host(session, workspace_store(store))
-        filesystem = HostFilesystem(
-            place, store=workspace_store(store), line=workspace_line(run_id), read_only=True
-        )
+        filesystem = _history_of(store, session, place)
         try:
             resources = ResourceRegistry.build({Filesystem: filesystem})
             state = ExecutionState(session, resources, clock=session.clock)
@@ -122,6 +131,57 @@ def diff_run(store: Store, run_id: UUID, first: str | None = None, last: str | N
             return RunDiff(start.call_id, end.call_id, diff, undone)
         finally:
             filesystem.close()
+
+
+def _history_of(store: Store, session: Session, place: str) -> HostFilesystem:
+    """Open the history of a run's workspace, to compare boundaries."""
+    origin = origin_of(session)
+    if origin is not None:
+        depot = depot_of(session.log, origin.depot)
+        return open_history(depot, newest_of(depot, named_boundaries(session, origin)))
+    if isinstance(store, PostgresUrl):
+        check_host(session, workspace_store(store))
+    return HostFilesystem(
+        place, store=workspace_store(store), line=workspace_line(session.session_id), read_only=True
+    )
+
+
+def fetch_run(store: Store, run_id: UUID, directory: Path) -> None:
+    """Write the files of a run's workspace, as its log says they are, into a new or an empty directory.
+
+    Raises `UsageError` for a run whose files do not travel.
+    """
+    with opened_run(store, run_id) as session:
+        origin, depot = _travelling(session)
+        write_tree(depot, newest_of(depot, named_boundaries(session, origin)), directory)
+
+
+def patch_run(store: Store, run_id: UUID) -> bytes:
+    """Return what a run has changed since it began, as a patch that `git apply` takes."""
+    with opened_run(store, run_id) as session:
+        origin, depot = _travelling(session)
+        return make_patch(depot, origin.snapshot, newest_of(depot, named_boundaries(session, origin)))
+
+
+def branch_run(store: Store, run_id: UUID, repository: Path, branch: str) -> str:
+    """Make a branch of a run's workspace in a git repository, a commit for each call; return the last one.
+
+    It begins at the commit that the run began with, if that is what it began with. Neither the index nor the
+    files of the repository are touched.
+    """
+    with opened_run(store, run_id) as session:
+        origin, depot = _travelling(session)
+        newest = newest_of(depot, named_boundaries(session, origin))
+        return make_branch(depot, origin, newest, repository, branch)
+
+
+def _travelling(session: Session) -> tuple[WorkspaceOrigin, Depot]:
+    origin = origin_of(session)
+    if origin is None:
+        place = workspace_of(session)
+        where = f"its files are in {place}" if place is not None else "its files were in memory"
+        raise UsageError(f"the files of run {session.session_id} do not travel; {where}")
+    return origin, depot_of(session.log, origin.depot)
 
 
 def undone_text(call: Boundary) -> str:
@@ -329,6 +389,13 @@ def fork_run(
             tell=branch_summary,
             by=by,
         )
+        origin = origin_of(made.session)
+        if origin is not None:
+            depot, at = depot_of(made.session.log, origin.depot), newest_workspace(made.session)
+            assert at is not None, "it has an origin"
+            made.session.dispatch(
+                begin_with_boundary(depot, made.session.session_id, at, f"fork of {run_id}")
+            )
         made.session.close()
     return made.session.session_id, boundary
 
@@ -409,7 +476,18 @@ def prune_run(store: Store, run_id: UUID, *, keep_last: int) -> int:
     if keep_last < 0:
         raise UsageError(f"--keep-last must be 0 or more, not {keep_last}")
     with reopened(store, run_id) as state:
-        return state.session.prune(keep_last=keep_last)
+        session = state.session
+        origin = origin_of(session)
+        if origin is None:
+            return session.prune(keep_last=keep_last)
+        # The history of its files begins again: what was only needed to undo earlier calls goes.
+        depot = depot_of(session.log, origin.depot)
+        newest = newest_of(depot, named_boundaries(session, origin))
+        again = begin_with_boundary(depot, run_id, newest, origin.source)
+        session.dispatch(again)
+        count = session.prune(keep_last=max(keep_last, 1))
+        depot.release(run_id, keep=origin_holder(depot, again.snapshot.record))
+        return count
 
 
 def erase_run(store: str | Path | PostgresUrl, run_id: UUID, *, abandon: bool = False) -> None:
@@ -442,16 +520,26 @@ def erase_run(store: str | Path | PostgresUrl, run_id: UUID, *, abandon: bool = 
                     f"nothing was erased"
                 )
         # The run first: if a process has begun to write it, nothing is lost.
+        depots = {origin.depot for each in family if (origin := _origin(log, each)) is not None}
         for each in family:
             log.erase(each)
+        for name in depots:
+            depot_of(log, name).sweep()
     finally:
         log.close()
+    for each in family:
+        remove_checkouts(objects / "checkouts", each)
     if not objects.exists():
         return
     gone = {workspace_line(each) for each in family}
     sweep(objects, [name for name in line_names(objects) if name not in gone])
     for each in family:
         shutil.rmtree(objects / "isolated" / str(each), ignore_errors=True)
+
+
+def _origin(log: Log, run_id: UUID) -> WorkspaceOrigin | None:
+    with closing(Session.open(log, run_id, read_only=True)) as session:
+        return origin_of(session)
 
 
 def _family(log: Log, run_id: UUID) -> list[UUID]:

@@ -8,6 +8,7 @@ time that it has used counts. What cannot resume here is `detached`, with what t
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from pathlib import Path
 
 from treenail.children import open_child_session
 from treenail.conversation import InnerMessage
@@ -98,6 +99,9 @@ def _settle_or_resume(
     charter = session[SubagentCharter].latest()
     if child.workspace_mode == "isolated" and (charter is None or charter.fork_place is None):
         roster.detach(child, "its isolated workspace was in the memory of the process that died")
+        return False
+    if charter is not None and charter.fork_place is not None and not Path(charter.fork_place).exists():
+        roster.detach(child, f"its isolated workspace, {charter.fork_place}, is not on this machine")
         return False
     roster.remark(child, "reattached", reason="the process that ran it is gone")
     return True

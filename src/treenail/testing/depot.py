@@ -60,15 +60,20 @@ class MemoryDepot:
         with self._lock:
             self._shares[holder].add(shared)
 
-    def release(self, holder: UUID) -> None:
-        """Forget a holder, and delete what nobody else holds."""
+    def release(self, holder: UUID, *, keep: UUID | None = None) -> None:
+        """Forget what a holder holds and shares, and delete what nobody else does."""
         with self._lock:
             shared = self._shares.pop(holder, set())
+            if keep in shared:
+                self._shares[holder] = {keep}
             others: set[UUID] = set().union(*self._shares.values())
             for each in (holder, *(shared - others)):
                 self._held.pop(each, None)
             needed: set[bytes] = set().union(*self._held.values())
             self.objects = {name: each for name, each in self.objects.items() if name in needed}
+
+    def sweep(self) -> None:
+        """Do nothing: nothing is ever cut off here."""
 
 
 def made(text: str) -> tuple[bytes, bytes]:
@@ -154,6 +159,20 @@ class DepotConformance:
         depot.release(two)
         with pytest.raises(DepotError):
             dict(depot.get([name]))
+
+    def test_a_holder_can_begin_again(self, depot: Depot, text: str) -> None:
+        """What it still shares stays, and all else goes."""
+        old, new, run = uuid4(), uuid4(), uuid4()
+        names, payloads = zip(*(made(f"{text} {each}") for each in range(3)), strict=True)
+        for holder, number in ((old, 0), (new, 1), (run, 2)):
+            depot.put(holder, {names[number]: payloads[number]})
+        depot.share(run, old)
+        depot.share(run, new)
+        depot.release(run, keep=new)
+        assert depot.claim(uuid4(), names) == {names[0], names[2]}
+        depot.release(run)
+        depot.sweep()
+        assert depot.claim(uuid4(), [names[1]]) == set()
 
     def test_what_was_deleted_can_be_put_again(self, depot: Depot, text: str) -> None:
         """A name is not used up."""

@@ -37,7 +37,7 @@ from treenail.tools.events import (
 )
 from treenail.tools.process import wait_for_orphans
 from treenail.tools.tool import ToolResult
-from treenail.workspace import Filesystem, FilesystemSnapshot, WorkspaceDiff, shown_path
+from treenail.workspace import Filesystem, FilesystemSnapshot, WorkspaceDiff, WorkspaceOrigin, shown_path
 
 _TOLD_PATHS = 10
 """How many paths a message names."""
@@ -273,6 +273,7 @@ def newest_workspace(session: Session) -> FilesystemSnapshot | None:
         ToolStarted: "workspace",
         ToolInvoked: "workspace",
         RolledBack: "after",
+        WorkspaceOrigin: "snapshot",
     }
     for kind, named in kinds.items():
         known = session[kind].view()

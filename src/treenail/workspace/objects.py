@@ -28,7 +28,7 @@ import hashlib
 import os
 import secrets
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +43,14 @@ from treenail.workspace.disk import (
 )
 from treenail.workspace.packs import CHUNK_BYTES, ObjectKind, Pack, hash_object, write_pack
 from treenail.workspace.spool import Spool
-from treenail.workspace.travel.depot import Depot, damaged, pieces_of, unpacked
+from treenail.workspace.travel.depot import (
+    Depot,
+    damaged,
+    pieces_of,
+    read_object,
+    read_pieces,
+    unpacked,
+)
 
 LARGE_BYTES = 1024 * 1024
 """Content of this size and more is streamed and never held in memory whole."""
@@ -78,8 +85,6 @@ _CONFIG = """\
 """
 """Git never collects garbage here by itself, and what it writes when asked to can be read without git."""
 _MAX_CACHED_TREES = 512
-_PIECES_AT_ONCE = 16
-"""How many megabytes of a large object are got from a depot at once."""
 
 
 class TreeEntry(NamedTuple):
@@ -247,6 +252,13 @@ class ObjectStore:
             return None if data is None else self.write("blob", data)
         return self._write_loose("blob", size, _chunks(descriptor, size))
 
+    def write_stream(self, size: int, chunks: Iterable[bytes | None]) -> bytes | None:
+        """Store a blob from its parts; return None, and store nothing, if None is among them."""
+        if size >= LARGE_BYTES:
+            return self._write_loose("blob", size, chunks)
+        parts = list(chunks)
+        return None if None in parts else self.write("blob", b"".join(each for each in parts if each))
+
     def _write_loose(self, kind: ObjectKind, size: int, chunks: Iterable[bytes | None]) -> bytes | None:
         """Store a large object from its parts; None in place of one says that there is no whole."""
         temporary = os.path.join(self._objects, f"tmp_obj_{secrets.token_hex(8)}")
@@ -348,7 +360,7 @@ class ObjectStore:
         """Return an object's kind and content. Raises `ObjectStoreError` if it is missing or damaged."""
         found = self._pending(oid) or self._read_packed(oid) or self._read_loose(oid)
         if found is None and self._depot is not None:
-            found = self._read_far(self._depot, oid)
+            found = read_object(self._depot, oid)
         if found is None:
             raise ObjectStoreError(f"the object {oid.hex()} is missing from {self.path}")
         if hash_object(*found) != oid:
@@ -420,6 +432,10 @@ class ObjectStore:
         """Return the tree of a commit."""
         return self._commit_fields(commit)[0]
 
+    def parents(self, commit: bytes) -> list[bytes]:
+        """Return the commits before a commit."""
+        return self._commit_fields(commit)[1]
+
     def _commit_fields(self, commit: bytes) -> tuple[bytes, list[bytes]]:
         """Return the tree and the parents of a commit."""
         lines = self._read_as("commit", commit).split(b"\n\n", 1)[0].split(b"\n")
@@ -478,7 +494,7 @@ class ObjectStore:
             if cut is None:
                 kind, data = unpacked(self._depot, oid, payload)
                 self.write(kind, data)
-            elif self._write_loose(cut[0], cut[1], self._pieces(self._depot, cut[2])) != oid:
+            elif self._write_loose(cut[0], cut[1], read_pieces(self._depot, cut[2])) != oid:
                 raise damaged(self._depot, oid)
         self.flush()
 
@@ -487,20 +503,6 @@ class ObjectStore:
         wanted = set(ids)
         self.fetch(wanted)
         return {oid: self.read_blob(oid) for oid in wanted}
-
-    def _read_far(self, depot: Depot, oid: bytes) -> tuple[ObjectKind, bytes]:
-        ((_, payload),) = depot.get([oid])
-        cut = pieces_of(depot, oid, payload)
-        if cut is None:
-            return unpacked(depot, oid, payload)
-        return cut[0], b"".join(self._pieces(depot, cut[2]))
-
-    def _pieces(self, depot: Depot, names: Sequence[bytes]) -> Iterator[bytes]:
-        for start in range(0, len(names), _PIECES_AT_ONCE):
-            some = names[start : start + _PIECES_AT_ONCE]
-            found = dict(depot.get(set(some)))
-            for name in some:
-                yield unpacked(depot, name, found[name])[1]
 
     def added(self, commit: bytes, since: bytes | None) -> Iterator[bytes]:
         """Yield the ids of what a commit needs and an earlier one of its line does not."""

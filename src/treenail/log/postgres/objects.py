@@ -93,15 +93,17 @@ class ObjectTable:
 
         self._database.transaction("share objects", work)
 
-    def release(self, holder: UUID) -> None:
-        """Forget a holder, and delete what nobody else needs."""
+    def release(self, holder: UUID, *, keep: UUID | None = None) -> None:
+        """Forget what a holder holds and shares, and delete what nobody else does; `keep` it still shares."""
         self._database.transaction(
-            "delete objects", lambda connection, _: self.release_all(connection, [holder])
+            "delete objects", lambda connection, _: self.release_all(connection, [holder], keep=keep)
         )
 
-    def release_all(self, connection: Connection, holders: Sequence[UUID]) -> None:
+    def release_all(
+        self, connection: Connection, holders: Sequence[UUID], *, keep: UUID | None = None
+    ) -> None:
         """Forget holders, in a transaction of the caller's."""
-        values: dict[str, object] = {"holders": list(holders)}
+        values: dict[str, object] = {"holders": list(holders), "keep": keep}
         if connection.execute(self._sql["any_held"], values).fetchone() is None:
             return
         connection.execute(self._sql["delete_objects_alone"])
@@ -113,6 +115,9 @@ class ObjectTable:
         for some in _batches(freed, _NAMES_AT_ONCE):
             names = {"depots": [depot for depot, _ in some], "ids": [oid for _, oid in some]}
             connection.execute(self._sql["delete_unused"], names)
+
+    def sweep(self) -> None:
+        """Do nothing: a deletion here is one transaction."""
 
     def clear_leftovers(self, delete: Callable[[Collection[bytes]], object]) -> int:
         """Delete from a bucket what nobody needs; `delete` does it. Return how many there were."""

@@ -175,7 +175,10 @@ _STATEMENTS: Mapping[str, str] = {
         SELECT 1 FROM {schema}.object_uses WHERE holder = ANY(%(holders)s)
         UNION ALL SELECT 1 FROM {schema}.object_shares WHERE holder = ANY(%(holders)s) LIMIT 1
     """,
-    "drop_shares": "DELETE FROM {schema}.object_shares WHERE holder = ANY(%(holders)s) RETURNING shared",
+    "drop_shares": """
+        DELETE FROM {schema}.object_shares
+        WHERE holder = ANY(%(holders)s) AND shared IS DISTINCT FROM %(keep)s::uuid RETURNING shared
+    """,
     "unshared": """
         SELECT DISTINCT each FROM unnest(%(shared)s::uuid[]) AS each
         WHERE NOT EXISTS (SELECT FROM {schema}.object_shares WHERE shared = each)

@@ -1,4 +1,4 @@
-"""The commands about a run's files: diff, rollback, undo, redo, fork."""
+"""The commands about a run's files: diff, rollback, undo, redo, fork, fetch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ import click
 
 from treenail.errors import UsageError
 from treenail.history import (
+    branch_run,
     counted,
     diff_run,
+    fetch_run,
     fork_run,
+    patch_run,
     preview_undo,
     redo_run,
     rollback_run,
@@ -206,3 +209,45 @@ def fork(into: Path, run: str, call: str | None, after: bool, store: str | None,
         f"run {str(made)[:8]} starts {side} {at.tool_name} ({at.call_id}) in {into}\n"
         f"resume it with: treenail resume {str(made)[:8]}{flag_for(place)}",
     )
+
+
+@click.command
+@run_argument
+@click.argument("directory", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--patch", type=click.Path(path_type=Path, allow_dash=True), help="Write a patch here; - prints."
+)
+@click.option("--branch", help="Make this branch, a commit for each call, in the repository --repo.")
+@click.option("--repo", type=click.Path(path_type=Path), default=Path(), help="A git repository.")
+@store_option
+def fetch(
+    run: str,
+    directory: Path | None,
+    patch: Path | None,
+    branch: str | None,
+    repo: Path,
+    store: str | None,
+) -> None:
+    """Get the files of a run that workers worked on.
+
+    DIRECTORY is a new one, or an empty one. RUN is a run's id, the beginning of it, or @last. The files are
+    those of the last boundary in the run's log, whichever machine has worked on it.
+
+    Example: treenail fetch @last result
+    """
+    if sum(each is not None for each in (directory, patch, branch)) != 1:
+        raise UsageError("say where the files go: a directory, --patch FILE or --branch NAME")
+    place, run_id = run_named(store, run)
+    if directory is not None:
+        fetch_run(place, run_id, directory)
+        print(f"the files of run {str(run_id)[:8]} are in {directory}")
+    elif patch is not None:
+        content = patch_run(place, run_id)
+        if str(patch) == "-":
+            sys.stdout.buffer.write(content)
+        else:
+            patch.write_bytes(content)
+            print(f"the changes of run {str(run_id)[:8]} are in {patch}; apply them with: git apply {patch}")
+    elif branch is not None:
+        commit = branch_run(place, run_id, repo, branch)
+        print(f"the branch {branch} of {repo} ends with {commit[:12]}; look at it with: git log -p {branch}")

@@ -60,6 +60,7 @@ app = LazyGroup(
         "redo": ("files:redo", "Take the last undo or rollback of a run back."),
         "recover": ("recover:recover", "Bring back a file that an undo took away."),
         "fork": ("files:fork", "Try another way from a tool call, in a new workspace."),
+        "fetch": ("files:fetch", "Get the files of a run that workers worked on."),
         "replay": ("logs:replay", "Show what the model would be sent next."),
         "diagnose": ("logs:diagnose", "Check a run's log and say what can be done."),
         "attend": ("logs:attend", "Mark a run's problem as fixed by hand."),

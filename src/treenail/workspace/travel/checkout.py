@@ -20,18 +20,20 @@ import fcntl
 import os
 import shutil
 import stat
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from uuid import UUID
 
 from treenail.clock import WallClock, new_id
-from treenail.errors import WorkspaceError
+from treenail.errors import UsageError, WorkspaceError
 from treenail.sandbox import Sandbox
 from treenail.workspace.base import FilesystemSnapshot
 from treenail.workspace.disk import replace_file
 from treenail.workspace.history import History
 from treenail.workspace.host import HostFilesystem
+from treenail.workspace.line import LineEntry
 from treenail.workspace.manifest import ABSENT, Entry, Manifest, State, load_manifest, same, state_of
 from treenail.workspace.paths import ROOT
 from treenail.workspace.restorer import ReportBuilder, Restorer
@@ -39,7 +41,7 @@ from treenail.workspace.rooted import RootedDirectory, look
 from treenail.workspace.scan import RACY_NS, Exclusions, Scan, SnapshotLimits
 from treenail.workspace.travel.depot import Depot
 from treenail.workspace.travel.publishing import Publisher
-from treenail.workspace.travel.records import read_line, tree_of
+from treenail.workspace.travel.records import number_of, read_line, tree_of
 
 LINE = "main"
 _MAX_CHECKOUTS = 100
@@ -148,6 +150,77 @@ def check_out(
         raise
 
 
+def newest_of(depot: Depot, boundaries: Sequence[FilesystemSnapshot]) -> FilesystemSnapshot:
+    """Return the newest of several boundaries of one line."""
+    if len(boundaries) == 1:
+        return boundaries[0]
+    return max(boundaries, key=lambda each: number_of(depot, each.record))
+
+
+def open_history(depot: Depot, boundary: FilesystemSnapshot) -> HostFilesystem:
+    """Open the history of a workspace up to a boundary, to compare boundaries; there are no files."""
+    slot = Slot(Path(tempfile.mkdtemp(prefix="treenail-history-")))
+    try:
+        slot.take()
+        slot.tree.mkdir()
+        history, line = _read_history(slot, depot, boundary, None)
+        history.replace([entry for _, entry in line], Manifest())
+        history.close()
+        return _History(slot, Publisher(depot, UUID(int=0), _published(line)), read_only=True)
+    except BaseException:
+        slot.remove()
+        raise
+
+
+class _History(Checkout):
+    def close(self) -> None:
+        """Remove what was read."""
+        super().close()
+        shutil.rmtree(self._slot.directory, ignore_errors=True)
+
+
+def write_tree(depot: Depot, boundary: FilesystemSnapshot, directory: Path) -> None:
+    """Write the files of a boundary into a directory, which must be empty or not there yet."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UsageError(f"{directory} is not empty; name a new or an empty directory")
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="treenail-fetch-") as name:
+        history, line = _read_history(Slot(Path(name)), depot, boundary, None)
+        try:
+            goal = tree_of(entry for _, entry in line)
+            tree = RootedDirectory(os.fspath(directory))
+            _bring_up(tree, history, goal, Manifest(), Exclusions(()), SnapshotLimits(), attempts=1)
+        finally:
+            history.close()
+
+
+def _read_history(
+    slot: Slot, depot: Depot, boundary: FilesystemSnapshot, clock: WallClock | None
+) -> tuple[History, list[tuple[bytes, LineEntry]]]:
+    history = History(os.fspath(slot.store), LINE, durable=False, clock=clock, depot=depot)
+    try:
+        return history, read_line(bytes.fromhex(boundary.record), history.objects.read_blobs)
+    except BaseException:
+        history.close()
+        raise
+
+
+def _published(line: Sequence[tuple[bytes, LineEntry]]) -> list[tuple[str, bytes]]:
+    return [(entry.commit, record) for record, entry in line]
+
+
+def remove_checkouts(directory: Path, run_id: UUID) -> None:
+    """Delete a run's checkouts on this machine; those that a process has are left to it."""
+    for each in (directory / str(run_id)).glob("*"):
+        slot = Slot(each)
+        if slot.take():
+            slot.remove()
+    try:
+        (directory / str(run_id)).rmdir()
+    except OSError:
+        pass
+
+
 def _checked_out(
     slot: Slot,
     depot: Depot,
@@ -161,9 +234,8 @@ def _checked_out(
 ) -> Checkout:
     slot.tree.mkdir(exist_ok=True, mode=0o755)
     quiet(slot.tree)
-    history = History(os.fspath(slot.store), LINE, durable=False, clock=clock, depot=depot)
+    history, line = _read_history(slot, depot, boundary, clock)
     try:
-        line = read_line(bytes.fromhex(boundary.record), history.objects.read_blobs)
         entries = [entry for _, entry in line]
         goal = tree_of(entries)
         known = load_manifest(history.manifest_path) if _is_same_boot(slot.directory / "boot") else None
@@ -173,7 +245,7 @@ def _checked_out(
         history.replace(entries, manifest)
     finally:
         history.close()
-    publisher = Publisher(depot, holder, [(entry.commit, record) for record, entry in line])
+    publisher = Publisher(depot, holder, _published(line))
     return Checkout(slot, publisher, exclude=exclusions.patterns, limits=limits, clock=clock, sandbox=sandbox)
 
 
@@ -199,9 +271,11 @@ def _bring_up(
     manifest: Manifest,
     exclusions: Exclusions,
     limits: SnapshotLimits,
+    *,
+    attempts: int = _ATTEMPTS,
 ) -> Manifest:
     """Make a tree what it should be; return what is known about it then."""
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(attempts):
         if attempt:
             # Something is there that cannot be compared, or something is still at work.
             manifest = Manifest()

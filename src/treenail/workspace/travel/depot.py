@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 from uuid import UUID
 
@@ -23,6 +23,7 @@ PIECE_BYTES = 1024 * 1024
 _PIECES = b"pieces\0"
 _HEAD = struct.Struct(">8sQ")
 _ID_BYTES = 20
+_PIECES_AT_ONCE = 16
 _KINDS: tuple[ObjectKind, ...] = ("blob", "tree", "commit", "tag")
 
 
@@ -58,11 +59,12 @@ class Depot(Protocol):
         """Let a holder need everything that another one holds, now and later."""
         ...
 
-    def release(self, holder: UUID) -> None:
-        """Forget a holder, and delete what nobody else holds.
+    def release(self, holder: UUID, *, keep: UUID | None = None) -> None:
+        """Forget what a holder holds and shares, and delete what nobody else does; `keep` it still shares."""
+        ...
 
-        That includes what it shared, if nobody else shares it.
-        """
+    def sweep(self) -> None:
+        """Delete what deletions that were cut off have left."""
         ...
 
 
@@ -121,6 +123,27 @@ def unpacked(depot: object, oid: bytes, payload: bytes) -> tuple[ObjectKind, byt
     if kind is None or not unpacker.eof or hash_object(kind, data) != oid:
         raise damaged(depot, oid)
     return kind, data
+
+
+def read_object(depot: Depot, oid: bytes) -> tuple[ObjectKind, bytes]:
+    """Return an object's kind and content, whole. Raises `DepotError` unless its name says so."""
+    ((_, payload),) = depot.get([oid])
+    cut = pieces_of(depot, oid, payload)
+    if cut is None:
+        return unpacked(depot, oid, payload)
+    data = b"".join(read_pieces(depot, cut[2]))
+    if hash_object(cut[0], data) != oid:
+        raise damaged(depot, oid)
+    return cut[0], data
+
+
+def read_pieces(depot: Depot, names: Sequence[bytes]) -> Iterator[bytes]:
+    """Yield the pieces of an object, in order."""
+    for start in range(0, len(names), _PIECES_AT_ONCE):
+        some = names[start : start + _PIECES_AT_ONCE]
+        found = dict(depot.get(set(some)))
+        for name in some:
+            yield unpacked(depot, name, found[name])[1]
 
 
 def pieces_of(depot: object, oid: bytes, payload: bytes) -> tuple[ObjectKind, int, list[bytes]] | None:

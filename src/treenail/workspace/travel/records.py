@@ -16,6 +16,7 @@ from typing import NamedTuple
 from treenail.errors import DepotError
 from treenail.workspace.line import LineEntry, dump_entry, load_entry
 from treenail.workspace.manifest import ANY, PathChange, State
+from treenail.workspace.travel.depot import Depot, read_object
 
 _STRIDE = 32
 _PERMISSIONS = 0o1777
@@ -88,6 +89,11 @@ def read_line(newest: bytes, read: Reading) -> list[tuple[bytes, LineEntry]]:
             f"begin the run again"
         )
     return [(found[number][0], found[number][1].entry) for number in range(len(found))]
+
+
+def number_of(depot: Depot, record: str) -> int:
+    """Return how many boundaries a line has before one of its records."""
+    return _load(read_object(depot, bytes.fromhex(record))[1]).number
 
 
 def tree_of(entries: Iterable[LineEntry]) -> dict[str, State]:
