@@ -86,6 +86,7 @@ check: $(TOOLS) $(NPM) $(PGBOUNCER) sandbox
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(VENV)/npm/node_modules/.bin/pyright
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto --dist worksteal --durations=10
 

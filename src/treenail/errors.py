@@ -58,6 +58,7 @@ TreenailError
 │   ├── OutputParseError              the model's answer does not fit the output type (also a ValueError)
 │   └── PromptMismatch                the session belongs to another prompt (also a ValueError)
 ├── VisibilityExpansionRequired       a section must be opened before the call can continue
+├── RunNotCompletedError              the output of a run was asked for that did not come to its end
 ├── DeadlineExceededError             the deadline has passed
 ├── BudgetExceededError               the tokens or the money are spent
 ├── CallRefused                       containment refused a call; carries decision and reason
@@ -482,6 +483,14 @@ class VisibilityExpansionRequired(TreenailError):
         self.reason = reason
         self.section_keys = tuple(section_keys)
         super().__init__(message)
+
+
+class RunNotCompletedError(TreenailError):
+    """A run has no output: it did not come to its end. `next_actions` says what can be done about it."""
+
+    def __init__(self, message: str, *, next_actions: Sequence[str] = ()) -> None:
+        self.next_actions = tuple(next_actions)
+        super().__init__("; ".join((message, *next_actions)))
 
 
 class DeadlineExceededError(TreenailError):

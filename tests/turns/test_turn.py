@@ -71,7 +71,7 @@ def test_a_provider_that_fails_without_text_ends_the_turn_failed(tmp_path: Path)
     with AGENT.run("go", provider=script) as run:
         assert run.state is TurnState.FAILED
         assert run.result.error_kind == "provider_error"
-        assert run.output == ""
+        assert run.text == ""
         assert run.next_actions
 
 
@@ -80,7 +80,7 @@ def test_text_before_a_failure_is_evidence_and_never_an_answer() -> None:
     with AGENT.run("go", provider=script) as run:
         session = run.execution_state.session
         assert run.state is TurnState.PARTIAL_FAILED
-        assert run.output == ""
+        assert run.text == ""
         assert session[PartialText].latest().text == "half an ans"
         assert roles(run) == ["system", "user"]
 

@@ -1,8 +1,16 @@
 from .agent import Agent as Agent
+from .agent import AnyAgent as AnyAgent
 from .agent import Ceilings as Ceilings
 from .agent import Extension as Extension
 from .agent import RunOptions as RunOptions
 from .agent import with_processes as with_processes
+from .context import AgentContext as AgentContext
+from .context import Instructions as Instructions
+from .context import InstructionsGiven as InstructionsGiven
+from .context import Toolset as Toolset
+from .context import ToolsOfRun as ToolsOfRun
+from .context import extended as extended
+from .context import toolset as toolset
 from .run import Run as Run
 from .run import RunToolCall as RunToolCall
 from .stored import RunStore as RunStore

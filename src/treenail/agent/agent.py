@@ -6,15 +6,17 @@ Everything here is put together from other rooms: a session on a log, a workspac
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Required, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Required, TypedDict, TypeVar, Unpack, cast
 from uuid import UUID
 
+from treenail.agent.context import Instructions, instructions_for
 from treenail.agent.run import Run
 from treenail.agent.stored import RunStore, close_state, end_other_writers, open_state, workspace_of
 from treenail.containment import CancellationToken, ExecutionConfig, ExecutionContext, Limits
@@ -23,6 +25,7 @@ from treenail.errors import UsageError
 from treenail.log import PostgresUrl, open_log
 from treenail.prompt import (
     MarkdownSection,
+    OutputT,
     Prompt,
     changes_text,
     newest_project_of,
@@ -35,6 +38,7 @@ from treenail.providers import Provider, check_takes_images, provider_named
 from treenail.sandbox import Sandbox
 from treenail.state import Session
 from treenail.tools import (
+    DepsT,
     Hook,
     PermissionMode,
     Permissions,
@@ -61,8 +65,12 @@ from treenail.turns import (
     Watch,
     ceilings_of,
     contain,
+    first_section,
 )
 from treenail.workspace import Filesystem
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 Ceilings = Limits | ExecutionConfig | Callable[[Session], ExecutionContext]
 """A run's ceilings: numbers, or a function that makes the containment of its session.
@@ -75,12 +83,15 @@ Extension = Callable[[InnerLoop], AbstractAsyncContextManager[object]]
 """Makes a context manager around a loop: entered before its turn runs, left when the turn has ended."""
 
 
-class RunOptions(TypedDict, total=False):
+class RunOptions(TypedDict, Generic[DepsT], total=False):
     """Options of `Agent.run`, `arun`, `resume` and `aresume`."""
 
     provider: Required[Provider | str]
     """Who makes the model calls: a provider, or a model as text, such as `"anthropic/claude-sonnet-4-5"`. It
     may differ from the provider that the run began with."""
+    deps: DepsT
+    """Objects of your own that tools find as `context.deps`. They are never stored: a resume passes them
+    again."""
     workspace: str | Path | Filesystem | None
     """The directory to work in; without one, files live in memory. A stored run remembers its directory."""
     limits: Ceilings | None
@@ -105,24 +116,26 @@ class RunOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Agent:
+class Agent(Generic[DepsT, OutputT]):
     """Instructions and tools under a name.
 
     `run` works on a task and returns when the turn has ended, one way or another; `resume` continues a
     run after a crash, an interrupt or an answered question, in this process or another. `arun` and `aresume`
-    do the same inside an event loop. `output_type` makes the answer a value of that type: a dataclass, a
-    pydantic model, or a list of one of them.
+    do the same inside an event loop. `output_type` makes the answer a value of that type: whatever pydantic
+    can describe, such as a model, a dataclass, `list[int]` or `Invoice | Refusal`.
     """
 
     name: str
-    instructions: str = "You are a helpful agent."
+    instructions: Instructions[DepsT] = "You are a helpful agent."
+    """What the agent is and does: a text, or a function that makes it once for each run (`AgentContext`)."""
     tools: Collection[Tool[Any, Any] | Callable[..., Any] | ToolSource] = ()
     """What the model may call. A list keeps its order; a set or a mapping is sorted by name.
 
-    A source, such as `McpServer`, brings its tools along while the agent runs, behind all others.
+    A source, such as `McpServer` or a `toolset(...)`, brings its tools along while the agent runs, behind all
+    others.
     """
     max_iterations: int = 100
-    output_type: Any = None
+    output_type: TypeForm[OutputT] = field(default=cast("TypeForm[OutputT]", str))
     policies: Sequence[ToolPolicy] = ()
     """Policies that apply to all tools."""
     feedback: Sequence[Any] = ()
@@ -141,9 +154,28 @@ class Agent:
     """Commands before and after calls of its own tools and at the end of a turn, in their transactions."""
     extensions: Sequence[Extension] = ()
     """Additions that last as long as each run, such as `with_subagents(...)`."""
+    deps_type: type[DepsT] | None = None
+    """The type of `deps`, which every run is then checked to have."""
+
+    def __class_getitem__(cls, types: Any) -> Any:
+        """Bind both types: `Agent[Deps, Report]("name")` is an agent with that output."""
+        deps, output = types if isinstance(types, tuple) else (types, str)
+        if Any in (deps, output) or isinstance(deps, TypeVar) or isinstance(output, TypeVar):
+            return super().__class_getitem__((deps, output))  # type: ignore[misc]  # of typing.Generic
+        return partial(cls, deps_type=deps, output_type=output)
 
     def __post_init__(self) -> None:
         check_is_list(self.tools)
+        if not isinstance(self.instructions, str) and not callable(self.instructions):
+            raise UsageError(
+                f"instructions must be text, or a function that returns it, not {self.instructions!r}"
+            )
+
+    @property
+    def description(self) -> str:
+        """What the agent says about itself: its instructions, or the docstring of what makes them."""
+        given = self.instructions
+        return given if isinstance(given, str) else inspect.getdoc(given) or ""
 
     @property
     def own_tools(self) -> tuple[Tool[Any, Any], ...]:
@@ -170,10 +202,13 @@ class Agent:
 
     @functools.cached_property
     def prompt(self) -> Prompt[Any]:
-        """The agent as a prompt: one section with its instructions and its tools."""
-        return self._prompt_with("")
+        """The agent as a prompt: one section with its instructions and its tools.
 
-    def _prompt_with(self, project: str) -> Prompt[Any]:
+        Instructions that a function makes are put in for each run (`equipped`).
+        """
+        return self._prompt_with(self.instructions if isinstance(self.instructions, str) else "")
+
+    def _prompt_with(self, instructions: str, project: str = "") -> Prompt[Any]:
         """Return the agent as a prompt, with a section about the project that it works in."""
         kind: Any = Prompt
         if self.output_type not in (None, str):
@@ -186,7 +221,7 @@ class Agent:
                 # An agent has no placeholders: a dollar sign in its instructions is literal.
                 MarkdownSection(
                     "Instructions",
-                    template=self.instructions.replace("$", "$$"),
+                    template=instructions.replace("$", "$$"),
                     tools=tuple(self.tool_registry().values()),
                 ),
                 *([MarkdownSection("Project", template=project.replace("$", "$$"))] if project else ()),
@@ -207,8 +242,8 @@ class Agent:
         tags: Mapping[str, str] | None = None,
         images: Sequence[ImagePart] = (),
         new_id: UUID | None = None,
-        **options: Unpack[RunOptions],
-    ) -> Run:
+        **options: Unpack[RunOptions[DepsT]],
+    ) -> Run[OutputT]:
         """Work on a task until the turn ends. Not for use inside an event loop.
 
         Without a `store` the run lives in memory; with a path it is durable. With `run_id` the task continues
@@ -233,8 +268,8 @@ class Agent:
         tags: Mapping[str, str] | None = None,
         images: Sequence[ImagePart] = (),
         new_id: UUID | None = None,
-        **options: Unpack[RunOptions],
-    ) -> Run:
+        **options: Unpack[RunOptions[DepsT]],
+    ) -> Run[OutputT]:
         """Work on a task until the turn ends, inside an event loop. See `run`."""
         options["provider"] = provider = _provider(options.get("provider"))
         if not isinstance(task, str):
@@ -242,9 +277,12 @@ class Agent:
         if images:
             check_takes_images(provider)
         loop = self._loop(store, run_id, tags, new_id, **options)
+        loop.task = task
         return await self._drive(loop, store, partial(loop.run, task, images))
 
-    def resume(self, store: RunStore, run_id: UUID | str, **options: Unpack[RunOptions]) -> Run:
+    def resume(
+        self, store: RunStore, run_id: UUID | str, **options: Unpack[RunOptions[DepsT]]
+    ) -> Run[OutputT]:
         """Resume a run. Not for use inside an event loop.
 
         Finished tools are not run again; another provider may take over.
@@ -253,7 +291,9 @@ class Agent:
             lambda: self.aresume(store, run_id, **options), face="Agent.resume", instead="aresume"
         )
 
-    async def aresume(self, store: RunStore, run_id: UUID | str, **options: Unpack[RunOptions]) -> Run:
+    async def aresume(
+        self, store: RunStore, run_id: UUID | str, **options: Unpack[RunOptions[DepsT]]
+    ) -> Run[OutputT]:
         """Resume a run, inside an event loop. See `resume`."""
         loop = self._loop(store, run_id, **options)
         return await self._drive(loop, store, loop.resume)
@@ -276,9 +316,11 @@ class Agent:
         checkouts: str | Path | None = None,
         inbox: Inbox | None = None,
         model_settings: Mapping[str, str] | None = None,
+        deps: DepsT | None = None,
     ) -> InnerLoop:
         """Open or make the session and its workspace, and make a loop on them."""
         provider = _provider(provider)
+        self._check_deps(deps)
         _check_options(limits, permissions)
         known = _run_id(run_id)
         log = open_log(store, must_exist=run_id is not None)
@@ -299,12 +341,13 @@ class Agent:
                 log.close()
             raise
         opening, project = Opening(), ""
+        given = self.instructions if isinstance(self.instructions, str) else ""
         if self.reads_project and root is not None:
             project = _read_project(session, Path(root), opening)
         return InnerLoop(
             state=state,
             provider=provider,
-            prompt=self._prompt_with(project) if project else self.prompt,
+            prompt=self._prompt_with(given, project) if project else self.prompt,
             opening=opening,
             turn_end=tuple(each for each in self.hooks if each.when == "turn_end"),
             agent=self.name,
@@ -318,15 +361,41 @@ class Agent:
             workspace=root,
             inbox=inbox,
             model_settings=model_settings,
+            deps=deps,
             adapter=ModelAdapter(provider, retry=self.retry),
         )
+
+    def _check_deps(self, deps: object) -> None:
+        wanted = self.deps_type
+        if wanted is None or wanted is type(None):
+            return
+        try:
+            fits = isinstance(deps, wanted)
+        except TypeError:
+            fits = deps is not None  # A protocol or a generic, which only a type checker can compare.
+        if not fits:
+            raise UsageError(
+                f"the agent {self.name!r} works with deps of the type {getattr(wanted, '__name__', wanted)}, "
+                f"not {type(deps).__name__}; pass deps=..., also on a resume: they are never stored"
+            )
+
+    @asynccontextmanager
+    async def equipped(self, loop: InnerLoop) -> AsyncIterator[None]:
+        """Give a loop of this agent what depends on the run: instructions of a function, tools of sources."""
+        async with AsyncExitStack() as stack:
+            if not isinstance(self.instructions, str):
+                text = await instructions_for(self.instructions, loop)
+                stack.enter_context(first_section(loop, template=text.replace("$", "$$")))
+            for source in self.sources:
+                await stack.enter_async_context(source.attached(loop))
+            yield
 
     async def _drive(
         self,
         loop: InnerLoop,
         store: RunStore | None,
         run: Callable[[], Awaitable[TurnResult]],
-    ) -> Run:
+    ) -> Run[OutputT]:
         """Drive the turn, and disarm its limits: a run that has ended must not time out afterwards.
 
         If the turn raises, the caller gets no run to close, so everything is closed here.
@@ -335,8 +404,7 @@ class Agent:
             async with AsyncExitStack() as extended:
                 if loop.containment is not None:
                     extended.callback(loop.containment.close)
-                for source in self.sources:
-                    await extended.enter_async_context(source.attached(loop))
+                await extended.enter_async_context(self.equipped(loop))
                 for each in self.extensions:
                     await extended.enter_async_context(each(loop))
                 result = await run()
@@ -344,6 +412,10 @@ class Agent:
         except BaseException:
             close_state(loop.state, store)
             raise
+
+
+AnyAgent = Agent[Any, Any]
+"""An agent whatever its types are."""
 
 
 def _provider(given: object) -> Provider:

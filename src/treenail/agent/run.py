@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Self, cast
 from uuid import UUID
 
 from treenail.agent.stored import RunStore, close_state
 from treenail.conversation import branch_summary, get_inner_messages
+from treenail.errors import RunNotCompletedError
+from treenail.prompt import OutputT
 from treenail.state import ExecutionState
 from treenail.tools import boundaries, diff_calls, fork_at
 from treenail.turns import TurnResult, TurnState, pasteable
@@ -30,7 +32,7 @@ class RunToolCall:
 
 
 @dataclass(slots=True)
-class Run:
+class Run(Generic[OutputT]):
     """A run that has ended or waits, as its log shows it."""
 
     result: TurnResult
@@ -59,14 +61,19 @@ class Run:
         return self.result.text
 
     @property
-    def output(self) -> Any:
+    def output(self) -> OutputT:
         """The agent's answer as its output type, or as text if it has none.
 
-        Until the run is completed this is None, or an empty text for an agent without an output type.
+        A run that is not completed has none: asking for it raises `RunNotCompletedError`.
         """
         if self.state is not TurnState.COMPLETED:
-            return None if self.is_typed else ""
-        return self.result.output
+            kind = f" ({self.result.error_kind})" if self.result.error_kind else ""
+            raise RunNotCompletedError(
+                f"the run {self.id} is {self.state.value}{kind}, so it has no output: "
+                f"{self.result.details or 'it did not come to its end'}",
+                next_actions=self.next_actions,
+            )
+        return cast(OutputT, self.result.output)
 
     @property
     def next_actions(self) -> tuple[str, ...]:
@@ -101,7 +108,7 @@ class Run:
         """Release the session's lease and the workspace's handles."""
         close_state(self.execution_state, self.store)
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -48,11 +48,11 @@ else:
 
     OutputT = TypeVar("OutputT")
 
-Container = Literal["object", "array"]
-"""Whether the answer is one record or a list of them."""
+Container = Literal["object", "array", "value"]
+"""Whether the answer is one record, a list, or something else: a number, a union, a mapping."""
 
-_ITEMS = "items"
-"""Providers want an object at the root, so an array travels under this key."""
+_KEYS = {"array": "items", "value": "value"}
+"""Providers want an object at the root, so everything else travels under a key."""
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*json[ \t]*$", re.IGNORECASE | re.MULTILINE)
 _FENCE_END = re.compile(r"\s*(```|\Z)")
@@ -67,10 +67,10 @@ _SHOWN_INPUT = 120
 
 @dataclass(frozen=True)
 class StructuredOutput(Generic[OutputT]):
-    """What an answer must look like: the record type, alone or in a list."""
+    """What an answer must look like: a type, alone or in a list."""
 
     output_type: Any
-    """The dataclass or model of the answer, or of each item."""
+    """The type of the answer, or of each item of an array."""
     container: Container = "object"
     allow_extra_keys: bool = False
 
@@ -87,14 +87,15 @@ class StructuredOutput(Generic[OutputT]):
 
     @functools.cached_property
     def schema(self) -> Mapping[str, Any]:
-        """The JSON schema, with an object at its root; an array stands under `items`."""
+        """The JSON schema, with an object at its root: under `items` is an array, under `value` a value."""
         try:
             made = self.adapter.json_schema()
         except pydantic.PydanticUserError as error:
             raise _unsupported(self.output_type, str(error)) from error
         definitions = made.pop("$defs", {})
-        if self.container == "array":
-            made = {"type": "object", "properties": {_ITEMS: made}, "required": [_ITEMS]}
+        key = _KEYS.get(self.container)
+        if key is not None:
+            made = {"type": "object", "properties": {key: made}, "required": [key]}
         elif "$ref" in made:
             # A type that refers to itself: providers want to see the object, not a pointer to it.
             made = copy.deepcopy(definitions[made["$ref"].rpartition("/")[2]])
@@ -121,13 +122,15 @@ class StructuredOutput(Generic[OutputT]):
         )
 
     def _advice(self) -> str:
-        what = "one JSON object" if self.container == "object" else f'one JSON object {{"{_ITEMS}": [...]}}'
+        key = _KEYS.get(self.container)
+        shown = "" if key is None else f' {{"{key}": {"[...]" if key == "items" else "..."}}}'
+        what = f"one JSON object{shown}"
         return f"Answer with {what} that fits the schema of {name_of(self.output_type)}, and nothing else."
 
     def _fit(self, data: Any) -> OutputT:
-        if self.container == "array":
-            data = self._unwrapped(data)
-        if not isinstance(data, list if self.container == "array" else dict):
+        data = self._unwrapped(data)
+        wanted = {"array": list, "object": dict}.get(self.container, object)
+        if not isinstance(data, wanted):
             raise _Unfit(f"The answer must be an {self.container}, but is {_kind(data)}: {_shorten(data)}.")
         try:
             # JSON mode: dates, enum members, tuples and the like are written as text and lists there.
@@ -148,23 +151,27 @@ class StructuredOutput(Generic[OutputT]):
         return isinstance(data, dict) and not data.keys().isdisjoint(self.schema.get("properties", ()))
 
     def _unwrapped(self, data: Any) -> Any:
-        is_wrapped = isinstance(data, dict) and isinstance(data.get(_ITEMS), list)
-        return data[_ITEMS] if is_wrapped and (len(data) == 1 or self.allow_extra_keys) else data
+        key = _KEYS.get(self.container)
+        if key is None or not isinstance(data, dict) or key not in data:
+            return data
+        if self.container == "array" and not isinstance(data[key], list):
+            return data
+        return data[key] if len(data) == 1 or self.allow_extra_keys else data
 
 
 def structured_output(kind: Any, *, allow_extra_keys: bool = False) -> StructuredOutput[Any] | None:
     """Return what answers of this type must look like; None for text. Raises `PromptValidationError`.
 
-    Supported are dataclasses, pydantic models, lists of either, and `str` (or None) for plain text.
+    Supported is what pydantic can describe; `str` (or None) is plain text.
     """
     if kind in (None, str, type(None)):
         return None
-    container: Container = "object"
+    container: Container = "value"
     if typing.get_origin(kind) is list:
         container = "array"
         (kind,) = typing.get_args(kind)
-    if not is_record(typing.get_origin(kind) or kind):
-        raise _unsupported(kind, "it is neither a dataclass nor a pydantic model")
+    elif is_record(typing.get_origin(kind) or kind) or typing.is_typeddict(kind):
+        container = "object"
     made: StructuredOutput[Any] = StructuredOutput(kind, container, allow_extra_keys)
     _ = made.schema  # A type that cannot be described or validated is found now.
     return made
@@ -185,8 +192,8 @@ def output_json(value: Any) -> str:
 
 def _unsupported(kind: Any, why: str) -> PromptValidationError:
     return PromptValidationError(
-        f"a prompt cannot have the output type {name_of(kind)}: {why}. Use a dataclass, a pydantic model, "
-        "a list of one of them, or str for text"
+        f"a prompt cannot have the output type {name_of(kind)}: {why}. Use a type that pydantic can describe "
+        "by a JSON schema, or str for text"
     )
 
 

@@ -126,6 +126,10 @@ class Anthropic(VendorProvider[anthropic.AsyncAnthropic]):
             **self._extra,
         }
 
+    def can_follow(self, schema: Mapping[str, Any]) -> bool:
+        """Say whether the interface takes a schema as it is: it closes objects to keys that are not named."""
+        return not _is_open(schema)
+
     async def _open(self, client: anthropic.AsyncAnthropic, request: ModelRequest) -> ClosableStream:
         body = self.messages_body(request)
         return await client.messages.create(
@@ -178,6 +182,17 @@ def _may_think(thinking: Mapping[str, Any], messages: Sequence[Wire]) -> bool:
     if first is None:
         return True
     return first["content"][0]["type"] in ("thinking", "redacted_thinking")
+
+
+def _is_open(schema: object) -> bool:
+    """Say whether a schema has an object with keys of the model's own choice."""
+    if isinstance(schema, list):
+        return any(map(_is_open, schema))
+    if not isinstance(schema, Mapping):
+        return False
+    if schema.get("type") == "object" and ("properties" not in schema or schema.get("additionalProperties")):
+        return True
+    return any(_is_open(each) for key, each in schema.items() if key not in ("enum", "const", "default"))
 
 
 def _accepted(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -139,13 +139,15 @@ def output_bound(provider: Provider, request: ModelRequest) -> int | None:
     return None if says is None else says(request)
 
 
-def takes_output_schema(provider: Provider) -> bool:
+def takes_output_schema(provider: Provider, schema: Mapping[str, Any] | None = None) -> bool:
     """Say whether a provider makes its model follow `ModelRequest.output_schema`.
 
-    Such a provider has a true attribute `takes_output_schema`. For the others the schema is part of
-    the prompt's text.
+    Such a provider has a true attribute `takes_output_schema`. If its interface refuses some schemas, it has
+    a method `can_follow(schema)`. Where it cannot, the schema is part of the prompt's text.
     """
-    return bool(getattr(provider, "takes_output_schema", False))
+    can_follow = getattr(provider, "can_follow", None)
+    is_known = schema is None or can_follow is None or can_follow(schema)
+    return is_known and bool(getattr(provider, "takes_output_schema", False))
 
 
 _TEXT_ALONE = re.compile(

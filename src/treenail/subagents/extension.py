@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from treenail.agent import Agent, Extension
+from treenail.agent import AnyAgent, Extension
 from treenail.prompt import MarkdownSection
 from treenail.providers import Provider
 from treenail.subagents.limits import SubagentLimits
@@ -24,16 +24,16 @@ GUIDE = (
 
 
 def with_subagents(
-    agents: Sequence[Agent] | Mapping[str, Agent],
+    agents: Sequence[AnyAgent] | Mapping[str, AnyAgent],
     *,
     limits: SubagentLimits | None = None,
-    provider: Provider | Callable[[Agent], Provider] | None = None,
+    provider: Provider | Callable[[AnyAgent], Provider] | None = None,
     runner: ChildRunner | None = None,
 ) -> Extension:
     """Let a loop's model use these agents as subagents.
 
-    They use the loop's own provider unless another is given, and work inside its containment and
-    permissions. When the turn has ended, running subagents are cancelled, with evidence.
+    They use the loop's own provider unless another is given, have its `deps`, and work inside its containment
+    and permissions. When the turn has ended, running subagents are cancelled, with evidence.
     """
 
     @asynccontextmanager
@@ -41,7 +41,7 @@ def with_subagents(
         async with Subagents(
             loop.state,
             agents,
-            runner=runner or LoopRunner(provider if provider is not None else loop.provider),
+            runner=runner or LoopRunner(loop.provider if provider is None else provider, deps=loop.deps),
             limits=limits,
             containment=loop.containment,
             permissions=loop.permissions,

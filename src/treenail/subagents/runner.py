@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast, runtime_checkable
 
-from treenail.agent import Agent
+from treenail.agent import AnyAgent
 from treenail.containment import CancellationToken, ExecutionContext
 from treenail.providers import Provider
 from treenail.state import ExecutionState
@@ -19,7 +18,7 @@ from treenail.turns import InnerLoop, ModelAdapter, TurnResult
 class ChildRun:
     """One turn of a subagent, ready to be run."""
 
-    agent: Agent
+    agent: AnyAgent
     state: ExecutionState
     task: str | None
     """The input of a new turn; None to resume the turn that the session's log has begun."""
@@ -43,10 +42,14 @@ class ChildRunner(Protocol):
 
 
 class LoopRunner:
-    """Runs subagents in our own loop, with one provider for all or one per agent."""
+    """Runs subagents in our own loop, with one provider for all or one per agent.
 
-    def __init__(self, provider: Provider | Callable[[Agent], Provider]) -> None:
+    `deps` are what their tools find as `context.deps`.
+    """
+
+    def __init__(self, provider: Provider | Callable[[AnyAgent], Provider], *, deps: object = None) -> None:
         self._provider = provider
+        self._deps = deps
 
     async def run(self, run: ChildRun) -> TurnResult:
         """Run one turn: a new one for a task, or the unfinished one."""
@@ -68,8 +71,8 @@ class LoopRunner:
             cancellation=run.cancellation,
             workspace=run.workspace,
             adapter=ModelAdapter(provider, retry=agent.retry),
+            deps=self._deps,
+            task=run.task,
         )
-        async with AsyncExitStack() as attached:
-            for source in agent.sources:
-                await attached.enter_async_context(source.attached(loop))
+        async with agent.equipped(loop):
             return await (loop.resume() if run.task is None else loop.run(run.task))

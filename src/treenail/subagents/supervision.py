@@ -33,7 +33,7 @@ from typing import Any, Literal
 import anyio
 
 from treenail import telemetry
-from treenail.agent import Agent
+from treenail.agent import AnyAgent
 from treenail.children import stopped_by
 from treenail.clock import new_id
 from treenail.containment import UNLIMITED, ExecutionContext, current_call
@@ -69,7 +69,7 @@ class Subagents:
     def __init__(
         self,
         state: ExecutionState,
-        agents: Sequence[Agent] | Mapping[str, Agent],
+        agents: Sequence[AnyAgent] | Mapping[str, AnyAgent],
         *,
         runner: ChildRunner,
         limits: SubagentLimits | None = None,
@@ -77,7 +77,7 @@ class Subagents:
         permissions: Permissions | None = None,
         depth: int = 0,
     ) -> None:
-        self.agents: dict[str, Agent] = {}
+        self.agents: dict[str, AnyAgent] = {}
         for each in agents.values() if isinstance(agents, Mapping) else agents:
             if each.name in self.agents:
                 raise UsageError(f"two agents are named {each.name!r}; subagents are spawned by name")

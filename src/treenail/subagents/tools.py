@@ -177,7 +177,7 @@ def _spawn_description(subagents: Subagents) -> str:
     )
     room = MAX_DESCRIPTION_CHARS - len(text)
     names = ", ".join(
-        f"{name} ({_first_sentence(each.instructions)})" for name, each in subagents.agents.items()
+        f"{name} ({_first_sentence(each.description)})" for name, each in subagents.agents.items()
     )
     return text + (names if len(names) <= room else ", ".join(subagents.agents)[:room])
 

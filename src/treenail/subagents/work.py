@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 
 from treenail import telemetry
-from treenail.agent import Agent
+from treenail.agent import AnyAgent
 from treenail.children import open_child_session
 from treenail.containment import (
     CancellationToken,
@@ -52,7 +52,7 @@ class SubagentWork:
     child: Subagent
     roster: Roster
     parent: ExecutionState
-    agents: Mapping[str, Agent]
+    agents: Mapping[str, AnyAgent]
     limits: SubagentLimits
     permissions: Permissions
     containment: ExecutionContext

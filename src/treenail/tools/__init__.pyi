@@ -20,6 +20,7 @@ from .boundaries import unknown_outcome as unknown_outcome
 from .boundaries import workspace_call_id as workspace_call_id
 from .commands import WorkspaceRun as WorkspaceRun
 from .commands import run_in_workspace as run_in_workspace
+from .context import DepsT as DepsT
 from .context import Heartbeat as Heartbeat
 from .context import ToolContext as ToolContext
 from .context import filesystem_of as filesystem_of

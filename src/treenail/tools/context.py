@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cast, overload
 
 from treenail.containment import CancellationToken
 from treenail.errors import UnboundResourceError, UsageError
@@ -27,7 +27,16 @@ from treenail.state import (
     ToolScope,
 )
 from treenail.tools.events import OutboxPut
+from treenail.tools.tool import InjectedContext
 from treenail.workspace import Filesystem
+
+if TYPE_CHECKING:
+    # At run time typing's own will do: only a type checker reads the default.
+    import typing_extensions
+
+    DepsT = typing_extensions.TypeVar("DepsT", default=None)
+else:
+    DepsT = TypeVar("DepsT")
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -85,7 +94,7 @@ class CallOutbox:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolContext:
+class ToolContext(InjectedContext, Generic[DepsT]):
     """Everything a handler may use.
 
     Made by the caller with the parts that all calls share; the runner fills in what belongs to one
@@ -111,6 +120,8 @@ class ToolContext:
     """Shows what a call writes while it runs: its id and a text. None if nobody watches."""
     held_filesystem: Filesystem | None = field(default=None, repr=False)
     """The filesystem as this call may use it; see `filesystem`."""
+    deps: DepsT = field(default=cast(Any, None), repr=False)
+    """What the caller of the run passed as `deps`: connections, clients, settings. It is never stored."""
 
     def __post_init__(self) -> None:
         if _is_missing(self.session):

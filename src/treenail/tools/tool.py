@@ -113,6 +113,12 @@ Handler = Callable[..., Any]
 """The function behind a tool, sync or async."""
 
 
+class InjectedContext:
+    """What a handler gets from the runner and not from the model: the base of `ToolContext`."""
+
+    __slots__ = ()
+
+
 class ToolOptions(TypedDict, total=False):
     """Options of `@tool` and `Tool.wrap`: fields of `Tool` that a function does not say of itself."""
 
@@ -167,7 +173,7 @@ class Tool(Generic[P, R]):
         """Bind parameter and result types: `Tool[Params, Result](...)`."""
         alias = super().__class_getitem__(item)  # type: ignore[misc]  # typing.Generic provides it
         arguments = item if isinstance(item, tuple) else (item,)
-        if len(arguments) != 2 or any(isinstance(each, TypeVar) for each in arguments):
+        if len(arguments) != 2 or any(each is Any or isinstance(each, TypeVar) for each in arguments):
             return alias
         return functools.partial(_bound, cls, *arguments)
 
@@ -219,8 +225,9 @@ class Tool(Generic[P, R]):
     def wrap(cls, function: Handler, **options: Unpack[ToolOptions]) -> Tool[Any, Any]:
         """Make a tool of a function; its name, docstring and annotations describe it unless options do.
 
-        The function takes one dataclass or model, or any number of annotated parameters, and a keyword
-        `context` if it needs one. It returns a `ToolResult`, or just a value.
+        The function takes one dataclass or model, or any number of annotated parameters. If it needs the
+        call's context, it has a parameter `context`, or one of another name that is annotated as a
+        `ToolContext`. It returns a `ToolResult`, or just a value.
         """
         written = _written(function)
         doc = inspect.getdoc(written) or ""
@@ -306,21 +313,24 @@ class Tool(Generic[P, R]):
             raise ToolDefinitionError(
                 f"the tool {self.name!r} has no handler, so it cannot run here; give it one"
             )
+        injected = {} if self._context_name is None else {self._context_name: context}
         if not self.spread:
-            return self.handler(params, context=context) if self.takes_context else self.handler(params)
+            return self.handler(params, **injected)
         keywords = {} if params is None else {each: getattr(params, each) for each in self._spread_names}
-        if self.takes_context:
-            keywords["context"] = context
-        return self.handler(**keywords)
+        return self.handler(**keywords, **injected)
 
     @functools.cached_property
     def _spread_names(self) -> tuple[str, ...]:
         return tuple(self.params_type.model_fields)
 
     @functools.cached_property
+    def _context_name(self) -> str | None:
+        return None if self.handler is None else _context_parameter(self.handler)
+
+    @property
     def takes_context(self) -> bool:
         """Whether the handler takes the call's context."""
-        return self.handler is not None and "context" in inspect.signature(self.handler).parameters
+        return self._context_name is not None
 
     @functools.cached_property
     def is_foreign(self) -> bool:
@@ -428,13 +438,29 @@ def _written(function: Handler) -> Any:
     return function
 
 
+def _context_parameter(function: Handler) -> str | None:
+    """Return the name of the parameter that takes the call's context; None if there is none."""
+    parameters = inspect.signature(function).parameters
+    if "context" in parameters:
+        return "context"
+    # Most annotations are text: only those that may name a context are worth resolving.
+    annotated = [each.name for each in parameters.values() if "Context" in str(each.annotation)]
+    hints = _hints(getattr(function, "__name__", "tool"), _written(function)) if annotated else {}
+    kinds = {each: typing.get_origin(hints.get(each)) or hints.get(each) for each in annotated}
+    for each, kind in kinds.items():
+        if isinstance(kind, type) and issubclass(kind, InjectedContext):
+            return each
+    return None
+
+
 def _signature(name: str, function: Handler) -> tuple[list[inspect.Parameter], Any]:
     """Return the parameters that the model fills in, and the type of the result's value."""
     hints = _hints(name, _written(function))
     given = function.keywords if isinstance(function, functools.partial) else {}
+    context = _context_parameter(function)
     parameters = []
     for each in inspect.signature(function).parameters.values():
-        if each.name == "context" or each.name in given:
+        if each.name == context or each.name in given:
             continue
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             raise ToolDefinitionError(
@@ -468,7 +494,8 @@ def _types_of_handler(name: str, handler: Handler) -> tuple[Any, Any]:
 
 
 def _check_shape(name: str, handler: Handler) -> None:
-    taken = [each for each in inspect.signature(handler).parameters.values() if each.name != "context"]
+    context = _context_parameter(handler)
+    taken = [each for each in inspect.signature(handler).parameters.values() if each.name != context]
     required = [each for each in taken if each.default is each.empty or each.kind is not each.KEYWORD_ONLY]
     if len(required) != 1 or required[0].kind is required[0].KEYWORD_ONLY:
         raise ToolDefinitionError(

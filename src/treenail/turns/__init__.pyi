@@ -37,6 +37,7 @@ from .results import MAX_SHOWN_CHARS as MAX_SHOWN_CHARS
 from .results import ResultRest as ResultRest
 from .retries import RetryPolicy as RetryPolicy
 from .sources import ToolSource as ToolSource
+from .sources import first_section as first_section
 from .sources import prompt_extended as prompt_extended
 from .states import EVIDENCE as EVIDENCE
 from .states import PartialText as PartialText

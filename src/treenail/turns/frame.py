@@ -34,7 +34,7 @@ class TurnFrame:
     tool_tokens: int = 0
     """What the tools' descriptions take of each request."""
     runner: ToolRunner = field(init=False)
-    context: ToolContext = field(init=False)
+    context: ToolContext[Any] = field(init=False)
     """What every tool call of the turn is given."""
 
 

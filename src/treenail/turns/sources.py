@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
-from treenail.prompt import MarkdownSection
+from treenail.prompt import MarkdownSection, Section
 from treenail.turns.turn import InnerLoop
 
 
@@ -23,9 +23,22 @@ class ToolSource(Protocol):
 @contextmanager
 def prompt_extended(loop: InnerLoop, section: MarkdownSection[Any]) -> Iterator[None]:
     """Add a section to a loop's prompt for the length of the block."""
+    with _sections(loop, (*loop.prompt.template.sections, section)):
+        yield
+
+
+@contextmanager
+def first_section(loop: InnerLoop, **changes: Any) -> Iterator[None]:
+    """Change fields of the first section of a loop's prompt for the length of the block."""
+    first, *others = loop.prompt.template.sections
+    with _sections(loop, (replace(first, **changes), *others)):
+        yield
+
+
+@contextmanager
+def _sections(loop: InnerLoop, sections: Sequence[Section[Any]]) -> Iterator[None]:
     before = loop.prompt
-    template = before.template
-    loop.prompt = type(before)(replace(template, sections=(*template.sections, section)))
+    loop.prompt = type(before)(replace(before.template, sections=tuple(sections)))
     try:
         yield
     finally:

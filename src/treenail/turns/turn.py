@@ -129,6 +129,10 @@ class InnerLoop:
     """When the conversation is sent to the model as a summary, and how that is written."""
     inbox: Inbox | None = None
     """What a person says while the turn is under way."""
+    deps: Any = None
+    """The caller's own objects, which tools are given; they are never stored."""
+    task: str | None = None
+    """What the turn will be asked, for sources and extensions; None if it resumes."""
     model_settings: Mapping[str, str] | None = None
     """How the caller names the provider's model, if that has changed; it is kept in the log."""
     turn_end: Sequence[Hook] = ()
@@ -224,9 +228,10 @@ class InnerLoop:
         rendered = replace(rendered, tools=self._as_before(rendered.tools))
         if self.state.session[ResultRest].view():
             rendered = replace(rendered, tools=(*rendered.tools, read_result))
-        output, follows = rendered.structured_output, takes_output_schema(self.provider)
+        schema = None if rendered.structured_output is None else rendered.structured_output.schema
+        follows = takes_output_schema(self.provider, schema)
         frame.rendered = rendered if follows else rendered.with_output_format()
-        frame.output_schema = output.schema if output is not None and follows else None
+        frame.output_schema = schema if follows else None
         frame.tool_tokens = tool_tokens(rendered.tools)
         frame.runner = ToolRunner(
             self.state,
@@ -247,6 +252,7 @@ class InnerLoop:
             adapter=self.provider.name,
             heartbeat=self.heartbeat,
             output=None if self.watch is None else frame.display.call_output,
+            deps=self.deps,
         )
 
     def _as_before(self, tools: tuple[Tool[Any, Any], ...]) -> tuple[Tool[Any, Any], ...]:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import anyio
 
-from treenail.agent import Agent, RunStore, close_state, end_other_writers, open_state
+from treenail.agent import AnyAgent, RunStore, close_state, end_other_writers, open_state
 from treenail.containment import Limits
 from treenail.errors import UsageError
 from treenail.log import PostgresUrl, open_log
@@ -27,9 +27,9 @@ from treenail.workspace import Filesystem
 
 def run_workflow(
     spec: WorkflowSpec,
-    agents: Sequence[Agent] | Mapping[str, Agent],
+    agents: Sequence[AnyAgent] | Mapping[str, AnyAgent],
     *,
-    provider: Provider | Callable[[Agent], Provider],
+    provider: Provider | Callable[[AnyAgent], Provider],
     workspace: str | Path | Filesystem | None = None,
     store: RunStore | None = None,
     limits: SubagentLimits | None = None,
@@ -71,9 +71,9 @@ def run_workflow(
 def resume_workflow(
     store: RunStore,
     session_id: UUID | str,
-    agents: Sequence[Agent] | Mapping[str, Agent],
+    agents: Sequence[AnyAgent] | Mapping[str, AnyAgent],
     *,
-    provider: Provider | Callable[[Agent], Provider],
+    provider: Provider | Callable[[AnyAgent], Provider],
     workspace: str | Path | Filesystem | None = None,
     limits: SubagentLimits | None = None,
     ceiling: Limits | None = None,

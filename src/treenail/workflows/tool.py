@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from treenail import telemetry
-from treenail.agent import Agent, Extension
+from treenail.agent import AnyAgent, Extension
 from treenail.children import open_child_session
 from treenail.clock import new_id
 from treenail.containment import ExecutionContext
@@ -25,7 +25,7 @@ from treenail.workflows.spec import WorkflowSpec
 from treenail.workflows.states import WorkflowResult
 from treenail.workflows.workflow import Workflow, by_name
 
-Agents = Sequence[Agent] | Mapping[str, Agent]
+Agents = Sequence[AnyAgent] | Mapping[str, AnyAgent]
 
 
 class Workflows:
@@ -140,7 +140,7 @@ def with_workflows(
     agents: Agents,
     *,
     limits: SubagentLimits | None = None,
-    provider: Provider | Callable[[Agent], Provider] | None = None,
+    provider: Provider | Callable[[AnyAgent], Provider] | None = None,
 ) -> Extension:
     """Let a loop's model run workflows over these agents, inside the loop's containment and permissions."""
 

@@ -33,7 +33,7 @@ from typing import Any
 
 import anyio
 
-from treenail.agent import Agent
+from treenail.agent import AnyAgent, extended
 from treenail.containment import UNLIMITED, ChainMetadata, ExecutionContext, Limits, describe
 from treenail.errors import TreenailError, UsageError
 from treenail.state import ExecutionState, Session
@@ -70,7 +70,7 @@ class Workflow:
     """
 
     state: ExecutionState
-    agents: Sequence[Agent] | Mapping[str, Agent]
+    agents: Sequence[AnyAgent] | Mapping[str, AnyAgent]
     runner: ChildRunner
     limits: SubagentLimits | None = None
     containment: ExecutionContext | None = None
@@ -161,7 +161,7 @@ class Workflow:
         spec = self._record.spec
         self._began = self.state.clock.monotonic()
         agents = [
-            replace(each, output_type=StepAnswer, instructions=each.instructions + GUIDE)
+            replace(each, output_type=StepAnswer, instructions=extended(each.instructions, GUIDE))
             for each in by_name(self.agents).values()
         ]
         chain = self._contain(spec)
@@ -500,13 +500,13 @@ def _result_of(record: WorkflowRecord, session: Session) -> WorkflowResult:
     )
 
 
-def by_name(agents: Sequence[Agent] | Mapping[str, Agent]) -> dict[str, Agent]:
+def by_name(agents: Sequence[AnyAgent] | Mapping[str, AnyAgent]) -> dict[str, AnyAgent]:
     """Return agents by their names."""
     given = agents.values() if isinstance(agents, Mapping) else agents
     return {each.name: each for each in given}
 
 
-def check_agents(spec: WorkflowSpec, agents: Sequence[Agent] | Mapping[str, Agent]) -> None:
+def check_agents(spec: WorkflowSpec, agents: Sequence[AnyAgent] | Mapping[str, AnyAgent]) -> None:
     """Raise `UsageError` if a step names an agent that is not among these."""
     known = by_name(agents)
     for each in spec.steps:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from treenail.agent import Agent
+from treenail.agent import AnyAgent
 from treenail.errors import PathEscapeError
 from treenail.tools import PolicyDecision, Tool, ToolContext, ToolResult
 from treenail.workspace import Filesystem, InMemoryFilesystem, normalize
@@ -70,7 +70,7 @@ class UnsavedBufferPolicy:
         """Nothing: it has no memory."""
 
 
-def with_buffers(agent: Agent, buffers: Buffers) -> Agent:
+def with_buffers(agent: AnyAgent, buffers: Buffers) -> AnyAgent:
     """Return an agent that reads unsaved buffers, and does not write to files that have them."""
     tools = [_reading(each, buffers) if each.name == "read_file" else each for each in agent.own_tools]
     return replace(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml  # type: ignore[import-untyped]  # it ships no types
 from pydantic import BaseModel, PositiveInt, StringConstraints, ValidationError
 
-from treenail.agent import Agent, with_processes
+from treenail.agent import Agent, AnyAgent, with_processes
 from treenail.errors import UsageError
 from treenail.judges import (
     CommandChecker,
@@ -75,7 +75,7 @@ _QUESTIONS = {
 }
 
 
-def coding_agent(*, asks: bool = False, processes: ProcessTable | None = None) -> Agent:
+def coding_agent(*, asks: bool = False, processes: ProcessTable | None = None) -> AnyAgent:
     """Make the agent that `treenail run` runs unless another one is named.
 
     `asks` if it may ask questions; `processes` for the ones that it may run beside.
@@ -90,7 +90,7 @@ def coding_agent(*, asks: bool = False, processes: ProcessTable | None = None) -
     )
 
 
-def load_agent(spec: str, directory: Path) -> Agent:
+def load_agent(spec: str, directory: Path) -> AnyAgent:
     """Load an agent from `path.py:name` or from a TOML or YAML file. Raises `UsageError`.
 
     A Python file is run: name only files that you trust. A TOML or YAML file runs nothing.
@@ -121,7 +121,7 @@ def _place(spec: str, directory: Path) -> tuple[Path, str]:
     return Path(os.path.normpath(directory / Path(path).expanduser())), name
 
 
-def _from_python(file: Path, name: str) -> Agent:
+def _from_python(file: Path, name: str) -> AnyAgent:
     spec = importlib.util.spec_from_file_location(f"treenail_agent_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise UsageError(f"{file} cannot be loaded as Python")
@@ -194,7 +194,7 @@ def _checked(data: Mapping[str, Any], place: str) -> _AgentFile:
         raise UsageError(f"{place}: " + "; ".join(f"{name}: {text}" for name, text in wrong)) from error
 
 
-def agent_of(data: Mapping[str, Any], place: str) -> Agent:
+def agent_of(data: Mapping[str, Any], place: str) -> AnyAgent:
     """Make an agent from the data of a file. Raises `UsageError`, which names the wrong value."""
     checked = _checked(data, place)
     tools = {each.name: each for name in checked.tools for each in _TOOLS[name]()}

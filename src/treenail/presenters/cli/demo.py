@@ -16,6 +16,7 @@ import tempfile
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import click
@@ -227,7 +228,7 @@ def _resumed(stage: _Stage, store: Path, run_id: UUID) -> bool:
         return run.state is TurnState.COMPLETED and not left and _was_sent_back(run)
 
 
-def _was_sent_back(run: Run) -> bool:
+def _was_sent_back(run: Run[Any]) -> bool:
     items = project(run.execution_state.session).turns[0].items
     return [each.is_good for each in items if each.kind == "check"] == [False, True]
 

@@ -10,10 +10,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
-from treenail.agent import Agent, Run, RunOptions
+from treenail.agent import AnyAgent, Run, RunOptions
 from treenail.containment import CancellationToken, Limits, OnUnknownPrice
 from treenail.conversation import ImagePart
 from treenail.errors import UsageError
@@ -215,7 +215,7 @@ class RunSetup:
         *,
         images: Sequence[ImagePart] = (),
         inbox: Inbox | None = None,
-    ) -> Run:
+    ) -> Run[Any]:
         """Run one turn on a task, or resume the last one. `new_id` is the id of a new run.
 
         Not for use inside an event loop.
@@ -242,7 +242,7 @@ class RunSetup:
 
     def _run(
         self, task: str | None, options: RunOptions, new_id: UUID | None, images: Sequence[ImagePart]
-    ) -> Run:
+    ) -> Run[Any]:
         if task is None:
             assert self.run_id is not None
             return self.agent.resume(self.store, self.run_id, **options)
@@ -259,7 +259,7 @@ class RunSetup:
         )
 
 
-def _agent_for(chosen: Settings, directory: Path, *, asks: bool, processes: ProcessTable) -> Agent:
+def _agent_for(chosen: Settings, directory: Path, *, asks: bool, processes: ProcessTable) -> AnyAgent:
     """Return the agent, with the judges that the settings add to its own.
 
     A judge that was asked for is a gate: if it cannot decide, the run is not complete.

@@ -203,7 +203,7 @@ class Slash:
         measure = partial(
             context_of,
             model=run.provider.model,
-            instructions=run.agent.instructions,
+            instructions=run.agent.description,
             tools=tuple(run.agent.tool_registry().values()),
             project=read_project(run.directory, datetime.now(UTC)) if run.agent.reads_project else None,
         )

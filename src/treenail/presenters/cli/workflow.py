@@ -11,7 +11,7 @@ from uuid import UUID
 
 import click
 
-from treenail.agent import Agent
+from treenail.agent import AnyAgent
 from treenail.containment import Limits
 from treenail.history import LAST, find_run, opened_run
 from treenail.log import Store
@@ -230,7 +230,7 @@ def _show_plan(spec: WorkflowSpec, *, as_json: bool) -> int:
     return 0
 
 
-def _agents(spec: WorkflowSpec, setup: RunSetup) -> list[Agent]:
+def _agents(spec: WorkflowSpec, setup: RunSetup) -> list[AnyAgent]:
     """Return the agents that steps may name: those of the file, and the command line's own.
 
     That one is known by its own name and as `agent`, which is what a step has that names none.
