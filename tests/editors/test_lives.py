@@ -75,6 +75,59 @@ def test_a_question_outlives_the_process(home: Path, ws: Path) -> None:
     assert (ws / "a.txt").read_text() == "new\n"
 
 
+def test_a_mode_that_a_person_chose_holds_after_a_restart(home: Path, ws: Path) -> None:
+    """In the editor, whatever the settings say, and for the command line that resumes the run."""
+    model = script(home / "s.json", ["Ready.", WRITE, "Refused.", WRITE, "Refused again."])
+    with editor(home, "--model", model, "--auto") as zed:
+        zed.initialize()
+        session = zed.new(ws)
+        zed.prompt(session, "hello")
+        zed.request("session/set_mode", sessionId=session, modeId="read-only")
+    with editor(home, "--model", model, "--auto") as again:
+        again.initialize()
+        loaded = again.request("session/load", sessionId=session, cwd=str(ws), mcpServers=[])
+        assert loaded["modes"]["currentModeId"] == "read-only"
+        again.prompt(session, "write")
+        assert again.of("tool_call_update")[-1]["status"] == "failed"
+    assert "Refused again." in treenail(home, ws, "run", "--continue", "write").stdout
+    assert (ws / "a.txt").read_text() == "old\n"
+
+
+FAKE = {
+    "name": "fake",
+    "command": sys.executable,
+    "args": ["-I", "-S", str(Path(__file__).parents[1] / "mcp_client" / "fake_server.py"), "good"],
+    "env": [],
+}
+
+
+@pytest.mark.parametrize("then", ["cancels", "leaves"])
+def test_a_question_of_a_server_that_is_not_answered_leaves_an_unknown_outcome(
+    home: Path, ws: Path, then: str
+) -> None:
+    """The server had begun the call: it is not made again, and the model is told."""
+    pay = {"calls": [{"name": "fake__ask", "arguments": {"url": True}}]}
+    model = script(home / "s.json", [pay, "I look first."])
+    with editor(home, "--model", model, "--auto") as zed:
+        zed.initialize()
+        # The permission is given, the server's question is left open.
+        zed.answers["session/request_permission"] = lambda params: ALLOW if len(zed.asked) == 1 else None
+        session = zed.request("session/new", cwd=str(ws), mcpServers=[FAKE])["sessionId"]
+        answer = zed.begin_prompt(session, "pay")
+        zed.wait_for(lambda e: len(e.asked) == 2)
+        if then == "cancels":
+            zed.notify("session/cancel", sessionId=session)
+            assert answer()["stopReason"] == "cancelled"
+        assert zed.process.stdin is not None
+        zed.process.stdin.close()
+        assert zed.process.wait(timeout=240) == 0
+    assert state_of(home, ws) == "interrupted cancelled"
+    resumed = treenail(home, ws, "resume", session)
+    assert "I look first." in resumed.stdout, resumed.stderr
+    shown = treenail(home, ws, "show", session).stdout
+    assert "The outcome of fake__ask is unknown" in shown
+
+
 @pytest.mark.parametrize("end", ["closes its pipes", "is told to end"])
 def test_an_editor_that_leaves_interrupts_the_turn(home: Path, ws: Path, end: str) -> None:
     """The command is ended, the log has the ending, and the command line resumes the run."""

@@ -54,6 +54,7 @@ from .plan import plan_reducer as plan_reducer
 from .policies import Approval as Approval
 from .policies import Approver as Approver
 from .policies import PermissionMode as PermissionMode
+from .policies import PermissionModeChosen as PermissionModeChosen
 from .policies import PermissionRequest as PermissionRequest
 from .policies import Permissions as Permissions
 from .policies import PolicyDecision as PolicyDecision
@@ -63,6 +64,7 @@ from .policies import SequentialDependencyPolicy as SequentialDependencyPolicy
 from .policies import ToolPolicy as ToolPolicy
 from .policies import answer_hold as answer_hold
 from .policies import answer_of as answer_of
+from .policies import chosen_mode as chosen_mode
 from .policies import hold_of as hold_of
 from .policies import pending_holds as pending_holds
 from .process import MARKER as MARKER

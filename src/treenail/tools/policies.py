@@ -180,6 +180,20 @@ class PermissionMode(Enum):
     READ_ONLY = "read_only"
 
 
+@event(name="treenail.PermissionModeChosen", policy=SlicePolicy.LOG)
+@dataclass(frozen=True, slots=True)
+class PermissionModeChosen:
+    """A person has chosen this mode for a run, until they choose another."""
+
+    mode: str
+
+
+def chosen_mode(session: Session) -> PermissionMode | None:
+    """Return the mode that a person has chosen for a run; None if they have not."""
+    newest = session[PermissionModeChosen].latest()
+    return None if newest is None else PermissionMode(newest.mode)
+
+
 Approver = Callable[["PermissionRequest"], "bool | Approval | None"]
 """Answers a request at once: yes, no, more than that (`Approval`), or None to ask a person later."""
 

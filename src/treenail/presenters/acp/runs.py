@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import UUID
@@ -15,7 +16,8 @@ from uuid import UUID
 from treenail.agent import workspace_of
 from treenail.containment import CancellationToken
 from treenail.conversation import ImagePart
-from treenail.history import Projection, answer_run, list_holds, opened_run
+from treenail.errors import LeaseHeldError
+from treenail.history import Projection, answer_run, list_holds, opened_log, opened_run
 from treenail.log import Store, open_log
 from treenail.mcp import McpServer
 from treenail.presenters.acp.buffers import Buffers, same_text, with_buffers
@@ -27,10 +29,12 @@ from treenail.tools import (
     Approval,
     Approver,
     PermissionMode,
+    PermissionModeChosen,
     PermissionRequest,
     Permissions,
     Tool,
     ToolHeld,
+    chosen_mode,
     rule_for,
 )
 from treenail.turns import Watch
@@ -73,6 +77,8 @@ class EditorRuns:
     asks: Approver = field(default=lambda request: None)
     """Asks the person at once what an MCP server wants to know in the middle of a call."""
     mode: PermissionMode = PermissionMode.ASK
+    is_mode_chosen: bool = False
+    """Whether the person has chosen the mode in the editor."""
     model: str = ""
     previews: dict[str, WorkspaceDiff] = field(default_factory=dict)
     """What a call that waits would change, by its id."""
@@ -101,6 +107,7 @@ class EditorRuns:
         self._use(self._setup())
         with opened_run(self.store, self.run_id, must_be_whole=False) as session:
             place = Path(workspace_of(session) or self.directory)
+            self.mode = chosen_mode(session) or self.mode
         # The editor's own name for the directory, which may have links in it, is what it knows files by.
         self.root = self.directory if place == self.directory.resolve() else place
 
@@ -111,6 +118,14 @@ class EditorRuns:
         self.store = setup.store
         self.mode = PermissionMode(str(setup.settings["permissions"]))
         self.model = setup.settings.text("model") or f"{setup.provider.name}/{setup.provider.model}"
+
+    def keep_mode(self) -> None:
+        """Log the mode that the person has chosen: it holds until they choose another."""
+        with suppress(LeaseHeldError), opened_log(self.store) as log:
+            if log.info(self.run_id).head:  # Nothing has happened yet in a run that is empty.
+                with Session.open(log, self.run_id) as session:
+                    if chosen_mode(session) is not self.mode:
+                        session.dispatch(PermissionModeChosen(self.mode.value))
 
     def models(self) -> list[str]:
         """Return the models to choose from: the one that is used, and those whose keys are set."""
@@ -144,7 +159,11 @@ class EditorRuns:
         if self.buffers is not None:
             setup.agent = with_buffers(setup.agent, self.buffers)
         permissions = ChangingPermissions(approver=self._asked, rules=setup.rules, current=lambda: self.mode)
-        setup.run(task, permissions, watch, cancellation, images=images).close()
+        try:
+            setup.run(task, permissions, watch, cancellation, images=images).close()
+        finally:
+            if self.is_mode_chosen:
+                self.keep_mode()
 
     def _asked(self, request: PermissionRequest) -> bool | Approval | None:
         """Keep what a call would change, for the question about it. The call itself waits, durably."""

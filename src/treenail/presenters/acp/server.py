@@ -156,7 +156,7 @@ class TreenailAgent:
     ) -> schema.SetSessionModeResponse:
         """Choose how tools with effects are run. It holds from the next call on, also in this turn."""
         session = self._known(session_id)
-        self._set_mode(session, mode_id)
+        await self._set_mode(session, mode_id)
         await self._editor.session_update(
             session_id,
             schema.ConfigOptionUpdate(
@@ -171,7 +171,7 @@ class TreenailAgent:
         """Choose the mode, or the model of the next turn."""
         session = self._known(session_id)
         if config_id == "mode":
-            self._set_mode(session, str(value))
+            await self._set_mode(session, str(value))
             await self._editor.session_update(
                 session_id,
                 schema.CurrentModeUpdate(
@@ -247,11 +247,11 @@ class TreenailAgent:
             raise RequestError(-32602, f"there is no session {session_id!r} here; load it first")
         return self._sessions[session_id]
 
-    def _set_mode(self, session: EditorSession, name: str) -> None:
+    async def _set_mode(self, session: EditorSession, name: str) -> None:
         mode = _MODES.get(name.replace("_", "-"))
         if mode is None:
             raise RequestError(-32602, f"there is no mode {name!r}; there are {', '.join(_MODES)}")
-        session.runs.mode = mode
+        await session.choose_mode(mode)
 
     def _modes(self, session: EditorSession) -> schema.SessionModeState:
         return wire.modes(_NAMES[session.runs.mode])

@@ -36,7 +36,7 @@ from treenail.presenters.acp.updates import (
     hunks_of,
     note,
 )
-from treenail.tools import Approval, PermissionRequest, ToolHeld
+from treenail.tools import Approval, PermissionMode, PermissionRequest, ToolHeld
 from treenail.turns import (
     Lagged,
     LiveEvent,
@@ -155,6 +155,12 @@ class EditorSession:
         self._is_closing = True
         self.cancel(reason, detail)
         await self._resting.wait()
+
+    async def choose_mode(self, mode: PermissionMode) -> None:
+        """Run tools with effects in this mode from the next call on. The log has it when the turn ends."""
+        self.runs.mode, self.runs.is_mode_chosen = mode, True
+        if self._resting.is_set():
+            await self._beside(self.runs.keep_mode)
 
     async def load(self) -> None:
         """Show the whole history."""

@@ -27,7 +27,7 @@ from treenail.presenters.cli.settings import Settings
 from treenail.providers import Provider
 from treenail.sandbox import Grants, Mode, Sandbox, probe
 from treenail.state import Session
-from treenail.tools import Approver, PermissionMode, Permissions, ProcessTable
+from treenail.tools import Approver, PermissionMode, Permissions, ProcessTable, chosen_mode
 from treenail.turns import Inbox, Watch, ceilings_of, model_settings_of
 
 _REMEMBERED = tuple(each.name for each in settings.SETTINGS if each.name != "store")
@@ -144,7 +144,10 @@ class RunSetup:
             tags = dict(log.info(run_id).tags)
             self._before = ceilings_of(session)
             switched = model_settings_of(session)
+            mode = chosen_mode(session)
         given = {name: tags[_TAG + name] for name in _REMEMBERED if tags.get(_TAG + name)}
+        if mode is not None:
+            given["permissions"] = mode.value
         if switched is not None:
             given = {name: value for name, value in given.items() if name not in MODEL_SETTINGS} | {
                 **switched
