@@ -19,6 +19,7 @@ import pytest
 from claude_agent_sdk import ClaudeAgentOptions, ResultMessage, query
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp.types import ResourceTemplateReference
 from tests.stories.terminal import clean_environment, treenail
 from tests.stories.test_cli import call, script
 
@@ -100,6 +101,9 @@ def test_work_is_handed_to_a_run_and_taken_back(project: Path) -> None:
         assert "-one\n+two" in await asked(client, "diff_run", run=begun["id"][:8])
         told = await client.read_resource(f"treenail://runs/{begun['id']}/timeline")
         assert "write_file" in told.contents[0].text  # type: ignore[union-attr]
+        template = ResourceTemplateReference(uri="treenail://runs/{run}/timeline")
+        found = await client.complete(template, {"name": "run", "value": begun["id"][:4]})
+        assert found.completion.values == [begun["id"]]
         assert await asked(client, "undo_run", run=begun["id"]) == {"undone": ["call_1_1"]}
         assert (project / "a.txt").read_text() == "one\n"
 
@@ -318,7 +322,6 @@ NODE = Path(sys.executable).parent.parent / "npm/node_modules"
 NOT_OURS = {
     "logging-set-level": "the server sends no log",
     "tools-call-with-logging": "the server sends no log",
-    "completion-complete": "nothing is completed",
     "resources-subscribe": "a timeline is read, not watched",
     "resources-unsubscribe": "a timeline is read, not watched",
 }

@@ -10,7 +10,7 @@ from anyio import to_thread
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import ToolAnnotations
+from mcp.types import Completion, CompletionArgument, ToolAnnotations
 
 import treenail
 from treenail.errors import TreenailError
@@ -20,6 +20,7 @@ _LOOK_S = 0.5
 """How long to wait between two reports of progress."""
 
 _MAX_WAIT_S = 600.0
+_MAX_COMPLETIONS = 100
 
 _INSTRUCTIONS = """\
 Hand work on this project's files to an agent whose runs have hard ceilings and can be undone. start_run
@@ -122,5 +123,12 @@ def server_for(runs: Runs) -> MCPServer[Any]:
     async def diff(run: str) -> str:
         """What a run changed in the files."""
         return await _do(runs.diff, run)
+
+    @server.completion()
+    async def complete(ref: Any, argument: CompletionArgument, context: Any) -> Completion:
+        """Complete the name of a run in a resource's address."""
+        found = await _do(runs.list, _MAX_COMPLETIONS) if argument.name == "run" else []
+        names = [str(each["id"]) for each in found]
+        return Completion(values=[each for each in names if each.startswith(argument.value)])
 
     return server
