@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.mcp_client.mcp_kit import FAKE
-from tests.stories.terminal import treenail
+from tests.stories.terminal import Terminal, treenail
 
 from treenail.errors import UsageError
 from treenail.presenters.cli.servers import servers_of
@@ -90,3 +90,19 @@ def test_a_mistake_in_a_table_names_the_file_and_the_field(tmp_path: Path, table
         servers_of(load({}, environ, tmp_path / "project"))
     assert said in str(wrong.value)
     assert str(file) in str(wrong.value)
+
+
+def test_a_person_at_a_terminal_is_asked_about_a_call_and_then_by_its_server(project: Path) -> None:
+    """First whether it may run, since nobody has said that it is harmless; then what the server wants."""
+    assert treenail("mcp", "add", "fake", "--", *COMMAND, cwd=project).returncode == 0
+    script = project.parent / "script.json"
+    script.write_text(json.dumps([{"calls": [{"name": "fake__ask", "arguments": {}}]}, {"text": "Done."}]))
+    with Terminal("run", "go", "--model", f"scripted:{script}", cwd=project) as screen:
+        screen.wait_for(r"\[y\]es")
+        screen.type("y")
+        screen.wait_for("your answer")
+        assert "the server fake asks: Which colour? (colour: string)" in " ".join(screen.text.split())
+        screen.type("red\r")
+        assert screen.end() == 0
+    shown = treenail("show", "@last", "--json", cwd=project).stdout
+    assert '{\\"action\\": \\"accept\\", \\"content\\": {\\"colour\\": \\"red\\"}}' in shown
