@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,27 @@ def test_a_run_of_the_command_line_is_continued_in_an_editor_and_back(home: Path
     assert "From the editor." in shown
     script(home / "s.json", {"first": ["From the terminal.", "From the editor.", {"text": "-"} | WRITE, "y"]})
     assert "y" in treenail(home, ws, "resume", run["id"], "--read-only").stdout
+
+
+def test_a_question_that_two_editors_ask_is_answered_once(home: Path, ws: Path) -> None:
+    """The second answer is refused, and says what to do; the call runs once."""
+    model = script(home / "s.json", [{"text": "I write."} | WRITE, "Done."])
+    answered = threading.Event()
+    with editor(home, "--model", model, "--ask") as first, editor(home, "--model", model, "--ask") as second:
+        first.initialize()
+        session = first.new(ws)
+        first.answers["session/request_permission"] = lambda params: answered.wait(240) and ALLOW
+        answer = first.begin_prompt(session, "write it")
+        first.wait_for(lambda e: e.asked)
+        second.initialize()
+        second.answers["session/request_permission"] = lambda params: ALLOW
+        second.request("session/load", sessionId=session, cwd=str(ws), mcpServers=[])
+        second.wait_for(lambda e: "Done." in e.said())
+        answered.set()
+        with pytest.raises(Refused, match="answered elsewhere; load the session again"):
+            answer()
+    assert state_of(home, ws) == "completed"
+    assert (ws / "a.txt").read_text() == "new\n"
 
 
 def test_nothing_but_the_protocol_reaches_the_output(home: Path, ws: Path) -> None:

@@ -320,6 +320,8 @@ class EditorSession:
             chosen = await self._answer_to(held, token)
             if chosen is None:
                 return False
+            if all(each.hold_id != held.hold_id for each in await self._beside(self.runs.holds)):
+                raise RequestError(-32603, _ELSEWHERE, {"state": "busy", "kind": "answered_elsewhere"})
             if chosen == wire.FIELDS:
                 self._form = held.hold_id
                 told = f"{held.reason}\n\n{_TYPE_FIELDS}"
@@ -458,6 +460,7 @@ _COMMANDS: dict[str, Any] = {
 
 
 _UNDER_WAY = "a turn is under way in this session; cancel it, or wait for its end"
+_ELSEWHERE = "this question was answered elsewhere; load the session again to see what happened since"
 _TYPE_FIELDS = 'Type the fields as one JSON object, such as `{"name": "value"}`, as your next message.'
 _NO_FIELDS = "that is not a JSON object, so the server was told nothing"
 

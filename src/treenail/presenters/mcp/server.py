@@ -124,7 +124,7 @@ def server_for(runs: Runs) -> MCPServer[Any]:
         """What a run changed in the files."""
         return await _do(runs.diff, run)
 
-    @server.completion()
+    @server.completion()  # type: ignore[no-untyped-call,untyped-decorator]  # the SDK gives it no types
     async def complete(ref: Any, argument: CompletionArgument, context: Any) -> Completion:
         """Complete the name of a run in a resource's address."""
         found = await _do(runs.list, _MAX_COMPLETIONS) if argument.name == "run" else []
