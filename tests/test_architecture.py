@@ -28,14 +28,18 @@ MODULES = sorted(SRC.rglob("*.py"))
 ROOMS = sorted(path.parent.name for path in SRC.glob("*/__init__.py"))
 MAX_HIDDEN_IMPORTS = 9
 HEAVY = [
+    "agents",
     "anthropic",
     "claude_agent_sdk",
     "click",
     "genai_prices",
     "git",
+    "langchain",
+    "langgraph",
     "litellm",
     "openai",
     "psycopg",
+    "pydantic_ai",
     "pygit2",
     "rich",
     "sqlite3",

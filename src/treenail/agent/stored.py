@@ -25,7 +25,7 @@ from treenail.sandbox import Sandbox
 from treenail.state import ExecutionState, ResourceRegistry, Session, entry_at
 from treenail.state import opened as opened_item
 from treenail.tools import SessionForked, filesystem_of, newest_workspace, recover, wait_for_orphans
-from treenail.turns import TurnStarted
+from treenail.turns import LoopAttached, TurnStarted
 from treenail.workspace import (
     Checkout,
     Filesystem,
@@ -137,8 +137,8 @@ def workspace_line(run_id: UUID) -> str:
 
 def workspace_of(session: Session) -> str | None:
     """Return the directory that a run works in, according to its log; None for a workspace in memory."""
-    newest: tuple[int, TurnStarted | SessionForked] | None = None
-    for kind in (TurnStarted, SessionForked):
+    newest: tuple[int, TurnStarted | SessionForked | LoopAttached] | None = None
+    for kind in (TurnStarted, SessionForked, LoopAttached):
         known = session[kind].view()
         if len(known):
             kept, origin = entry_at(known, -1)

@@ -20,7 +20,7 @@ from treenail.history.view import Item
 from treenail.log import Envelope, LogReport, SessionInfo
 from treenail.state import AttentionNeeded, AttentionResolved
 from treenail.tools import ASK_PERSON, ToolInvoked
-from treenail.turns import EVIDENCE, PartialText, TurnDerivation, TurnEnded, TurnFold, TurnState
+from treenail.turns import EVIDENCE, LoopAttached, PartialText, TurnDerivation, TurnEnded, TurnFold, TurnState
 from treenail.workflows import WorkflowEvent
 
 T = TypeVar("T")
@@ -236,6 +236,8 @@ def _turn_completion(log: LogFacts) -> CheckResult | None:
     turns = [(each, each.derive()) for each in log.turns]
     if not turns and log.workflows:
         return None
+    if not turns and log.of(LoopAttached):
+        return _passed("foreign", "the calls of another program's loop, which ends as that program says")
     if not turns:
         return _warning("no_turn", "no turn was ever started in this session")
     unproved = [

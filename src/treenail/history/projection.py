@@ -57,6 +57,7 @@ from treenail.turns import (
     FactReader,
     Lagged,
     LiveEvent,
+    LoopAttached,
     ModelSwitched,
     PartialText,
     StatusChanged,
@@ -88,6 +89,8 @@ class _Turn:
     usage: Usage = field(default_factory=Usage)
     requests: int = 0
     answers: int = 0
+    is_foreign: bool = False
+    """Whether it is no turn, but the calls of another program's loop."""
 
     def view(self, store: object) -> TurnView:
         derived = self.fold.derive()
@@ -105,7 +108,7 @@ class _Turn:
             error_kind=None if ended is None else ended.error_kind,
             details="" if ended is None else ended.details,
             next_actions=() if ended is None else pasteable(ended.next_actions, store),
-            missing_evidence=derived.missing,
+            missing_evidence=() if self.is_foreign else derived.missing,
             usage=self.usage,
             started_at=self.started_at,
             ended_at=None if ended is None else self.ended_at,
@@ -199,6 +202,11 @@ class Projection:
 
     def _change(self, place: _Place, **changes: Any) -> None:
         self._turns[place[0]].items[place[1]] = replace(self._at(place), **changes)
+
+    def _take_attached(self, envelope: Envelope, value: LoopAttached) -> None:
+        self._turns[-1].is_foreign = True
+        text = f"the tool calls of another program's loop, in {value.workspace}"
+        self._item(Item("notice", envelope.seq, text, value.run))
 
     def _take_message(self, envelope: Envelope, message: InnerMessage) -> None:
         turn, seq = self._turns[-1], envelope.seq
@@ -464,6 +472,7 @@ _FOLDS: dict[type, Callable[[Projection, Envelope, Any], None]] = {
     ToolHeld: Projection._take_held,
     HoldAnswered: Projection._take_answered,
     TurnEnded: Projection._take_ended,
+    LoopAttached: Projection._take_attached,
     ProviderUsage: Projection._take_usage,
     NestedEvaluated: Projection._take_nested,
     SubagentEvent: Projection._take_subagent,

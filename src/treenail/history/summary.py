@@ -8,10 +8,13 @@ from treenail.conversation import ProviderUsage, enable_inner_message_recording
 from treenail.errors import LogDamagedError, LogError, SnapshotRestoreError, UsageError
 from treenail.log import Log, SessionInfo
 from treenail.state import Session
-from treenail.turns import newest_turn, spent_usd_of, used_time_of
+from treenail.turns import LoopAttached, newest_turn, spent_usd_of, used_time_of
 
 DAMAGED = "damaged"
 """The state of a run whose log cannot be read completely."""
+
+FOREIGN = "foreign"
+"""The state of a run of another program's loop, if nothing has it open: how it ended, that program knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,7 @@ class RunSummary:
 
     info: SessionInfo
     state: str
-    """The derived state of its newest turn or of its workflow; `running`, `empty` or `damaged`."""
+    """The derived state of its newest turn or of its workflow; `running`, `empty`, `foreign` or `damaged`."""
     task: str = ""
     reason: str = ""
     """Why it ended so; for a damaged log, what is wrong with it."""
@@ -110,7 +113,8 @@ def _elapsed_s(info: SessionInfo, session: Session) -> float | None:
 def _turns(info: SessionInfo, session: Session) -> RunSummary:
     newest = newest_turn(session)
     if newest is None or newest.started is None:
-        return RunSummary(info, "empty")
+        state = FOREIGN if len(session[LoopAttached].view()) else "empty"
+        return RunSummary(info, "running" if state == FOREIGN and info.owner is not None else state)
     state = newest.state.value
     if state == "unfinished" and info.owner is not None:
         state = "running"

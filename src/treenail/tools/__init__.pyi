@@ -86,6 +86,7 @@ from .runner import Body as Body
 from .runner import ToolExecutionOutcome as ToolExecutionOutcome
 from .runner import ToolRunner as ToolRunner
 from .runner import tool_execution as tool_execution
+from .runner import tool_name as tool_name
 from .schema import tidied as tidied
 from .shell import shell_tool as shell_tool
 from .tool import Effects as Effects

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -44,13 +45,19 @@ def run_blocking(start: Callable[[], Awaitable[T]], *, face: str, instead: str) 
     Inside an event loop it raises `UsageError`, which says what to await instead.
     """
     refuse_in_event_loop(face, instead)
-    return anyio.run(start)
+
+    def run() -> T:
+        # A thread may have been handed the context of a task, as pools of other libraries do.
+        leave_event_loop()
+        return anyio.run(start)
+
+    return copy_context().run(run)
 
 
 def leave_event_loop() -> None:
-    """Say in a worker thread, which runs in the context of a task, that it has no event loop.
+    """Say in a thread that runs in the context of a task that it has no event loop.
 
-    Else a handler could not run one of its own: with `sniffio` installed, anyio believes the context.
+    Else nothing could run one there: with `sniffio` installed, anyio believes the context.
     """
     if sniffio is not None:
         sniffio.current_async_library_cvar.set(None)

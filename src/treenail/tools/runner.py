@@ -147,9 +147,13 @@ class ToolRunner:
         *,
         context: ToolContext | None = None,
         record: Record = no_record,
+        tool: Tool[Any, Any] | None = None,
     ) -> ToolResult[Any]:
-        """Begin a call, run its body, and commit its outcome or roll everything back."""
-        plan = self.plan(tool_call, context=context, record=record)
+        """Begin a call, run its body, and commit its outcome or roll everything back.
+
+        `tool` replaces the registry's.
+        """
+        plan = self.plan(tool_call, context=context, record=record, tool=tool)
         is_slow = plan.tool is not None and self.environment.scans_for(plan.tool)
         begun: list[OpenCall] = []
         try:

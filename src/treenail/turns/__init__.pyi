@@ -29,6 +29,7 @@ from .live import ToolCallOutput as ToolCallOutput
 from .live import ToolProgressed as ToolProgressed
 from .live import TurnFinished as TurnFinished
 from .live import UsageChanged as UsageChanged
+from .loops import LoopAttached as LoopAttached
 from .openings import ModelSwitched as ModelSwitched
 from .openings import Opening as Opening
 from .openings import model_settings_of as model_settings_of
@@ -49,5 +50,6 @@ from .states import TurnStarted as TurnStarted
 from .states import TurnState as TurnState
 from .states import ending_for as ending_for
 from .states import pasteable as pasteable
+from .tool_calls import contained as contained
 from .turn import InnerLoop as InnerLoop
 from .turn import TurnResult as TurnResult

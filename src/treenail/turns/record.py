@@ -38,6 +38,7 @@ from treenail.state import Session, TokenUsage, entries_of
 from treenail.tools import HoldAnswered, ToolCall, ToolResult, pending_holds
 from treenail.turns.derivation import TURN_KINDS, TurnFollower, follower_of
 from treenail.turns.follow_ups import FollowUp
+from treenail.turns.loops import LoopAttached
 from treenail.turns.states import TurnStarted
 
 _READ = REPLAYED_KINDS | TURN_KINDS
@@ -103,6 +104,11 @@ class TurnRecord:
         enable_inner_message_recording(self.session)
         started = self.session[TurnStarted].latest()
         evaluation_id = get_latest_evaluation_id(self.session) if started is None else started.evaluation_id
+        if evaluation_id is None and self.session[LoopAttached].latest() is not None:
+            raise ConversationNotFound(
+                "this session has the tool calls of another program's loop, and no conversation to resume; "
+                "resume it with that program"
+            )
         if evaluation_id is None:
             raise ConversationNotFound("this session has no conversation to resume; run a task first")
         self.messages = list(get_inner_messages(self.session, evaluation_id))

@@ -20,7 +20,7 @@ from functools import partial, reduce
 from typing import Any
 
 from treenail import telemetry
-from treenail.containment import WrapOptions
+from treenail.containment import CancellationToken, ExecutionContext, WrapOptions
 from treenail.conversation import InnerMessage
 from treenail.errors import CancelledByToken, HoldRequired, VisibilityExpansionRequired
 from treenail.tools import Body, ToolCall, ToolResult, run_handler
@@ -86,15 +86,24 @@ async def contain(proceed: Next, call: TurnCall) -> ToolResult[Any]:
     containment = call.frame.containment
     if containment is None:
         return await proceed(call)
-    request = call.request
+    return await contained(call.request, partial(proceed, call), containment, call.frame.cancellation)
+
+
+async def contained(
+    request: ToolCall,
+    proceed: Callable[[], Awaitable[ToolResult[Any]]],
+    containment: ExecutionContext,
+    cancellation: CancellationToken,
+) -> ToolResult[Any]:
+    """Make a tool call if the containment lets it. Raises `CallRefused` if it refuses or stops the call."""
     options = WrapOptions(
         operation_name=request.name, fingerprint=request.arguments_json, cost_of=lambda result: 0.0
     )
-    outcome = await containment.acall_tool(partial(proceed, call), options)
+    outcome = await containment.acall_tool(proceed, options)
     if outcome.value is not None:
         return outcome.value
     error = outcome.error
-    stopped_by_chain = isinstance(error, CancelledByToken) and not call.frame.cancellation.is_cancelled
+    stopped_by_chain = isinstance(error, CancelledByToken) and not cancellation.is_cancelled
     if error is None or stopped_by_chain:
         raise refused(outcome, containment)
     raise error

@@ -29,6 +29,7 @@ STYLES = {
     "unfinished": "yellow",
     "interrupted": "yellow",
     "empty": "dim",
+    "foreign": "dim",
 }
 """The colours of states; all others are red."""
 

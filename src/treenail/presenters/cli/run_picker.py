@@ -17,7 +17,7 @@ from treenail.printable import printable_line
 MAX_RUNS = 100
 """How many of the newest runs are shown."""
 
-_OVER = ("completed", "empty")
+_OVER = ("completed", "empty", "foreign")
 """The states of a run that there is nothing to resume in. One that is damaged, or that another process
 writes, is named all the same: the resume says what is in its way."""
 
