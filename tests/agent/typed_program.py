@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from treenail import Agent, Run, Tool, ToolContext, tool
-from treenail.agent import AgentContext, toolset
+from treenail.agent import AgentContext, RunEvent, toolset
 from treenail.providers.scripted import ScriptedProvider
 
 MODEL = ScriptedProvider(["done"])
@@ -90,3 +90,15 @@ seller.run("Sell a rope.", provider=MODEL, deps="Kelp")  # type: ignore[arg-type
 seller.run("Sell a rope.", provider=MODEL, deps=shop).output.sum  # type: ignore[attr-defined]
 Agent("seller", instructions=instructions, deps_type=int)  # type: ignore[arg-type]
 seller.run(3, provider=MODEL)  # type: ignore[arg-type]
+
+
+async def streamed() -> None:
+    async with seller.stream(
+        "Sell a rope.", provider=MODEL, deps=shop, key="order 17", store="runs.db"
+    ) as run:
+        async for event in run:
+            assert_type(event, RunEvent)
+        assert_type((await run.aresult()).output, Invoice)
+
+
+assert_type(seller.start("Sell a rope.", provider=MODEL, deps=shop).result().output, Invoice)

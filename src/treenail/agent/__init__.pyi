@@ -11,6 +11,10 @@ from .context import Toolset as Toolset
 from .context import ToolsOfRun as ToolsOfRun
 from .context import extended as extended
 from .context import toolset as toolset
+from .events import RunEvent as RunEvent
+from .events import follow as follow
+from .handle import RunHandle as RunHandle
+from .handle import RunStream as RunStream
 from .run import Run as Run
 from .run import RunToolCall as RunToolCall
 from .stored import RunStore as RunStore

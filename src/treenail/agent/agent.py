@@ -8,21 +8,24 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Required, TypedDict, TypeVar, Unpack, cast
-from uuid import UUID
+from uuid import UUID, uuid5
+from weakref import WeakValueDictionary
 
 from treenail.agent.context import Instructions, instructions_for
+from treenail.agent.handle import Begun, RunHandle, RunStream
 from treenail.agent.run import Run
 from treenail.agent.stored import RunStore, close_state, end_other_writers, open_state, workspace_of
 from treenail.containment import CancellationToken, ExecutionConfig, ExecutionContext, Limits
 from treenail.conversation import CompactionSettings, ImagePart, enable_inner_message_recording
-from treenail.errors import UsageError
-from treenail.log import PostgresUrl, open_log
+from treenail.errors import SessionNotFoundError, UsageError
+from treenail.log import PostgresUrl, open_log, place_of, store_named
 from treenail.prompt import (
     MarkdownSection,
     OutputT,
@@ -47,6 +50,7 @@ from treenail.tools import (
     Tool,
     ToolPolicy,
     check_is_list,
+    filesystem_of,
     hooked,
     listed,
     lost_processes,
@@ -62,6 +66,7 @@ from treenail.turns import (
     RetryPolicy,
     ToolSource,
     TurnResult,
+    TurnStarted,
     Watch,
     ceilings_of,
     contain,
@@ -242,18 +247,20 @@ class Agent(Generic[DepsT, OutputT]):
         tags: Mapping[str, str] | None = None,
         images: Sequence[ImagePart] = (),
         new_id: UUID | None = None,
+        key: UUID | str | None = None,
         **options: Unpack[RunOptions[DepsT]],
     ) -> Run[OutputT]:
         """Work on a task until the turn ends. Not for use inside an event loop.
 
         Without a `store` the run lives in memory; with a path it is durable. With `run_id` the task continues
         an earlier run, which the model remembers. `tags` are stored with a new run; `new_id` is its id, which
-        no run of the store may have. `images` are shown to the model with the task; a model that is known to
-        take none is refused.
+        no run of the store may have. `key` names the work: the same key and task are the same run, which is
+        begun once, resumed if it was cut off, and read from the log if it is completed. `images` are shown to
+        the model with the task; a model that is known to take none is refused.
         """
         return run_blocking(
             lambda: self.arun(
-                task, store=store, run_id=run_id, tags=tags, images=images, new_id=new_id, **options
+                task, store=store, run_id=run_id, tags=tags, images=images, new_id=new_id, key=key, **options
             ),
             face="Agent.run",
             instead="arun",
@@ -268,17 +275,124 @@ class Agent(Generic[DepsT, OutputT]):
         tags: Mapping[str, str] | None = None,
         images: Sequence[ImagePart] = (),
         new_id: UUID | None = None,
+        key: UUID | str | None = None,
         **options: Unpack[RunOptions[DepsT]],
     ) -> Run[OutputT]:
         """Work on a task until the turn ends, inside an event loop. See `run`."""
+        loop, run = self._begun(task, store, run_id, tags, images, new_id, key, options)
+        return await self._drive(loop, store, run)
+
+    def start(
+        self,
+        task: str,
+        *,
+        store: RunStore | None = None,
+        run_id: UUID | str | None = None,
+        tags: Mapping[str, str] | None = None,
+        images: Sequence[ImagePart] = (),
+        key: UUID | str | None = None,
+        **options: Unpack[RunOptions[DepsT]],
+    ) -> RunHandle[OutputT]:
+        """Start a run in a thread of its own, and return a handle: its id, events, answers and result.
+
+        It takes what `run` takes. With a `key` whose run is under way in this process, that run's handle is
+        returned. A program that ends takes its runs along, as a crash would; the key resumes them.
+        """
+        with _STARTING:
+            if key is not None:
+                found = _UNDER_WAY.get((_place(store), id_of(key)))
+                if found is not None and found.is_under_way:
+                    with closing(Session.open(found.log, found.id, read_only=True)) as session:
+                        _check_task(session, task, key)
+                    return found
+            handle = self._handle(task, store, run_id, tags, images, key, options).start_in_thread()
+            _UNDER_WAY[_place(store), handle.id] = handle
+            return handle
+
+    def stream(
+        self,
+        task: str,
+        *,
+        store: RunStore | None = None,
+        run_id: UUID | str | None = None,
+        tags: Mapping[str, str] | None = None,
+        images: Sequence[ImagePart] = (),
+        key: UUID | str | None = None,
+        **options: Unpack[RunOptions[DepsT]],
+    ) -> RunStream[OutputT]:
+        """Run a task for the length of a block, and give its events: `async with agent.stream(...) as run`.
+
+        It takes what `run` takes. Inside an event loop the turn is a task of that loop; with a plain `with`
+        it has a thread. Leaving the block early interrupts the run.
+        """
+        return RunStream(self._handle(task, store, run_id, tags, images, key, options))
+
+    def _handle(
+        self,
+        task: str,
+        store: RunStore | None,
+        run_id: UUID | str | None,
+        tags: Mapping[str, str] | None,
+        images: Sequence[ImagePart],
+        key: UUID | str | None,
+        options: RunOptions[DepsT],
+    ) -> RunHandle[OutputT]:
+        log = open_log(store, must_exist=run_id is not None)
+        token = options.get("cancellation") or CancellationToken()
+        options["cancellation"] = token
+
+        def begin() -> Begun:
+            begun = self._begun(task, log, run_id, tags, images, None, key, options)
+            if options.get("workspace") is None and begun[0].workspace is None:
+                # Files in memory outlive a hold.
+                options["workspace"] = filesystem_of(begun[0].state)
+            return begun
+
+        def resume(known: UUID) -> Begun:
+            loop = self._loop(log, known, **options)
+            return loop, loop.resume
+
+        return RunHandle(
+            log,
+            begin=begin,
+            resume=resume,
+            drive=lambda loop, run: self._drive(loop, log, run),
+            cancellation=token,
+            owns_log=isinstance(store, (str, Path, PostgresUrl)),
+        )
+
+    def _begun(
+        self,
+        task: str,
+        store: RunStore | None,
+        run_id: UUID | str | None,
+        tags: Mapping[str, str] | None,
+        images: Sequence[ImagePart],
+        new_id: UUID | None,
+        key: UUID | str | None,
+        options: RunOptions[DepsT],
+    ) -> Begun:
+        """Open the loop of a task, and say how its turn is run: the run of a known key is resumed."""
         options["provider"] = provider = _provider(options.get("provider"))
         if not isinstance(task, str):
             raise UsageError(f"the task must be text, not {task!r}")
         if images:
             check_takes_images(provider)
+        if key is not None:
+            if run_id is not None or new_id is not None:
+                raise UsageError("a key names a run of its own; leave run_id and new_id out")
+            if store is None:
+                raise UsageError("a key needs a store that remembers it; pass store=...")
+            new_id = id_of(key)
+            known = _known(store, new_id, task, key)
+            if known == "begun":
+                loop = self._loop(store, new_id, **options)
+                return loop, loop.resume
+            if known == "empty":
+                run_id, new_id = new_id, None
         loop = self._loop(store, run_id, tags, new_id, **options)
         loop.task = task
-        return await self._drive(loop, store, partial(loop.run, task, images))
+        return loop, partial(loop.run, task, images)
 
     def resume(
         self, store: RunStore, run_id: UUID | str, **options: Unpack[RunOptions[DepsT]]
@@ -416,6 +530,56 @@ class Agent(Generic[DepsT, OutputT]):
 
 AnyAgent = Agent[Any, Any]
 """An agent whatever its types are."""
+
+
+_KEYS = UUID("6f3d2c1e-5b57-4a36-9a8b-7d3f0a4f6b10")
+"""The namespace of the ids that are made from keys."""
+
+_STARTING = threading.Lock()
+_UNDER_WAY: WeakValueDictionary[tuple[str, UUID], RunHandle[Any]] = WeakValueDictionary()
+
+
+def id_of(key: UUID | str) -> UUID:
+    """Return the id of the run that a key names: itself if it is an id, else one that is made from it."""
+    if isinstance(key, UUID):
+        return key
+    if not key.strip():
+        raise UsageError("the key is empty; name the work with a text of your choice, or leave it out")
+    try:
+        return UUID(key)
+    except ValueError:
+        return uuid5(_KEYS, key)
+
+
+def _place(store: RunStore | None) -> str:
+    """Return a text that is the same for all names of a store."""
+    place = store_named(store) if isinstance(store, (str, Path, PostgresUrl)) else place_of(store)
+    if isinstance(place, Path):
+        return str(place.resolve())
+    return f"in memory {id(store)}" if place is None else str(place)
+
+
+def _known(store: RunStore, run_id: UUID, task: str, key: UUID | str) -> str:
+    """Say how the run of a key stands: `begun`, `empty` if it has no turn yet, or `new`."""
+    log = open_log(store)
+    try:
+        with closing(Session.open(log, run_id, read_only=True)) as session:
+            return "begun" if _check_task(session, task, key) else "empty"
+    except SessionNotFoundError:
+        return "new"
+    finally:
+        if isinstance(store, (str, Path, PostgresUrl)):
+            log.close()
+
+
+def _check_task(session: Session, task: str, key: UUID | str) -> bool:
+    """Say whether a run has begun; raise `UsageError` if it began with another task."""
+    turns = session[TurnStarted].all()
+    if turns and turns[0].task != task:
+        raise UsageError(
+            f"the key {str(key)!r} belongs to another task, {turns[0].task[:80]!r}; choose a new key"
+        )
+    return bool(turns)
 
 
 def _provider(given: object) -> Provider:

@@ -28,3 +28,4 @@ from .stores import state_directory as state_directory
 from .stores import store_named as store_named
 from .watching import Watcher as Watcher
 from .watching import watch as watch
+from .watching import watcher_of as watcher_of

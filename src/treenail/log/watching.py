@@ -51,6 +51,12 @@ class PollingWatcher:
         """Do nothing: there is nothing to stop."""
 
 
+def watcher_of(log: Log, session_id: UUID) -> Watcher:
+    """Return what waits for new events of a session: the store's own watcher, or one that asks."""
+    own: Callable[[UUID], Watcher] | None = getattr(log, "watcher", None)
+    return PollingWatcher(log, session_id) if own is None else own(session_id)
+
+
 def watch(
     log: Log, session_id: UUID, *, after: int = 0, is_over: Callable[[], bool] = lambda: False
 ) -> Iterator[Envelope]:
@@ -60,8 +66,7 @@ def watch(
     batch. A Postgres server tells of new events by itself; other stores are asked. Raises
     `SessionNotFoundError` if the session is not there or was erased.
     """
-    own: Callable[[UUID], Watcher] | None = getattr(log, "watcher", None)
-    with closing(PollingWatcher(log, session_id) if own is None else own(session_id)) as watcher:
+    with closing(watcher_of(log, session_id)) as watcher:
         seq = after
         while True:
             if watcher.wait(seq, _LOOK_EVERY_S) > seq:

@@ -27,6 +27,8 @@ from .context import filesystem_of as filesystem_of
 from .event_loop import cancellations as cancellations
 from .event_loop import heed_cancellations as heed_cancellations
 from .event_loop import is_in_event_loop as is_in_event_loop
+from .event_loop import refuse_in_event_loop as refuse_in_event_loop
+from .event_loop import run_beside as run_beside
 from .event_loop import run_blocking as run_blocking
 from .events import CommandRan as CommandRan
 from .events import EndedCall as EndedCall

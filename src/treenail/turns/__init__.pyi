@@ -23,6 +23,7 @@ from .live import LiveFeed as LiveFeed
 from .live import PlanChanged as PlanChanged
 from .live import PlanEntry as PlanEntry
 from .live import StatusChanged as StatusChanged
+from .live import Subscription as Subscription
 from .live import ToolCallBegan as ToolCallBegan
 from .live import ToolCallFinished as ToolCallFinished
 from .live import ToolCallOutput as ToolCallOutput

@@ -282,20 +282,21 @@ class Subscription:
                 lambda: self._closed or (self._is_idle and not self._deltas and not self._others), timeout_s
             )
 
-    async def __aiter__(self) -> AsyncIterator[LiveEvent | Lagged]:
-        """Yield each event, waiting in this event loop, until the subscription is closed."""
+    async def get(self) -> LiveEvent | Lagged | None:
+        """Return the next event, waiting for it in this event loop; None when the subscription is closed."""
         while True:
             arrived = anyio.Event()
             with self._changed:
                 found = self._pop()
-                if found is None:
-                    if self._closed:
-                        return
-                    self._wake = threadsafe(arrived.set)
-            if found is None:
-                await arrived.wait()
-            else:
-                yield found
+                if found is not None or self._closed:
+                    return found
+                self._wake = threadsafe(arrived.set)
+            await arrived.wait()
+
+    async def __aiter__(self) -> AsyncIterator[LiveEvent | Lagged]:
+        """Yield each event, waiting in this event loop, until the subscription is closed."""
+        while (found := await self.get()) is not None:
+            yield found
 
 
 class LiveFeed:
