@@ -12,7 +12,7 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import pytest
@@ -346,6 +346,33 @@ def test_a_server_at_an_address_that_was_restarted_is_connected_to_again(is_told
         finally:
             listening.shutdown()
     assert effects == ["session-0", "session-1", "session-1"]
+
+
+def test_a_server_that_does_not_let_go_does_not_keep_a_run() -> None:
+    """It answers neither our goodbye nor the request for its stream."""
+    over = threading.Event()
+
+    class Clinging(Forgetful):
+        sessions: ClassVar = []
+        effects: ClassVar = ["one"]
+        is_told = True
+
+        def do_DELETE(self) -> None:
+            over.wait(120)
+
+        do_GET = do_DELETE
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Clinging) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        began = time.monotonic()
+        try:
+            server = McpServer("far", url=f"http://127.0.0.1:{listening.server_port}/mcp", ask=False)
+            with run(server, calls(("far__pay", {}))) as ended:
+                assert results(ended) == ["paid"]
+            assert time.monotonic() - began < 100
+        finally:
+            over.set()
+            listening.shutdown()
 
 
 def test_a_list_of_tools_that_changes_at_each_look_is_looked_at_once_for_a_call(notes: Path) -> None:

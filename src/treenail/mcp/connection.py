@@ -52,7 +52,7 @@ for _name in ("mcp", "client"):
 
 MAX_STARTS = 5
 """How often a server is started before one of its calls works."""
-_LEAVE_S = 5.0
+_LEAVE_S = 2.0
 """How long a server at an address may take to say goodbye."""
 _MAX_PAGES = 100
 _MAX_INSTRUCTIONS = 4_000

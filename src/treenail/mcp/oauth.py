@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -153,7 +153,7 @@ class _KnownClient(TokenFile):
         )
 
 
-def _flow(server: McpServer) -> httpx2.Auth | None:
+def _flow(server: McpServer) -> OAuthClientProvider | None:
     """Return what logs in when a server asks for it; None if its headers do that already."""
     if any(name.lower() == "authorization" for name in server.headers):
         return None
@@ -194,7 +194,7 @@ def _flow(server: McpServer) -> httpx2.Auth | None:
     return flow
 
 
-def _by_itself(server: McpServer, oauth: OAuth) -> httpx2.Auth:
+def _by_itself(server: McpServer, oauth: OAuth) -> OAuthClientProvider:
     """Return the login of a client without a person."""
     if not oauth.client_id or not (oauth.client_secret or oauth.private_key):
         raise UsageError(
@@ -224,6 +224,37 @@ def _by_itself(server: McpServer, oauth: OAuth) -> httpx2.Auth:
         return PrivateKeyJWTOAuthProvider(assertion_provider=signed.create_assertion_provider(), **common)
 
 
+class _WhenAsked(httpx2.Auth):
+    """The SDK's flow, begun when a server asks for a login.
+
+    The flow lets one request through at a time, until its answer begins: a call that takes long would hold up
+    its own cancellation, and a stream that stays silent every call.
+    """
+
+    def __init__(self, flow: OAuthClientProvider) -> None:
+        self._flow = flow
+
+    async def async_auth_flow(
+        self, request: httpx2.Request
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Send a request with the token that is known, if there is one; log in if that does not do."""
+        known = self._flow.context
+        if known.current_tokens is not None and known.is_token_valid():
+            request.headers["Authorization"] = f"Bearer {known.current_tokens.access_token}"
+        response = yield request
+        if response.status_code not in (401, 403):
+            return
+        steps = self._flow.async_auth_flow(request)
+        try:
+            step = await anext(steps)
+            while True:
+                step = await steps.asend((yield step))
+        except StopAsyncIteration:
+            return
+        finally:
+            await steps.aclose()
+
+
 @asynccontextmanager
 async def http_client(server: McpServer, forgotten: Callable[[], None]) -> AsyncIterator[httpx2.AsyncClient]:
     """Make the client for a server that is reached by HTTP. `forgotten` hears that our session is gone."""
@@ -232,9 +263,10 @@ async def http_client(server: McpServer, forgotten: Callable[[], None]) -> Async
         if response.status_code == 404 and "mcp-session-id" in response.request.headers:
             forgotten()
 
+    flow = _flow(server)
     async with httpx2.AsyncClient(
         headers=server.request_headers(),
-        auth=_flow(server),
+        auth=None if flow is None else _WhenAsked(flow),
         timeout=_TIMEOUT,
         event_hooks={"response": [heard]},
     ) as client:
