@@ -1,5 +1,7 @@
 """Runs commands in sandboxes as the user whose number it is given. Orders and results are lines of JSON.
 
+A second argument is a directory with a Python and our scripts, for users who cannot read the usual ones.
+
 A process of its own, because the interpreter may lie where only root can start it: everything is imported, by
 running a command, before the user is changed.
 """
@@ -12,13 +14,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 from treenail.errors import ToolError
-from treenail.sandbox import Grants, Layer, Sandbox
-from treenail.tools import command_environment
+from treenail.sandbox import Grants, Layer, Sandbox, landlock, probe
+from treenail.tools import command_environment, process
 from treenail.tools.process import run_command
 
 
-def main(user: int) -> None:
-    run_command("true", cwd="/usr/share", sandbox=Sandbox("require"))
+def main(user: int, public: str = "") -> None:
+    run_command("true", cwd="/usr/share", sandbox=Sandbox("auto"))
+    probe.cache_clear()  # another user may find something else
+    if public:
+        sys.executable = f"{public}/python/bin/{Path(sys.executable).resolve().name}"
+        process.SUPERVISOR = Path(public, "treenail/tools/supervisor.py")
+        landlock.SCRIPT = Path(public, "treenail/sandbox/landlock_exec.py")
     if os.geteuid() != user:
         os.setgroups([])
         os.setgid(user)
@@ -58,4 +65,4 @@ def main(user: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -32,7 +32,7 @@ SECRETS = [".ssh/id_ed25519", ".aws/credentials", ".config/gh/hosts.yml", ".netr
 class Attacker:
     """A process that runs commands as a user, in a workspace beside a directory that is not its business."""
 
-    def __init__(self, user: int, base: Path) -> None:
+    def __init__(self, user: int, base: Path, before: tuple[str, ...] = (), *words: str) -> None:
         self.user, self.base = user, base
         self.workspace, self.outside, self.home = base / "workspace", base / "outside", base / "home"
         for each in (self.workspace, self.outside, self.home):
@@ -45,7 +45,7 @@ class Attacker:
             os.chown(each, user, user)
         script = Path(__file__).with_name("attacker.py")
         self.process = subprocess.Popen(
-            [sys.executable, str(script), str(user)],
+            [*before, sys.executable, str(script), str(user), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

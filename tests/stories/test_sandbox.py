@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +12,22 @@ from pathlib import Path
 import pytest
 from tests.stories.terminal import Terminal, clean_environment, treenail
 
-CAGE = ["bwrap", "--dev-bind", "/", "/", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--"]
-"""Makes a machine on which nothing can be confined, as Docker's default profile does."""
+NO_NAMESPACES = "exec bwrap --dev-bind / / --unshare-user --disable-userns --cap-drop ALL"
+CAGE = ["sh", "-c", f'{NO_NAMESPACES} -- "$@"', "sh"]
+"""Makes a machine on which there are no namespaces, as Docker's default profile does."""
+
+
+def cage(project: Path) -> list[str]:
+    """Make a machine on which nothing can be confined: it has no Landlock either."""
+    steps = (
+        (0x20, 0, 0, 0),
+        (0x15, 0, 1, 444),
+        (0x06, 0, 0, 0x00050000 | errno.ENOSYS),
+        (0x06, 0, 0, 0x7FFF0000),
+    )
+    rules = project.parent / "no-landlock"
+    rules.write_bytes(b"".join(struct.pack("=HBBI", *each) for each in steps))
+    return ["sh", "-c", f'rules=$1; shift; {NO_NAMESPACES} --seccomp 9 -- "$@" 9<"$rules"', "sh", str(rules)]
 
 
 @pytest.fixture
@@ -31,7 +47,7 @@ def script(project: Path, *commands: str) -> str:
 def caged(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `treenail` where nothing can be confined, without a terminal."""
     return subprocess.run(
-        [*CAGE, sys.executable, "-m", "treenail", *arguments],
+        [*cage(project), sys.executable, "-m", "treenail", *arguments],
         cwd=project,
         env=clean_environment(project),
         check=False,
@@ -63,11 +79,39 @@ def test_without_a_sandbox_commands_are_refused(project: Path) -> None:
     assert confinements(project) == [("none", [])]
 
 
+def test_without_namespaces_landlock_confines_commands_and_is_called_by_its_name(project: Path) -> None:
+    """In `auto` alone: the doctor and the log say that it is the weaker one, and a failed call is undone."""
+    (project / "a.txt").write_text("a person's")
+    model = script(project, "echo x > a.txt; sleep 1000", "echo made > made; echo x > ../outside")
+    file = Path(model.removeprefix("scripted:"))
+    file.write_text(file.read_text().replace('sleep 1000"', 'sleep 1000", "timeout_seconds": 1'))
+
+    def treenail_there(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*CAGE, sys.executable, "-m", "treenail", *arguments],
+            cwd=project,
+            env=clean_environment(project),
+            check=False,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+
+    refused = treenail_there("run", "go", "--model", model, "--sandbox", "require")
+    assert refused.returncode == 2 and "weaker than bubblewrap" in refused.stderr
+    assert "ok  sandbox          Landlock, which is weaker" in treenail_there("doctor").stdout
+    assert treenail_there("run", "go", "--model", model).returncode == 0
+    held = "landlock (modes and times outside are open), no network"
+    assert confinements(project) == [(held, []), (held, ["write"])]
+    assert (project / "a.txt").read_text() == "a person's", "the first command ran out of time"
+    assert (project / "made").exists() and not (project.parent / "outside").exists()
+
+
 @pytest.mark.parametrize("answer", ["y", "n"])
 def test_a_person_at_a_terminal_is_asked_once(project: Path, answer: str) -> None:
     """Before anything runs; what they allow holds for the run and its resumes."""
     with Terminal(
-        "run", "go", "--model", script(project, "touch one", "touch two"), cwd=project, before=CAGE
+        "run", "go", "--model", script(project, "touch one", "touch two"), cwd=project, before=cage(project)
     ) as terminal:
         terminal.wait_for(r"not confined[\s\S]*\[y/N\]")
         terminal.type(answer + "\n")

@@ -1,12 +1,15 @@
 from .bubblewrap import confined as confined
+from .landlock import landlocked as landlocked
 from .policy import MODES as MODES
 from .policy import WITHOUT as WITHOUT
 from .policy import CommandLine as CommandLine
 from .policy import Grants as Grants
 from .policy import Layer as Layer
+from .policy import Level as Level
 from .policy import Mode as Mode
 from .policy import Sandbox as Sandbox
 from .probe import Probe as Probe
+from .probe import level_of as level_of
 from .probe import probe as probe
 from .refusals import FOR_THE_PERSON as FOR_THE_PERSON
 from .refusals import Refusal as Refusal

@@ -11,7 +11,10 @@ from typing import Literal
 from treenail.errors import UsageError
 
 Mode = Literal["require", "auto", "off"]
-"""Whether commands are confined: always; always, but a person may be asked to do without; never."""
+"""Whether commands are confined: by bubblewrap; by what there is, or a person is asked; not at all."""
+
+Level = Literal["bubblewrap", "landlock"]
+"""What confines a command; Landlock is a fallback, which leaves more open."""
 
 MODES: tuple[Mode, ...] = ("require", "auto", "off")
 """The modes, strictest first."""
@@ -79,8 +82,8 @@ NOTHING_MORE = Grants()
 class Sandbox:
     """How the commands of a workspace are confined.
 
-    In a library `auto` and `require` are the same: where no sandbox can be had, a command is refused. The
-    command line asks a person at a terminal if the mode is `auto`.
+    `require` needs bubblewrap; `auto` takes Landlock where that is all there is. Where there is neither, a
+    command is refused; the command line asks a person at a terminal if the mode is `auto`.
     """
 
     mode: Mode = "auto"
@@ -92,12 +95,13 @@ class Sandbox:
         if self.mode not in MODES:
             raise UsageError(f"the sandbox must be one of {', '.join(MODES)}, not {self.mode!r}")
 
-    def described(self) -> str:
+    def described(self, level: Level = "bubblewrap") -> str:
         """Return what confines a command, as the log keeps it."""
         if self.mode == "off":
             return "none"
+        how = "bubblewrap" if level == "bubblewrap" else "landlock (modes and times outside are open)"
         also = [f"may write {each}" for each in self.grants.write]
-        return ", ".join(["bubblewrap", "network" if self.grants.network else "no network", *also])
+        return ", ".join([how, "network" if self.grants.network else "no network", *also])
 
     def hiding(self, paths: Iterable[Path | None]) -> Sandbox:
         """Return this sandbox with more hidden paths."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from treenail.sandbox.policy import WITHOUT, Sandbox
+from treenail.sandbox.policy import WITHOUT, Level, Sandbox
 
 Refusal = Literal["network", "write", "privilege", "command"]
 """What a sandbox can refuse."""
@@ -27,15 +27,18 @@ _SIGNS: dict[Refusal, re.Pattern[str]] = {
     ),
 }
 
+_DENIED = re.compile(r"[Pp]ermission denied|EACCES|os error 13\b")
+"""How Landlock refuses a write."""
+
 _FOR_THE_MODEL: dict[Refusal, str] = {
     "network": (
         "Commands have no network here, so this cannot work, whatever program is used; do not try again. If "
         "the task needs it, say so at the end: a person can allow it with --allow-network."
     ),
     "write": (
-        "Commands can write to the workspace and to /tmp (emptied after each command), and nowhere else; do "
-        "not try again. If the task needs another directory, say so: a person can allow it with "
-        "--allow-write DIR."
+        "Commands can write to the workspace and to $TMPDIR or /tmp (emptied after each command), and "
+        "nowhere else; do not try again. If the task needs another directory, say so: a person can allow it "
+        "with --allow-write DIR."
     ),
     "command": "No command can run here, so do not try another one. Use the file tools.",
     "privilege": (
@@ -52,14 +55,17 @@ FOR_THE_PERSON: dict[Refusal, str] = {
 """What a person is told about each refusal."""
 
 
-def refusals(sandbox: Sandbox, output: str, errors: str, exit_code: int | None) -> tuple[Refusal, ...]:
+def refusals(
+    sandbox: Sandbox, output: str, errors: str, exit_code: int | None, level: Level = "bubblewrap"
+) -> tuple[Refusal, ...]:
     """Return what a command was refused: its errors tell, and its output if it failed."""
     if sandbox.mode == "off":
         return ()
     text = errors if exit_code == 0 else f"{errors}\n{output}"
+    signs = _SIGNS if level == "bubblewrap" else {**_SIGNS, "write": _DENIED}
     return tuple(
         kind
-        for kind, sign in _SIGNS.items()
+        for kind, sign in signs.items()
         if not (kind == "network" and sandbox.grants.network) and sign.search(text)
     )
 

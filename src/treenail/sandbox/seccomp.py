@@ -44,7 +44,7 @@ _EVERYWHERE = {
 }  # fmt: skip
 _MACHINES = {
     "x86_64": (0xC000003E, {
-        "ioctl": 16, "clone": 56, "unshare": 272, "chmod": 90, "fchmod": 91, "fchmodat": 268,
+        "ioctl": 16, "socket": 41, "clone": 56, "unshare": 272, "chmod": 90, "fchmod": 91, "fchmodat": 268,
         "fchmodat2": 452, "creat": 85, "mknod": 133, "mknodat": 259, "open": 2, "openat": 257,
     }, {
         "ptrace": 101, "syslog": 103, "vhangup": 153, "pivot_root": 155, "adjtimex": 159, "chroot": 161,
@@ -56,8 +56,8 @@ _MACHINES = {
         "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
     }),
     "aarch64": (0xC00000B7, {
-        "ioctl": 29, "clone": 220, "unshare": 97, "fchmod": 52, "fchmodat": 53, "fchmodat2": 452,
-        "mknodat": 33, "openat": 56,
+        "ioctl": 29, "socket": 198, "clone": 220, "unshare": 97, "fchmod": 52, "fchmodat": 53,
+        "fchmodat2": 452, "mknodat": 33, "openat": 56,
     }, {
         "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "vhangup": 58, "quotactl": 60, "acct":
         89, "kexec_load": 104, "init_module": 105, "delete_module": 106, "clock_settime": 112, "syslog":
@@ -80,8 +80,11 @@ def refused_calls(machine: str | None = None) -> dict[str, int]:
 
 
 @functools.cache
-def program(machine: str | None = None) -> bytes | None:
-    """Return the filter for a machine, this one by default; None if its system calls are not known here."""
+def program(machine: str | None = None, *, sockets: bool = True) -> bytes | None:
+    """Return the filter for a machine, this one by default; None if its system calls are not known here.
+
+    Without `sockets` none can be made: the network is unreachable, and so are programs that listen by path.
+    """
     known = _MACHINES.get(machine or platform.machine())
     if known is None:
         return None
@@ -93,6 +96,8 @@ def program(machine: str | None = None) -> bytes | None:
         lines += _return_if(_EQUAL, number, missing)
     for number in sorted(refused_calls(machine).values()):
         lines += _return_if(_EQUAL, number, refuse)
+    if not sockets:
+        lines += _return_if(_EQUAL, inspected["socket"], _ERRNO | errno.ENETUNREACH)
     # An inspected call ends with its own verdict, so that the number does not have to be loaded again.
     lines += _inspect(inspected["unshare"], _FIRST, _AND_SET, (_NEW_ANY,))
     lines += _inspect(inspected["clone"], _FIRST, _AND_SET, (_NEW_USER,))

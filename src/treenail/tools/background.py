@@ -25,7 +25,7 @@ from uuid import UUID
 from treenail.containment import CancellationToken
 from treenail.errors import SandboxError, ToolError, UsageError
 from treenail.log import SlicePolicy
-from treenail.sandbox import Sandbox
+from treenail.sandbox import Sandbox, level_of
 from treenail.state import Session, event
 from treenail.tools.context import ToolContext
 from treenail.tools.process import CommandResult, command_environment, run_command
@@ -311,7 +311,13 @@ class _Handlers:
             return ToolResult.error(f"It could not be started: {process.error}")
         writes = sandbox.grants.live
         context.session.dispatch(
-            ProcessStarted(process.process_id, context.call_id, params.command, writes, sandbox.described())
+            ProcessStarted(
+                process.process_id,
+                context.call_id,
+                params.command,
+                writes,
+                sandbox.described(level_of(sandbox.mode)),
+            )
         )
         where = f"only in {', '.join(writes)}, which no undo touches" if writes else "nowhere in it"
         told = f"Started {process.process_id}. It sees the workspace as it is, and can write {where}."

@@ -28,7 +28,7 @@ import anyio.to_thread
 from treenail.clock import Clock
 from treenail.containment import CancellationToken
 from treenail.errors import SandboxError, UsageError, WorkspaceError
-from treenail.sandbox import Layer, Sandbox
+from treenail.sandbox import Layer, Sandbox, level_of
 from treenail.tools.events import Way
 from treenail.tools.process import CommandResult, default_shell, run_command_async, shown_command
 from treenail.workspace import CommandLayer, Filesystem, LayeredFilesystem, layered
@@ -124,6 +124,8 @@ async def _on_layer(
     """Run on a layer. Return the result, if there is one, and why it does not do, if so."""
     if sandbox.mode == "off":
         return None, "there is no sandbox"
+    if level_of(sandbox.mode) == "landlock":
+        return None, "Landlock has no layers"
     because = root = ""
     for elsewhere in (False, True):
         try:

@@ -32,11 +32,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -47,7 +48,16 @@ import anyio
 from treenail.clock import Clock, SystemClock, new_id
 from treenail.containment import CancellationToken, call_later, wait_finished, workers
 from treenail.errors import SandboxError, ToolError, UsageError
-from treenail.sandbox import WITHOUT, Layer, Refusal, Sandbox, confined, refusals
+from treenail.sandbox import (
+    WITHOUT,
+    Layer,
+    Refusal,
+    Sandbox,
+    confined,
+    landlocked,
+    level_of,
+    refusals,
+)
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 """How much of each output stream is kept unless the caller says otherwise."""
@@ -173,8 +183,12 @@ def run_command(
     _check(argv, timeout_s, max_output_bytes)
     env = options.get("env")
     sandbox, cwd = options.get("sandbox"), Path(options["cwd"])
+    if sandbox is None or sandbox.mode == "off":
+        kind: type[_Run] = _Run
+    else:
+        kind = _ConfinedRun if level_of(sandbox.mode) == "bubblewrap" else _LandlockRun
     make = partial(
-        _Run if sandbox is None or sandbox.mode == "off" else _ConfinedRun,
+        kind,
         argv=argv,
         cwd=cwd,
         env=command_environment() if env is None else dict(env),
@@ -428,6 +442,14 @@ class _Run:
             os.close(status_write)
         return process, _Control(control_write), status_read
 
+    def _check_program(self) -> None:
+        """Raise what starting the program would raise; inside the sandbox it would be an exit code."""
+        name = self._argv[0]
+        path = str(self._cwd / name) if "/" in name else shutil.which(name, path=self._env.get("PATH"))
+        number = errno.ENOENT if path is None or not os.path.exists(path) else errno.EACCES
+        if path is None or not os.access(path, os.X_OK) or os.path.isdir(path):
+            raise OSError(number, f"the command cannot be started: {os.strerror(number)}", name)
+
     def _begin(self, control: _Control) -> None:
         order = {"argv": self._argv, "env": {**self._env, MARKER: self._marker}, "cwd": str(self._cwd)}
         control.send(json.dumps(order).encode() + b"\n")
@@ -532,6 +554,35 @@ class _Run:
         )
 
 
+class _LandlockRun(_Run):
+    """One command under its supervisor, confined by Landlock."""
+
+    def to_the_end(self, timeout_s: float | None, cancellation: CancellationToken | None) -> CommandResult:
+        """Run it with a directory of its own for temporary files."""
+        if self._layer is not None:
+            raise SandboxError("there are no layers where only Landlock confines commands")
+        if self._cwd.is_dir():
+            self._check_program()
+        with tempfile.TemporaryDirectory(prefix="treenail-", ignore_cleanup_errors=True) as temporary:
+            line = landlocked(
+                self._argv,
+                workspace=self._workspace,
+                env=self._env,
+                temporary=os.path.realpath(temporary),
+                grants=self._sandbox.grants,
+                hidden=self._sandbox.hidden,
+                live=self._live,
+            )
+            argv, self._argv, self._env = self._argv, list(line.argv), dict(line.env)
+            result = super().to_the_end(timeout_s, cancellation)
+            self._argv = argv
+        return replace(
+            result,
+            confinement=self._sandbox.described("landlock"),
+            refused=refusals(self._sandbox, result.stdout, result.stderr, result.exit_code, "landlock"),
+        )
+
+
 class _Leash(_Control):
     """Holds a sandbox by the first process of its namespace, whose end is the end of all the others."""
 
@@ -629,14 +680,6 @@ class _ConfinedRun(_Run):
             os.close(report_write)
         self._leash = _Leash(ours)
         return process, self._leash, ours.fileno()
-
-    def _check_program(self) -> None:
-        """Raise what starting the program would raise; inside the sandbox it would be an exit code."""
-        name = self._argv[0]
-        path = str(self._cwd / name) if "/" in name else shutil.which(name, path=self._env.get("PATH"))
-        number = errno.ENOENT if path is None or not os.path.exists(path) else errno.EACCES
-        if path is None or not os.access(path, os.X_OK) or os.path.isdir(path):
-            raise OSError(number, f"the command cannot be started: {os.strerror(number)}", name)
 
     def _begin(self, control: _Control) -> None:
         pass  # when everything is set up

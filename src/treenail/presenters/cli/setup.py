@@ -126,15 +126,16 @@ class RunSetup:
     def _sandbox(self) -> Sandbox:
         """Return how commands are confined. Where they cannot be, a person may allow to do without."""
         mode = cast(Mode, self.settings["sandbox"])
-        if mode != "off" and not (found := probe()).confines:
-            why = f"{found.text}; {found.advice}" if found.advice else found.text
-            if mode == "require":
-                raise UsageError(why)
-            # Without a terminal the first command is refused: an agent may not need any.
-            if self.asks(f"Commands would be {found.text}. Run them all the same?"):
-                mode = "off"
-                chosen = {**self.settings.chosen, "sandbox": settings.Chosen("off", "your answer")}
-                self.settings = replace(self.settings, chosen=chosen)
+        found = None if mode == "off" else probe()
+        if found is not None and mode == "require" and found.level != "bubblewrap":
+            raise UsageError(f"{found.text}; {found.advice}" if found.advice else found.text)
+        if found is None or found.confines:
+            pass
+        # Without a terminal the first command is refused: an agent may not need any.
+        elif self.asks(f"Commands would be {found.text}. Run them all the same?"):
+            mode = "off"
+            chosen = {**self.settings.chosen, "sandbox": settings.Chosen("off", "your answer")}
+            self.settings = replace(self.settings, chosen=chosen)
         network = bool(self.settings["allow_network"])
         live = tuple(map(str, self.settings.paths("background_write")))
         return Sandbox(mode, Grants(network, self.settings.paths("allow_write"), live))
