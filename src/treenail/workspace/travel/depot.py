@@ -120,7 +120,7 @@ def unpacked(depot: object, oid: bytes, payload: bytes) -> tuple[ObjectKind, byt
         raise damaged(depot, oid) from error
     head, _, data = raw.partition(b"\0")
     kind = next((each for each in _KINDS if head.startswith(each.encode() + b" ")), None)
-    if kind is None or not unpacker.eof or hash_object(kind, data) != oid:
+    if kind is None or not unpacker.eof or unpacker.unused_data or hash_object(kind, data) != oid:
         raise damaged(depot, oid)
     return kind, data
 
