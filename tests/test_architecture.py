@@ -37,6 +37,7 @@ HEAVY = [
     "langchain",
     "langgraph",
     "litellm",
+    "obstore",
     "openai",
     "psycopg",
     "pydantic_ai",

@@ -8,10 +8,11 @@ its name is git's name for its content, and what is read is compared with it.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import struct
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 from uuid import UUID
 
 from treenail.errors import DepotError, UsageError
@@ -78,7 +79,17 @@ def depot_of(log: object, name: str = "") -> Depot:
         raise UsageError(
             "files travel only with a log on Postgres: store='postgresql://...'; see docs/scale.md"
         )
-    return own
+    if not name:
+        return own
+    try:
+        bucket = importlib.import_module("treenail.workspace.travel.bucket")
+    except ImportError as error:
+        raise UsageError(
+            f"the extra 'bucket' is not installed (there is no {error.name or error}); in a checkout of "
+            f"Treenail, install it with `pip install '.[bucket]'`"
+        ) from error
+    made: Depot = bucket.Bucket(name, cast(Any, own).in_bucket(name))
+    return made
 
 
 def packed(kind: ObjectKind, data: bytes) -> tuple[bytes, dict[bytes, bytes]]:
