@@ -79,7 +79,7 @@ def until_first_request(folder: str) -> float:
         server.settimeout(120)
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         process = start(
-            ["-m", "treenail", "run", "Hi", "--model", "anthropic/claude-sonnet-4-5", "--base-url", url],
+            ["-m", "treenail", "run", "Hi", "--model", "anthropic/claude-sonnet-5-5", "--base-url", url],
             folder,
         )
         requests: list[bytes] = []

@@ -25,8 +25,8 @@ OURS = ("bench", "dev")
 """Extras for development; their versions are pinned, and `make test` installs them."""
 
 USED = {
-    "anthropic": ("anthropic/claude-sonnet-4-5", "anthropic_url"),
-    "litellm": ("litellm/openai/gpt-5-mini", "openai_url"),
+    "anthropic": ("anthropic/claude-sonnet-5-5", "anthropic_url"),
+    "litellm": ("litellm/openai/gpt-6.1-terra", "openai_url"),
 }
 """The extras that are installed: the model that is named, and the server's address for it."""
 

@@ -1,4 +1,4 @@
-"""Where rules are kept: in the user's settings for a project, and never in the project."""
+"""Where rules are kept: in the user's settings for a directory, and never in the project."""
 
 from __future__ import annotations
 
@@ -32,14 +32,21 @@ def allowed(environ: dict[str, str], directory: Path) -> list[str]:
     return [each.text for each in load({}, environ, directory).rules if each.kind == "allow"]
 
 
-def test_a_rule_is_remembered_for_the_project_outside_of_it(project: Path, environ: dict[str, str]) -> None:
-    file = remember(RULE, project / "src", environ)
+def test_a_rule_is_remembered_outside_for_the_directory_where_it_was_made(
+    project: Path, environ: dict[str, str]
+) -> None:
+    """Its paths begin there: said below, it allows nothing above, and the other way round."""
+    below = project / "src"
+    below.mkdir(exist_ok=True)
+    file = remember("edit_file: lib/**", below, environ)
     assert not file.is_relative_to(project)
-    assert allowed(environ, project) == allowed(environ, project / "src") == [RULE]
+    assert (allowed(environ, below), allowed(environ, project)) == (["edit_file: lib/**"], [])
+    remember(RULE, project, environ)
+    assert (allowed(environ, below), allowed(environ, project)) == (["edit_file: lib/**"], [RULE])
     other = project.parent / "other"
     other.mkdir()
     assert allowed(environ, other) == []
-    assert remember(RULE, project, environ) == file and allowed(environ, project) == [RULE]
+    assert remember(RULE, project, environ) != file and allowed(environ, project) == [RULE]
     assert load({}, environ, project).rules_for(project).allows("run_command", {"command": "pytest -q"})
 
 

@@ -117,7 +117,7 @@ def test_a_key_and_the_extra_are_enough_for_the_readmes_first_command(tmp_path: 
     assert ran.returncode == 0, ran.stderr
     assert "The test passes." in ran.stdout
     (request,) = server.requests
-    assert request.body["model"] == "claude-sonnet-4-5"
+    assert request.body["model"] == "claude-sonnet-5-5"
     assert (request.allowed_output or 0) * 15 / 1e6 < 0.50
 
 

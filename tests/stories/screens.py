@@ -71,13 +71,13 @@ def recorded(folder: Path) -> Mapping[str, str]:
     env = {"NO_COLOR": "", "TERM": "xterm-256color", "ANTHROPIC_API_KEY": "a-key", "PATH": path}
     made: dict[str, str] = {}
     with WireServer(ANSWERS) as server:
-        flags = ("--model", "anthropic/claude-sonnet-4-5", "--base-url", server.anthropic_url)
+        flags = ("--model", "anthropic/claude-sonnet-5-5", "--base-url", server.anthropic_url)
         with Terminal("run", TASK, *flags, cwd=root, env=env, columns=COLUMNS) as terminal:
             assert terminal.end() == 0, terminal.text
         made["session.svg"] = picture(terminal.written, f'treenail run "{TASK}"')
     (root / "calc.py").write_text("def add(a, b):\n    return a - b\n")
     with WireServer([Answer("", [EDIT, TEST]), Answer("Done.")]) as server:
-        flags = ("--model", "anthropic/claude-sonnet-4-5", "--base-url", server.anthropic_url, "--ask")
+        flags = ("--model", "anthropic/claude-sonnet-5-5", "--base-url", server.anthropic_url, "--ask")
         with Terminal("run", TASK, *flags, cwd=root, env=env, columns=COLUMNS) as terminal:
             terminal.wait_for(r"calc\.py[\s\S]*\[e\]dit")
             terminal.type("y")

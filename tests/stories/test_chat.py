@@ -150,7 +150,7 @@ def test_tab_completes_commands_their_arguments_and_paths(project: Path) -> None
         terminal.see("made")
         for typed, completed in (
             ("/cont", "/context"),
-            ("/model openai/gpt-5-n", "/model openai/gpt-5-nano"),
+            ("/model openai/gpt-6-l", "/model openai/gpt-6-luna"),
             ("/permissions r", "/permissions read_only"),
             ("/diff c", "/diff call_1_1"),
             ("fix @cal", "fix @calc.py"),
@@ -218,6 +218,56 @@ def test_what_is_typed_meanwhile_is_queued_for_the_next_step(project: Path) -> N
         assert [each.violations for each in server.requests] == [()] * 3
     shown = treenail("show", cwd=project).stdout
     assert re.search(r"person +and the docs", shown)
+
+
+def test_a_message_that_is_taken_back_keeps_what_it_carries(project: Path) -> None:
+    """Its pictures and what the person's own commands said go along when it is sent after all."""
+    (project / "shot.png").write_bytes(PNG)
+    hanging = Broken(Answer("first"), how="hang")
+    with (
+        WireServer(["zero", hanging, "second"]) as server,
+        Emulated("chat", *flags(server), cwd=project) as terminal,
+    ):
+        terminal.see_line()
+        terminal.send("hello")
+        terminal.see("zero")
+        terminal.see_line()
+        terminal.send("go")
+        server.wait_for_requests(2)
+        terminal.send("!echo from a command")
+        terminal.see("with your next message")
+        terminal.send("look at @shot.png")
+        terminal.see("queued: look at @shot.png")
+        terminal.type(UP)
+        terminal.see(r"(?m)^> look at @shot\.png$")
+        terminal.send(" again")
+        terminal.see("queued: look at @shot.png again")
+        terminal.type(ESC)  # A turn that is stopped gives back what waits.
+        terminal.see("interrupted")
+        terminal.see_line("look at @shot.png again")
+        terminal.send("")
+        terminal.see("second")
+        text, picture = said(server)[-1]
+    assert text["text"].startswith("look at @shot.png again")
+    assert text["text"].count("I ran this command myself") == 1
+    assert picture["image_url"]["url"].startswith("data:image/png")
+
+
+def test_a_first_turn_has_a_diff_and_a_stubborn_command_does_not_keep_the_person(project: Path) -> None:
+    hanging = Broken(Answer("done"), how="hang")
+    answers = [call("write_file", path="a.txt", content="new line\n"), hanging]
+    stubborn = "!trap '' INT; touch ../outside/begun; while :; do sleep 0.1; done"
+    with WireServer(answers) as server, Emulated("chat", *flags(server), cwd=project) as terminal:
+        terminal.see_line()
+        terminal.send("go")
+        server.wait_for_requests(2)
+        terminal.send("/diff")
+        terminal.see(r"\+new line")
+        terminal.send(stubborn)
+        terminal.until((project.parent / "outside" / "begun").exists)
+        terminal.send("/quit")
+        terminal.end()
+    assert states(project) == ["interrupted"]
 
 
 def test_a_letter_of_a_sentence_is_not_an_answer(project: Path) -> None:

@@ -16,8 +16,10 @@ from subprocess import PIPE, Popen
 import pytest
 from tests.stories.terminal import Terminal, clean_environment
 
+from treenail.containment import default_prices
 from treenail.errors import UsageError
-from treenail.presenters.cli.preflight import check_settings, problem_of
+from treenail.presenters.cli.models import DEFAULTS
+from treenail.presenters.cli.preflight import check_settings, problem_of, retired
 
 SECRET = "sk-test-0123456789abcdef"
 
@@ -145,6 +147,8 @@ def test_a_wrong_model_is_said_before_a_run_is_made(tmp_path: Path, vendor: str)
     said = refused(tmp_path, "--model", "gpt-5-minni", "--base-url", own, **keys)
     assert "has no model 'gpt-5-minni'; did you mean 'gpt-5-mini'" in said
     assert "it has 'gpt-5', " in problem_of("openai", "zzz", own, keys)
+    said = refused(tmp_path, "--model", "openai/gpt-4o-mini", **keys, OPENAI_BASE_URL=own)
+    assert "has no model 'gpt-4o-mini': it was announced to be gone by 14 January 2027; use another" in said
     assert f"below /v1; write --base-url {vendor}/v1" in problem_of("openai", "gpt-5", vendor, keys)
     assert "has no model 'x'" in problem_of("anthropic", "x", vendor, keys)
     for kind, model, url in (
@@ -172,3 +176,10 @@ def test_the_first_sign_of_life_comes_before_anything_slow_is_imported(tmp_path:
         assert terminal.end() == 9
     life, _, rest = terminal.text.partition("\n")
     assert life.startswith("treenail 0.") and rest.startswith("importing ")
+
+
+def test_the_default_models_have_prices_and_are_not_about_to_be_retired() -> None:
+    for _, named in DEFAULTS:
+        name = named.partition("/")[2]
+        assert default_prices().price(name) is not None
+        assert retired(name) == ""

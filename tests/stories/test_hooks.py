@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.stories.terminal import treenail
@@ -11,11 +14,12 @@ from tests.stories.terminal import treenail
 from treenail import Agent
 from treenail.errors import UsageError
 from treenail.presenters.cli.approval import drawn, question_for
+from treenail.prompt import MarkdownSection
 from treenail.providers.scripted import Answer, ScriptedProvider
 from treenail.testing.wire import WireServer
-from treenail.tools import Hook, PermissionMode, PermissionRequest, Permissions
+from treenail.tools import Hook, PermissionMode, PermissionRequest, Permissions, Tool, ToolContext, ToolResult
 from treenail.tools.files import FILE_TOOLS
-from treenail.turns import TurnState
+from treenail.turns import InnerLoop, TurnState, prompt_extended
 
 KEYS = {"OPENAI_API_KEY": "k"}
 
@@ -156,6 +160,32 @@ def test_a_question_about_a_call_with_hooks_shows_its_diff(project: Path) -> Non
     with agent.run("go", provider=model, workspace=project, permissions=asking) as run:
         assert run.state is TurnState.COMPLETED
     assert "+new line" in shown[0] and "hooks run with this call, and may change more" in shown[0]
+
+
+def test_tools_that_a_source_brings_along_have_hooks(project: Path) -> None:
+    """Such as those of an MCP server, whose parameters are a plain mapping."""
+
+    async def save(params: dict[str, Any], *, context: ToolContext) -> ToolResult[str]:
+        context.filesystem.write(params["path"], "saved")
+        return ToolResult.ok(message="saved")
+
+    class Source:
+        @asynccontextmanager
+        async def attached(self, loop: InnerLoop) -> AsyncIterator[None]:
+            brought: Tool[Any, Any] = Tool(
+                name="files__save", description="Save.", handler=save, params_type=dict, result_type=str
+            )
+            section: MarkdownSection[object] = MarkdownSection("Brought", template="x", tools=(brought,))
+            with prompt_extended(loop, section):
+                yield
+
+    guard = Hook("before", "echo guarded; exit 1", tools=("files__*",), paths=("secrets/**",))
+    calls = [("files__save", {"path": each}) for each in ("secrets/a", "plain")]
+    model = ScriptedProvider([Answer("", calls), "Done."])
+    with Agent("x", tools=[Source()], hooks=[guard]).run("go", provider=model, workspace=project) as run:
+        refused, saved = [each.content for each in run.messages if each.role == "tool"]
+    assert "guarded" in refused and "saved" in saved
+    assert [each.name for each in project.iterdir()] == ["plain"]
 
 
 @pytest.mark.parametrize("wrong", [{"when": "later"}, {"command": " "}, {"timeout_s": 0}])

@@ -106,3 +106,21 @@ class TestInALibrary:
         assert "did not answer the question. not now" in next(
             e.content for e in run.messages if e.role == "tool"
         )
+
+
+def test_a_held_call_can_be_changed_or_allowed_for_good_later(tmp_path: Path) -> None:
+    """`hold answer` says what the keys of a question say."""
+    made = [Answer("", [("write_file", {"path": f"src/{name}", "content": "x"})]) for name in ("a", "b", "c")]
+    with WireServer([*made, "Done."], by_conversation=True) as server:
+        flags = ("--model", "m", "--base-url", server.openai_url, "--unknown-price", "warn", "--ask")
+        assert treenail("run", "go", *flags, cwd=tmp_path, env=KEYS).returncode == 4
+        wrong = treenail("hold", "answer", "--arguments", "[1]", cwd=tmp_path)
+        assert wrong.returncode == 2 and "must be a JSON object" in wrong.stderr
+        changed = json.dumps({"path": "src/changed", "content": "y"})
+        assert treenail("hold", "answer", "--arguments", changed, cwd=tmp_path).returncode == 0
+        assert treenail("resume", "@last", cwd=tmp_path, env=KEYS).returncode == 4
+        said = treenail("hold", "answer", "--always", cwd=tmp_path)
+        assert "from now on: write_file: src/**" in said.stdout, said.stderr
+        assert treenail("resume", "@last", cwd=tmp_path, env=KEYS).returncode == 0
+    assert sorted(each.name for each in (tmp_path / "src").iterdir()) == ["b", "c", "changed"]
+    assert "write_file: src/**" in treenail("permissions", cwd=tmp_path).stdout

@@ -152,3 +152,18 @@ def test_no_pattern_is_slow(pattern):
     began = time.process_time()
     patterns.decides(["a" * 250] * 60, is_directory=False)
     assert time.process_time() - began < 0.5
+
+
+@pytest.mark.parametrize("pattern", ["**/a{}*/b*/**/c", "/x{}/y", "a{}*b?c"])
+def test_a_hostile_ignore_file_costs_little(tmp_path: Path, pattern: str) -> None:
+    """It comes with the project: of a megabyte of patterns, a part counts."""
+    (tmp_path / ".git").mkdir()
+    lines = ["first", *(pattern.format(number) for number in range(100_000))]
+    (tmp_path / ".gitignore").write_text("\n".join(lines)[:1_000_000])
+    for name in ("first", *(f"f{number}" for number in range(200))):
+        (tmp_path / name).touch()
+    began = time.process_time()
+    with HostFilesystem(tmp_path, read_only=True) as filesystem:
+        listed = [each.name for each in VisibleTree(filesystem).list(".")]
+    assert "first" not in listed and len(listed) == 200
+    assert time.process_time() - began < 10

@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Required, TypedDict, TypeVar, Unpack, cast
@@ -30,6 +30,7 @@ from treenail.prompt import (
     MarkdownSection,
     OutputT,
     Prompt,
+    Section,
     changes_text,
     newest_project_of,
     project_changes,
@@ -92,7 +93,7 @@ class RunOptions(TypedDict, Generic[DepsT], total=False):
     """Options of `Agent.run`, `arun`, `resume` and `aresume`."""
 
     provider: Required[Provider | str]
-    """Who makes the model calls: a provider, or a model as text, such as `"anthropic/claude-sonnet-4-5"`. It
+    """Who makes the model calls: a provider, or a model as text, such as `"anthropic/claude-sonnet-5-5"`. It
     may differ from the provider that the run began with."""
     deps: DepsT
     """Objects of your own that tools find as `context.deps`. They are never stored: a resume passes them
@@ -501,7 +502,9 @@ class Agent(Generic[DepsT, OutputT]):
                 text = await instructions_for(self.instructions, loop)
                 stack.enter_context(first_section(loop, template=text.replace("$", "$$")))
             for source in self.sources:
+                known = loop.prompt.template.sections
                 await stack.enter_async_context(source.attached(loop))
+                self._hook_new_tools(loop, known)
             yield
 
     async def _drive(
@@ -526,6 +529,24 @@ class Agent(Generic[DepsT, OutputT]):
         except BaseException:
             close_state(loop.state, store)
             raise
+
+    def _hook_new_tools(self, loop: InnerLoop, known: Sequence[Section[Any]]) -> None:
+        """Put the hooks around the tools that a source has brought along; the source takes all of it away."""
+        if not self.hooks:
+            return
+        template = loop.prompt.template
+        sections = [
+            each
+            if each in known
+            else replace(
+                each,
+                tools=tuple(
+                    hooked(tool, self.hooks) if isinstance(tool, Tool) else tool for tool in each.tools
+                ),
+            )
+            for each in template.sections
+        ]
+        loop.prompt = type(loop.prompt)(replace(template, sections=tuple(sections)))
 
 
 AnyAgent = Agent[Any, Any]
@@ -589,8 +610,8 @@ def _provider(given: object) -> Provider:
     if isinstance(given, type) or not isinstance(getattr(given, "model", None), str):
         shown = given.__name__ if isinstance(given, type) else repr(given)
         raise UsageError(
-            "provider must be a provider such as OpenAI('gpt-5'), or a model as text such as "
-            f"'openai/gpt-5', not {shown}"
+            "provider must be a provider such as OpenAI('gpt-6.1-terra'), or a model as text such as "
+            f"'openai/gpt-6.1-terra', not {shown}"
         )
     return cast(Provider, given)
 

@@ -428,9 +428,19 @@ def list_holds(store: Store, run_id: UUID) -> Sequence[ToolHeld]:
 
 
 def answer_run(
-    store: Store, run_id: UUID, call: str | None = None, *, approved: bool, note: str = "", by: str = ""
+    store: Store,
+    run_id: UUID,
+    call: str | None = None,
+    *,
+    approved: bool,
+    note: str = "",
+    by: str = "",
+    arguments: str | None = None,
 ) -> ToolHeld:
-    """Answer a call that waits for a person, and return it. A resume then runs or refuses it."""
+    """Answer a call that waits for a person, and return it. A resume then runs or refuses it.
+
+    With `arguments` (JSON text) it runs with these instead of its own.
+    """
     with reopened(store, run_id) as state:
         holds = pending_holds(state.session)
         if not holds:
@@ -440,7 +450,14 @@ def answer_run(
         if len(chosen) != 1:
             shown = ", ".join(f"{each.call_id} ({each.tool_name})" for each in holds)
             raise UsageError(f"name one call with --call; these wait for an answer: {shown}")
-        answer_hold(state.session, chosen[0].call_id, approved=approved, note=note, answered_by=by)
+        answer_hold(
+            state.session,
+            chosen[0].call_id,
+            approved=approved,
+            note=note,
+            answered_by=by,
+            arguments=arguments,
+        )
     return chosen[0]
 
 

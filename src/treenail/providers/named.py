@@ -18,13 +18,13 @@ PROVIDERS = {
 
 
 def provider_named(text: str, **options: Any) -> Provider:
-    """Make the provider of a model such as `anthropic/claude-sonnet-4-5`. Raises `UsageError`."""
+    """Make the provider of a model such as `anthropic/claude-sonnet-5-5`. Raises `UsageError`."""
     kind, slash, model = text.partition("/")
     if not slash or not kind or not model:
         raise UsageError(
-            f"{text!r} does not say whose model it is; write VENDOR/MODEL, such as 'openai/gpt-5' or "
-            f"'anthropic/claude-sonnet-4-5' (vendors: {', '.join(PROVIDERS)}), or pass a provider such as "
-            "OpenAI('gpt-5')"
+            f"{text!r} does not say whose model it is; write VENDOR/MODEL, such as 'openai/gpt-6.1-terra' or "
+            f"'anthropic/claude-sonnet-5-5' (vendors: {', '.join(PROVIDERS)}), or pass a provider such as "
+            "OpenAI('gpt-6.1-terra')"
         )
     if kind not in PROVIDERS:
         raise UsageError(unknown_vendor(text))

@@ -19,7 +19,7 @@ A hook that takes too long counts as one that refuses. A read-only run has no ho
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -93,7 +93,8 @@ def _with_notes(result: ToolResult[Any], notes: Sequence[str]) -> ToolResult[Any
 
 def _named(params: Any) -> list[str]:
     """Return the paths that a call names, in their one spelling: its fields `path` and `target`."""
-    found = [getattr(params, name, None) for name in ("path", "target")]
+    fields = params if isinstance(params, Mapping) else {}
+    found = [fields.get(name, getattr(params, name, None)) for name in ("path", "target")]
     return [_normal(each) for each in found if isinstance(each, str)]
 
 

@@ -34,8 +34,11 @@ from treenail.workspace.paths import ROOT, encode, join, parent, split
 IGNORE_FILE = ".treenailignore"
 """The name of Treenail's own ignore file."""
 
-MAX_FILE_BYTES = 1_000_000
+MAX_FILE_BYTES = 100_000
 """How much of an ignore file is read."""
+
+MAX_PATTERNS = 1_000
+"""How many patterns of an ignore file count: it comes with the project, and each path is held against all."""
 
 _GIT_FILE = ".gitignore"
 _EXCLUDE = ".git/info/exclude"
@@ -296,7 +299,15 @@ class IgnorePatterns:
 
     def __init__(self, content: bytes) -> None:
         lines = content.removeprefix(codecs.BOM_UTF8).decode("latin-1").split("\n")
-        rules = [rule for line in lines if (rule := _rule(line.removesuffix("\r"))) is not None]
+        rules: list[_Rule] = []
+        count = 0
+        for line in lines:
+            rule = _rule(line.removesuffix("\r"))
+            if rule is not None:
+                count += len(rule.alternatives)
+                if count > MAX_PATTERNS:
+                    break
+                rules.append(rule)
         self._rules = tuple(reversed(rules))
         names = [f"(?:{each.name})" for each in rules if each.name is not None]
         # Most patterns are about names. One look says whether any of them matches.

@@ -189,6 +189,15 @@ class Queued:
     typed: str
     """As it stood in the line, to be edited."""
     message: Message
+    """What is sent, without `told`."""
+    told: list[str]
+    """What the person's own commands said before it was typed."""
+    images: tuple[ImagePart, ...]
+    """The pictures that go along with it and are not named in it."""
+
+    def whole(self) -> Message:
+        """Return all that is sent."""
+        return Message("\n\n".join([self.message.text, *self.told]), self.message.images)
 
 
 @dataclass(slots=True)
@@ -308,8 +317,9 @@ class Chat:
     async def _stop_everything(self) -> None:
         if self._own is not None:
             self._own.stop()
+            self._loop.call_later(_STUBBORN_S, self._own.stop)  # It may ignore the first one.
         if self._turn is not None:
-            self._interrupt(False)
+            self._stop_turn(self._turn)
             self.say("the turn is being stopped; Ctrl-C leaves at once")
         await self._idle.wait()
 
@@ -339,15 +349,14 @@ class Chat:
             self._default = typed
             self.say(str(error), style="red")
             return
-        self.images = ()
-        told, self._told = self._told, []
-        message = Message("\n\n".join([message.text, *told]), message.images)
+        queued = Queued(typed, message, self._told, self.images)
+        self._told, self.images = [], ()
         if self._turn is None and self._own is None:
             self.echo(typed)
-            self.start(message)
+            self.start(queued.whole())
             return
         with self._queue_lock:
-            self._queue.append(Queued(typed, message))
+            self._queue.append(queued)
 
     # .. turns ..
 
@@ -382,7 +391,7 @@ class Chat:
             taken, self._queue = self._queue, []
         for each in taken:
             self.echo(each.typed)
-        return [FollowUp(each.message.text, each.message.images) for each in taken]
+        return [FollowUp(message.text, message.images) for message in map(Queued.whole, taken)]
 
     def _ended(self, code: int, problem: str) -> None:
         self._turn, self._note = None, ""
@@ -402,9 +411,10 @@ class Chat:
             with self._queue_lock:
                 self._queue = rest
             self.echo(first.typed)
-            self.start(first.message)
+            self.start(first.whole())
             return
         if waiting:
+            self._take_back(*waiting)
             text = "\n".join(each.typed for each in waiting)
             if self.editor.is_reading:
                 self.editor.put(text)
@@ -468,8 +478,7 @@ class Chat:
                 with self._queue_lock:
                     for each in self._queue[:1]:
                         # It was typed while the command ran, so it carries the command's output.
-                        text = "\n\n".join([each.message.text, *self._told])
-                        each.message, self._told = Message(text, each.message.images), []
+                        each.told, self._told = [*each.told, *self._told], []
                 self._next(is_good=True)
 
     # .. keys ..
@@ -483,12 +492,16 @@ class Chat:
         if turn is None:
             return False
         if turn.stopped_at is None:
-            turn.stopped_at = monotonic()
-            turn.token.cancel("interrupt")
+            self._stop_turn(turn)
             self._say_below("stopping; if that takes too long, Ctrl-C again leaves at once", 60.0)
         elif is_ctrl_c and monotonic() - turn.stopped_at >= _STUBBORN_S:
             raise KeyboardInterrupt
         return True
+
+    @staticmethod
+    def _stop_turn(turn: TurnUnderWay) -> None:
+        turn.stopped_at = turn.stopped_at or monotonic()
+        turn.token.cancel("interrupt")
 
     def _leave(self) -> None:
         """Leave at the second Ctrl-C in a row."""
@@ -527,7 +540,16 @@ class Chat:
 
     def _take_queued(self) -> str | None:
         with self._queue_lock:
-            return self._queue.pop().typed if self._queue else None
+            if not self._queue:
+                return None
+            queued = self._queue.pop()
+        self._take_back(queued)
+        return queued.typed
+
+    def _take_back(self, *queued: Queued) -> None:
+        """Keep what messages carry that go back into the line: the next message carries it."""
+        self._told = [*(told for each in queued for told in each.told), *self._told]
+        self.images = (*(image for each in queued for image in each.images), *self.images)
 
     # .. what is shown ..
 

@@ -68,9 +68,11 @@ def _print_rules(rules: Sequence[WrittenRule]) -> None:
 
 
 @click.command
-@click.option("--allow", metavar="RULE", help="Allow what a rule says, in this project.")
-@click.option("--forget", metavar="RULE", help="Take a rule back that you allowed in this project.")
-@click.option("--directory", "-C", type=click.Path(path_type=Path), help="Of this project, instead of here.")
+@click.option("--allow", metavar="RULE", help="Allow what a rule says, in this directory.")
+@click.option("--forget", metavar="RULE", help="Take a rule back that you allowed in this directory.")
+@click.option(
+    "--directory", "-C", type=click.Path(path_type=Path), help="In this directory, instead of here."
+)
 @json_option
 def permissions(allow: str | None, forget: str | None, directory: Path | None, as_json: bool) -> None:
     """Show the rules about calls, and change what you allow.

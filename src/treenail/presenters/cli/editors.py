@@ -21,7 +21,7 @@ def acp(**options: Any) -> None:
     An editor starts this and speaks with it over the input and the output; see docs/editors.md for its
     settings. The options hold for each session.
 
-    Example: treenail acp --model anthropic/claude-sonnet-4-5 --ask
+    Example: treenail acp --model anthropic/claude-sonnet-5-5 --ask
     """
     try:
         # The SDK is an extra, and takes a while to import.

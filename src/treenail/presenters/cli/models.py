@@ -31,8 +31,8 @@ NO_PROVIDER = (
 )
 
 DEFAULTS = (
-    ("ANTHROPIC_API_KEY", "anthropic/claude-sonnet-4-5"),
-    ("OPENAI_API_KEY", "openai/gpt-5-mini"),
+    ("ANTHROPIC_API_KEY", "anthropic/claude-sonnet-5-5"),
+    ("OPENAI_API_KEY", "openai/gpt-6.1-terra"),
 )
 """The model to use if none is named: the first one whose key is set."""
 
@@ -124,11 +124,10 @@ def known_names() -> list[str]:
     """Return the names of models that can be completed: the usual ones, with their providers."""
     return [
         *(name for _, name in DEFAULTS),
-        "anthropic/claude-opus-4-5",
-        "anthropic/claude-haiku-4-5",
-        "openai/gpt-5",
-        "openai/gpt-5-nano",
-        "openai/gpt-4.1",
+        "anthropic/claude-opus-5-5",
+        "anthropic/claude-haiku-5-5",
+        "openai/gpt-6.1-sol",
+        "openai/gpt-6-luna",
     ]
 
 

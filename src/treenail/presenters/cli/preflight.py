@@ -15,6 +15,7 @@ import difflib
 import http.client
 import json
 import os
+import re
 import socket
 import ssl
 import threading
@@ -63,6 +64,28 @@ _LITELLM_KEYS = {
     "perplexity": ("PERPLEXITYAI_API_KEY", "PERPLEXITY_API_KEY"),
 }
 """The variables in which LiteLLM looks for the keys of vendors: one of them is needed."""
+
+
+_RETIRED = (
+    (r"claude-sonnet-4-5(-\d+)?", "30 November 2026", "anthropic/claude-sonnet-5-5"),
+    (r"claude-sonnet-4(-0|-\d+)", "15 June 2026", "anthropic/claude-sonnet-5-5"),
+    (r"claude-opus-4(-0|-\d{8})", "15 June 2026", "anthropic/claude-opus-5-5"),
+    (r"claude-([123]|instant).*", "19 February 2026", "anthropic/claude-sonnet-5-5"),
+    (r"gpt-5(-mini|-nano)?(-\d{4}-\d\d-\d\d)?", "11 December 2026", "openai/gpt-6.1-terra"),
+    (r"gpt-4(o|\.1).*", "14 January 2027", "openai/gpt-6.1-terra"),
+    (r"(gpt-3\.5|gpt-4|o1|o3-mini|o4-mini)(-.*)?", "23 October 2026", "openai/gpt-6.1-terra"),
+)
+"""Models that their vendors retire: by when all of them are gone, and what to use instead.
+
+It only explains what a server says: a model that the server still has is used."""
+
+
+def retired(model: str) -> str:
+    """Say when a model was retired and what to use instead; empty if that is not known."""
+    for names, day, instead in _RETIRED:
+        if re.fullmatch(names, model):
+            return f"it was announced to be gone by {day}; use another one: --model {instead}"
+    return ""
 
 
 def check_settings(kind: str, model: str, base_url: str | None, environ: Mapping[str, str]) -> None:
@@ -152,14 +175,16 @@ def problem_of(kind: str, model: str, base_url: str | None, environ: Mapping[str
         if key:
             return f"the server at {url} does not accept the key in {variable} [401]; set it to a valid key"
         return f"the server at {url} wants a key [401]; set {variable}"
-    return _problem_of_name(server, url, model) if status == 404 else ""
+    return _problem_of_name(server, url, model, is_vendor=base_url is None) if status == 404 else ""
 
 
-def _problem_of_name(server: _Server, url: str, model: str) -> str:
+def _problem_of_name(server: _Server, url: str, model: str, *, is_vendor: bool) -> str:
     """Look for a model in the list of its server, which does not have it by its name."""
     names = _names(server)
     if any(each in (model, f"{model}:latest") for each in names):
         return ""
+    if is_vendor and (known := retired(model)):
+        return f"the server at {url} has no model {model!r}: {known}"
     if names:
         close = difflib.get_close_matches(model, names, n=3)
         shown = ", ".join(repr(each) for each in close or names[:8])

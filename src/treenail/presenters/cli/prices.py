@@ -36,7 +36,7 @@ def show(model: str | None, as_json: bool) -> int:
 
     Exits 1 if the model is not in it.
 
-    Example: treenail prices show claude-sonnet-4-5
+    Example: treenail prices show claude-sonnet-5-5
     """
     table = default_prices()
     price = None if model is None else table.price(model)

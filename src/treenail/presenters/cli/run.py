@@ -13,6 +13,7 @@ from uuid import UUID
 
 import click
 
+from treenail.clock import new_id
 from treenail.containment import CancellationToken
 from treenail.conversation import ImagePart
 from treenail.errors import LeaseHeldError, LogDamagedError, LogError, UsageError
@@ -107,6 +108,12 @@ class TerminalRun(RunSetup):
         super().__init__(flags, directory=directory, run=run, take_over=take_over)
         self._kept = 0 if self.run_id is None else len(kept_by_runs(self.store, self.run_id))
         """How many undos have taken files away whose paths were printed, or that were before this command."""
+        self._begun_id: UUID | None = None
+
+    @property
+    def begun_id(self) -> UUID | None:
+        """The run; also of a first turn that is under way."""
+        return self.run_id or self._begun_id
 
     def process_table(self) -> ProcessTable:
         """Return where background processes are kept: in a chat, the same place for all its turns."""
@@ -139,9 +146,18 @@ class TerminalRun(RunSetup):
         """Run one turn on a task, or resume the last one. Returns the exit code."""
         screen = self.screen()
         permissions = self.permissions(screen.ask)
+        self._begun_id = new_id() if self.run_id is None else None
         try:
             with watching(screen) as feed:
-                run = self.run(task, permissions, feed.publish, cancellation, images=images, inbox=inbox)
+                run = self.run(
+                    task,
+                    permissions,
+                    feed.publish,
+                    cancellation,
+                    self._begun_id,
+                    images=images,
+                    inbox=inbox,
+                )
         except KeyboardInterrupt:
             return self._stopped(screen, "the turn was cut off", EXIT_CODES[TurnState.INTERRUPTED])
         except (LeaseHeldError, LogDamagedError):

@@ -9,7 +9,7 @@ it, and what it widens takes effect only after the user has approved this very c
 approve`). A setting widens if it runs something or allows more than the user's own settings do.
 
 Rules (`allow`, `ask`, `deny`) are joined, not overridden: those of the user's file and of the user's file for
-this project. A project's own file may only narrow: it may have `ask` and `deny`, and not `allow`.
+this directory. A project's own file may only narrow: it may have `ask` and `deny`, and not `allow`.
 """
 
 from __future__ import annotations
@@ -448,8 +448,11 @@ def _rules_in(written: Mapping[str, object], file: Path) -> list[WrittenRule]:
 
 
 def rules_file(environ: Mapping[str, str], directory: Path) -> Path:
-    """Return the user's file with the rules for the project of a directory, which may not exist."""
-    return user_directory(environ) / "projects" / f"{project_name(directory)}.toml"
+    """Return the user's file with the rules for a directory, which may not exist.
+
+    Not for its whole project: the paths of a rule are those below the directory in which it was made.
+    """
+    return user_directory(environ) / "projects" / f"{_name_of(directory.resolve())}.toml"
 
 
 def _read_rules(file: Path) -> dict[str, object]:
@@ -461,12 +464,12 @@ def _read_rules(file: Path) -> dict[str, object]:
 
 
 def can_remember(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:
-    """Say whether rules for a directory's project count: not where an agent in it could change them."""
+    """Say whether rules for a directory count: not where an agent in it could change them."""
     return not _is_exposed(rules_file(environ, directory), directory)
 
 
 def remember(rule: str, directory: Path, environ: Mapping[str, str] = os.environ) -> Path:
-    """Add a rule to what the user allows in a directory's project, and return the file that it is in.
+    """Add a rule to what the user allows in a directory, and return the file that it is in.
 
     Raises `UsageError` if the rule cannot be read, or if an agent in this directory could change the file.
     """
@@ -506,7 +509,7 @@ def _change_rules(
     environ: Mapping[str, str],
     change: Callable[[str, list[str]], tuple[str, list[str]]],
 ) -> Path:
-    """Change the text of the user's rules for a project; everything else in the file stays as it is."""
+    """Change the text of the user's rules for a directory; everything else in the file stays as it is."""
     file = rules_file(environ, directory)
     if not can_remember(directory, environ):
         raise UsageError(
@@ -606,9 +609,12 @@ def project_of(directory: Path) -> Path:
 
 def project_name(directory: Path) -> str:
     """Return the name of a directory's project, for files outside of it that belong to it."""
-    project = project_of(directory.resolve())
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", project.name) or "root"
-    return f"{name}-{hashlib.sha256(os.fsencode(project)).hexdigest()[:12]}"
+    return _name_of(project_of(directory.resolve()))
+
+
+def _name_of(directory: Path) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", directory.name) or "root"
+    return f"{name}-{hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]}"
 
 
 def _fingerprint(file: Path, written: Mapping[str, object]) -> str:

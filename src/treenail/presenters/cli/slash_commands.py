@@ -103,7 +103,7 @@ class Slash:
             )
         if command.is_for_idle and self._chat.is_at_work:
             raise UsageError(f"/{name} waits until the turn has ended; Esc stops it")
-        if command.needs_run and self._chat.run.run_id is None:
+        if command.needs_run and self._chat.run.begun_id is None:
             raise UsageError(f"/{name} is about a run, and there is none yet; write what to do first")
         await getattr(self, f"_{'quit' if name == 'exit' else name}")(*self._checked(name, command, words))
 
@@ -207,10 +207,10 @@ class Slash:
             tools=tuple(run.agent.tool_registry().values()),
             project=read_project(run.directory, datetime.now(UTC)) if run.agent.reads_project else None,
         )
-        if run.run_id is None:
+        if run.begun_id is None:
             found = measure(None)
         else:
-            with opened_run(run.store, run.run_id) as session:
+            with opened_run(run.store, run.begun_id) as session:
                 found = measure(session)
         lines = [f"{tokens:>9,}  {name}" for name, tokens in found.parts]
         of = "; the size of this model's context is not known"
@@ -248,7 +248,7 @@ class Slash:
     # .. the command line's own ..
 
     def _named(self) -> str:
-        return str(self._chat.run.run_id)
+        return str(self._chat.run.begun_id)
 
     def _invoke(self, command_at: str, *words: str) -> None:
         """Run a command of the command line; what it asks, it asks at the terminal itself."""
