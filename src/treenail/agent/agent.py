@@ -72,6 +72,7 @@ from treenail.turns import (
     ceilings_of,
     contain,
     first_section,
+    is_down,
 )
 from treenail.workspace import Filesystem
 
@@ -95,6 +96,9 @@ class RunOptions(TypedDict, Generic[DepsT], total=False):
     provider: Required[Provider | str]
     """Who makes the model calls: a provider, or a model as text, such as `"anthropic/claude-sonnet-5-5"`. It
     may differ from the provider that the run began with."""
+    fallback: Sequence[Provider | str]
+    """Who answers if the provider is down: each is tried in turn, and continues the run. The switch and what
+    each costs are in the log."""
     deps: DepsT
     """Objects of your own that tools find as `context.deps`. They are never stored: a resume passes them
     again."""
@@ -152,6 +156,8 @@ class Agent(Generic[DepsT, OutputT]):
     """The ceilings of the judges: a `NestedExecutionConfig`."""
     retry: RetryPolicy | None = DEFAULT_RETRY
     """How failed model calls are retried; None for no retries."""
+    idle_timeout_s: float | None = None
+    """How long a model's stream may send nothing before the call has failed; None for the SDK's own limit."""
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     """When and how a conversation that grows too long is summarised."""
     reads_project: bool = False
@@ -431,6 +437,7 @@ class Agent(Generic[DepsT, OutputT]):
         checkouts: str | Path | None = None,
         inbox: Inbox | None = None,
         model_settings: Mapping[str, str] | None = None,
+        fallback: Sequence[Provider | str] = (),
         deps: DepsT | None = None,
     ) -> InnerLoop:
         """Open or make the session and its workspace, and make a loop on them."""
@@ -477,6 +484,8 @@ class Agent(Generic[DepsT, OutputT]):
             inbox=inbox,
             model_settings=model_settings,
             deps=deps,
+            fallback=[_provider(each) for each in fallback],
+            idle_timeout_s=self.idle_timeout_s,
             adapter=ModelAdapter(provider, retry=self.retry),
         )
 
@@ -525,6 +534,10 @@ class Agent(Generic[DepsT, OutputT]):
                 for each in self.extensions:
                     await extended.enter_async_context(each(loop))
                 result = await run()
+                while loop.fallback and is_down(result):
+                    loop.provider = loop.fallback.pop(0)
+                    loop.adapter = ModelAdapter(loop.provider, retry=self.retry)
+                    result = await loop.resume()
             return Run(result, loop.state, store, loop.prompt.template.structured_output is not None)
         except BaseException:
             close_state(loop.state, store)

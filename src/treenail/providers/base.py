@@ -35,6 +35,8 @@ class ModelRequest:
     """The model to call instead of the provider's own; usage, price and reasoning are then that model's."""
     max_output_tokens: int | None = None
     """The answer's length limit, if it is below the provider's own."""
+    idle_timeout_s: float | None = None
+    """How long the stream may send nothing before the call has failed; None for the provider's own limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,8 @@ class VendorProvider(ABC, Generic[C]):
             client = asked._own_client or await asked._clients.get()
             ask_egress(asked._endpoint(client))
             opened = await asked._open(client, request)
-            async with aclosing(_mended(asked._read(opened))) as events:
+            read = asked._read(asked._watched(opened, request.idle_timeout_s))
+            async with aclosing(_mended(read)) as events:
                 async for each in events:
                     if isinstance(each, TextDelta):
                         said.append(each.text)
@@ -278,6 +279,12 @@ class VendorProvider(ABC, Generic[C]):
         if said:
             failed.partial, failed.phase = "".join(said), "response"
         raise failed
+
+    def _watched(self, opened: ClosableStream, idle_timeout_s: float | None) -> ClosableStream:
+        if idle_timeout_s is None:
+            return opened
+        said = f"the stream sent nothing for {idle_timeout_s:g} s"
+        return _Watched(opened, idle_timeout_s, lambda: self._failed(Facts(message=said, timed_out=True)))
 
     def _failed(self, facts: Facts) -> ModelCallError:
         return model_call_error(
@@ -316,6 +323,33 @@ class VendorProvider(ABC, Generic[C]):
     def _price(self, usage: CallUsage) -> float | None:
         table = self._prices if self._prices is not None else default_prices()
         return table.cost_usd(self._model, usage)
+
+
+class _Watched:
+    """A stream whose next event has to come in time."""
+
+    def __init__(
+        self, opened: ClosableStream, idle_timeout_s: float, late: Callable[[], ModelCallError]
+    ) -> None:
+        self._opened, self._idle_timeout_s, self._late = opened, idle_timeout_s, late
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._opened, name)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        events = aiter(self._opened)
+        while True:
+            with anyio.move_on_after(self._idle_timeout_s) as scope:
+                try:
+                    event = await anext(events)
+                except StopAsyncIteration:
+                    return
+            if scope.cancelled_caught:
+                raise self._late()
+            yield event
+
+    async def close(self) -> None:
+        await self._opened.close()
 
 
 def ask_egress(url: str) -> None:

@@ -54,3 +54,4 @@ from .states import pasteable as pasteable
 from .tool_calls import contained as contained
 from .turn import InnerLoop as InnerLoop
 from .turn import TurnResult as TurnResult
+from .turn import is_down as is_down

@@ -92,10 +92,12 @@ class ModelCaller:
         provider: Provider,
         compaction: CompactionSettings,
         retry: RetryPolicy | None,
+        idle_timeout_s: float | None = None,
     ) -> None:
         self._frame = frame
         self._provider = provider
         self._retry = retry
+        self._idle_timeout_s = idle_timeout_s
         self._takes_images = takes_images(provider)
         self._compactor = Compactor(
             compaction, summarise=self._summarise, on_begin=lambda: frame.display.status("compacting")
@@ -117,7 +119,11 @@ class ModelCaller:
         if not self._takes_images:
             replayed = without_images(replayed)
         request = ModelRequest(
-            replayed.items, frame.rendered.tools, frame.output_schema, record.answers_so_far
+            replayed.items,
+            frame.rendered.tools,
+            frame.output_schema,
+            record.answers_so_far,
+            idle_timeout_s=self._idle_timeout_s,
         )
         asked = _Asked(request, replayed)
         try:
@@ -209,7 +215,8 @@ class ModelCaller:
     async def _summarise(self, prompt: str) -> str:
         """Have the model write a summary: a call like any other, contained, counted and recorded."""
         item = ReplayItem("user", prompt)
-        request = ModelRequest((item,), answers_so_far=self._frame.record.answers_so_far)
+        so_far = self._frame.record.answers_so_far
+        request = ModelRequest((item,), answers_so_far=so_far, idle_timeout_s=self._idle_timeout_s)
         asked = _Asked(request, Replay((item,), size_bytes=len(item.canonical())), is_summary=True)
         try:
             return (await self._in_time(asked)).text

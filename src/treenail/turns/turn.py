@@ -30,7 +30,13 @@ from treenail.conversation import (
     ToolCallRecord,
     get_pending_tool_calls,
 )
-from treenail.errors import IllegalEndingError, LogError, OutputParseError, PromptEvaluationError
+from treenail.errors import (
+    IllegalEndingError,
+    LogError,
+    ModelCallError,
+    OutputParseError,
+    PromptEvaluationError,
+)
 from treenail.judges import CompletionChecked, Feedback, JudgedRun, Judges, placed
 from treenail.prompt import (
     Prompt,
@@ -85,6 +91,9 @@ DEFAULT_MAX_ITERATIONS = 100
 MAX_REPAIRS = 2
 """How often an answer that does not fit the output type goes back to the model, until the turn ends."""
 
+_DOWN = ("transient", "connection", "rate_limit", "quota_exhausted")
+"""The kinds of failures that are the provider's, and that another one may not have."""
+
 _REPAIR = "<invalid-answer>"
 """How the message begins that sends an answer back."""
 
@@ -129,6 +138,10 @@ class InnerLoop:
     """When the conversation is sent to the model as a summary, and how that is written."""
     inbox: Inbox | None = None
     """What a person says while the turn is under way."""
+    fallback: list[Provider] = field(default_factory=list)
+    """Who answers, one after the other, if the provider is down; the caller resumes with the next."""
+    idle_timeout_s: float | None = None
+    """How long a model's stream may send nothing."""
     deps: Any = None
     """The caller's own objects, which tools are given; they are never stored."""
     task: str | None = None
@@ -214,7 +227,7 @@ class InnerLoop:
             self.cancellation,
             Seat(provider),
         )
-        self._model = ModelCaller(self._frame, provider, self.compaction, self.retry)
+        self._model = ModelCaller(self._frame, provider, self.compaction, self.retry, self.idle_timeout_s)
         register_visibility(session)
         recover(self.state)
         self._skip_logged_events()
@@ -638,6 +651,12 @@ class InnerLoop:
             return self._ended_by(error, said)
         details = f"{type(error).__name__}: {error}"
         return self._end(self._ending("provider_error", details=details, said=said), error)
+
+
+def is_down(result: TurnResult) -> bool:
+    """Say whether a turn ended because its provider could not be reached, or could not serve it."""
+    error = result.error
+    return isinstance(error, ModelCallError) and error.kind in _DOWN and error.stop_reason is None
 
 
 def _leaf(error: BaseException, kind: type[BaseException]) -> BaseException | None:
