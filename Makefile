@@ -63,6 +63,14 @@ sandbox:
 		echo "make test needs bubblewrap: commands are confined by it. Install it and run it again" >&2; \
 		echo "(Debian: apt-get install bubblewrap; Fedora, Arch: the package bubblewrap)." >&2; exit 1; }
 
+# The inspector is tested in a real browser.
+.PHONY: browser
+browser:
+	@test -x "$$CHROMIUM" || command -v chromium >/dev/null 2>&1 || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null 2>&1 && \
+		{ apt-get install -y -qq chromium || { apt-get update -qq && apt-get install -y -qq chromium; }; } >/dev/null; } || { \
+		echo "make test needs Chromium: the inspector is tested in it. Install it and run it again" >&2; \
+		echo "(Debian: apt-get install chromium; or name the program in CHROMIUM)." >&2; exit 1; }
+
 # The Postgres log is tested behind PgBouncer too: Debian's program is unpacked, and no service is installed.
 PGBOUNCER := $(VENV)/.pgbouncer
 $(PGBOUNCER): | $(TOOLS)
@@ -82,7 +90,7 @@ demo: $(PACKAGE)
 ## test: everything that must hold (format, lint, types, import contract, tests, snippets, a trial of each bench)
 test: check
 
-check: $(TOOLS) $(NPM) $(PGBOUNCER) sandbox
+check: $(TOOLS) $(NPM) $(PGBOUNCER) sandbox browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

@@ -322,9 +322,11 @@ def test_a_run_with_tools_shows_what_was_kept_and_what_was_undone(tmp_path: Path
     assert (undone.title, undone.status, undone.is_good) == ("spoil", "failed", False)
     assert [each.kind for each in view.turns[0].items if each.kind != "ceilings"] == [
         "user",
+        "model",
         "text",
         "tool",
         "tool",
+        "model",
         "answer",
         "ending",
     ]

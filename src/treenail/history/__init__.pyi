@@ -1,7 +1,16 @@
 from .context import ContextUse as ContextUse
 from .context import context_of as context_of
 from .diagnostics import diagnose as diagnose
+from .files import FileDiff as FileDiff
+from .files import boundary_at as boundary_at
+from .files import call_at as call_at
+from .files import content_data as content_data
+from .files import diff_of_call as diff_of_call
+from .files import file_diffs as file_diffs
+from .files import last_changes as last_changes
+from .files import stored_files as stored_files
 from .live import with_event as with_event
+from .open_run import OpenRun as OpenRun
 from .operations import KeptByRun as KeptByRun
 from .operations import RunDiff as RunDiff
 from .operations import answer_run as answer_run
@@ -27,6 +36,7 @@ from .operations import undo_run as undo_run
 from .operations import undone_text as undone_text
 from .projection import Projection as Projection
 from .projection import project as project
+from .spending import Spending as Spending
 from .store_diagnostics import diagnose_store as diagnose_store
 from .stores import LAST as LAST
 from .stores import find_run as find_run
@@ -51,6 +61,7 @@ from .turn_counts import TurnCounts as TurnCounts
 from .turn_counts import turn_counts as turn_counts
 from .view import Item as Item
 from .view import LiveView as LiveView
+from .view import Row as Row
 from .view import RunView as RunView
 from .view import TurnView as TurnView
 from .view import Usage as Usage

@@ -15,6 +15,7 @@ from uuid import UUID
 from treenail.agent import named_boundaries, reopened, workspace_line, workspace_of, workspace_store
 from treenail.conversation import HistoryCompacted, branch_summary, compact
 from treenail.errors import UsageError
+from treenail.history.files import stored_files
 from treenail.history.stores import opened_log, opened_run
 from treenail.log import Log, LogReport, PostgresUrl, Store, open_log, store_named, this_process_owner
 from treenail.log.sqlite import SqliteLog
@@ -50,7 +51,6 @@ from treenail.workspace import (
     make_branch,
     make_patch,
     newest_of,
-    open_history,
     origin_holder,
     origin_of,
     remove_checkouts,
@@ -107,8 +107,7 @@ def diff_run(store: Store, run_id: UUID, first: str | None = None, last: str | N
     By default these are its first and its last call that stand; a call that is named may be an undone one.
     """
     with opened_run(store, run_id) as session:
-        place = workspace_of(session)
-        if place is None:
+        if workspace_of(session) is None:
             raise UsageError("this run worked in memory; there are no files to compare")
         calls = [each for each in boundaries(session) if each.success]
         if not calls:
@@ -117,8 +116,7 @@ def diff_run(store: Store, run_id: UUID, first: str | None = None, last: str | N
         shown = [each for each in calls if each.undone is None]
         if first is None and last is None and not shown:
             return RunDiff(calls[0].call_id, calls[-1].call_id, WorkspaceDiff((), ""), undone)
-        filesystem = _history_of(store, session, place)
-        try:
+        with stored_files(store, session) as filesystem:
             resources = ResourceRegistry.build({Filesystem: filesystem})
             state = ExecutionState(session, resources, clock=session.clock)
             start = (shown or calls)[0] if first is None else find_call(session, first)
@@ -129,21 +127,6 @@ def diff_run(store: Store, run_id: UUID, first: str | None = None, last: str | N
                 undone = tuple(e for e in undone if start.seq_after <= e.seq_after <= end.seq_after)
             diff = diff_calls(state, start.call_id, end.call_id)
             return RunDiff(start.call_id, end.call_id, diff, undone)
-        finally:
-            filesystem.close()
-
-
-def _history_of(store: Store, session: Session, place: str) -> HostFilesystem:
-    """Open the history of a run's workspace, to compare boundaries."""
-    origin = origin_of(session)
-    if origin is not None:
-        depot = depot_of(session.log, origin.depot)
-        return open_history(depot, newest_of(depot, named_boundaries(session, origin)))
-    if isinstance(store, PostgresUrl):
-        check_host(session, workspace_store(store))
-    return HostFilesystem(
-        place, store=workspace_store(store), line=workspace_line(session.session_id), read_only=True
-    )
 
 
 def fetch_run(store: Store, run_id: UUID, directory: Path) -> None:

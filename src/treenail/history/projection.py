@@ -19,11 +19,11 @@ another process calls `catch_up` alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from treenail.containment import SafetyEvent
+from treenail.containment import Reserved, RetryTaken, SafetyEvent, Settled
 from treenail.conversation import (
     ORPHAN_TEXT,
     WITHDRAWN_TEXT,
@@ -35,7 +35,8 @@ from treenail.conversation import (
 )
 from treenail.errors import LogError
 from treenail.history.live import with_event, without_call
-from treenail.history.view import Item, ItemKind, LiveView, RunView, TurnView, Usage
+from treenail.history.text import about_call
+from treenail.history.view import Item, ItemKind, LiveView, Row, RunView, TurnView, Usage
 from treenail.judges import CompletionChecked, Feedback, JudgeEvent, NestedEvaluated
 from treenail.log import Envelope
 from treenail.mcp import McpServerFailed, McpServerPinned, McpToolsChanged
@@ -76,6 +77,9 @@ _UNRUN = {ORPHAN_TEXT: "cut_off", WITHDRAWN_TEXT: "withdrawn"}
 _OPEN = frozenset({"pending", "running", "answered"})
 """The states of a call without an end in the log; `answered` if its result came without one."""
 
+_LASTING = frozenset({"model", "tool", "hold", "subagent"})
+"""The kinds of items that take time: a later event ends them."""
+
 _Place = tuple[int, int]
 """Where an item stands: the index of its turn, and its own in the turn."""
 
@@ -91,15 +95,22 @@ class _Turn:
     answers: int = 0
     is_foreign: bool = False
     """Whether it is no turn, but the calls of another program's loop."""
+    row: int = 0
+    """The place of the turn among all rows; its items follow it."""
 
-    def view(self, store: object) -> TurnView:
+    @property
+    def last(self) -> int | None:
+        """The event of the newest message."""
+        return None if self.fold.last is None else self.fold.last[0]
+
+    def view(self, store: object, *, with_items: bool = True) -> TurnView:
         derived = self.fold.derive()
         started, ended = derived.started, derived.ended
-        last = None if self.fold.last is None else self.fold.last[0]
+        items = self.items if with_items else ()
         return TurnView(
             turn_id=self.fold.turn_id,
             state=derived.state,
-            items=tuple(_named(each, derived.state, last) for each in self.items),
+            items=tuple(_named(each, derived.state, self.last) for each in items),
             seq=None if self.fold.started is None else self.fold.started[0],
             agent="" if started is None else started.agent,
             task="" if started is None else started.task,
@@ -136,6 +147,8 @@ class Projection:
     damage: str | None = None
     store: object = None
     """The log, whose path the next actions name."""
+    max_chars: int | None = None
+    """How much of a text an item keeps, and of arguments what they are about; None for all of it."""
     _turns: list[_Turn] = field(default_factory=list)
     _calls: dict[str, list[_Place]] = field(default_factory=dict)
     """The items of a call id, oldest first: a provider may reuse an id."""
@@ -151,6 +164,15 @@ class Projection:
     _live: LiveView | None = None
     _live_turn: str = ""
     _live_step: int = 0
+    _at: datetime | None = None
+    """The time of the event that is being folded."""
+    _at_before: datetime | None = None
+    """The time of the event before it."""
+    _asked: _Place | None = None
+    """The newest model call, until its usage is known."""
+    _rows: int = 0
+    _changed: dict[int, int] = field(default_factory=dict)
+    """The newest event that changed each row; the row that was changed last stands at the end."""
 
     # .. the log ..
 
@@ -169,6 +191,7 @@ class Projection:
         if envelope.seq <= self.seq:
             return ()
         self.seq = envelope.seq
+        self._at_before, self._at = self._at, envelope.at
         facts = self._reader.facts(envelope, value)
         for each in facts:
             self._take(envelope, each)
@@ -179,11 +202,11 @@ class Projection:
         if isinstance(value, TurnStarted):
             # A conversation that came with a snapshot has no turn until one continues it.
             if not (self._turns and self._turns[-1].fold.takes_up(value)):
-                self._turns.append(_Turn(TurnFold(value.turn_id)))
+                self._add_turn(value.turn_id)
             self._turns[-1].started_at = envelope.at
             self._live = None if self._live_turn != value.turn_id else self._live
         if not self._turns:
-            self._turns.append(_Turn(TurnFold("")))
+            self._add_turn("")
         fold = self._turns[-1].fold
         fold.take(envelope.seq, fact.turn_id, value)
         if fact.is_imported and fold.started is None:
@@ -192,16 +215,48 @@ class Projection:
             self._item(Item("unknown", envelope.seq, title=envelope.type, is_good=False))
         elif type(value) in _FOLDS:
             _FOLDS[type(value)](self, envelope, value)
+        if isinstance(value, _OF_TURN):
+            self._note_turn(is_renamed=not isinstance(value, ProviderUsage))
+
+    def _note_turn(self, *, is_renamed: bool) -> None:
+        """Note that the newest turn has changed; with its state, the kind of its texts changes too."""
+        turn = self._turns[-1]
+        self._note_row(turn.row)
+        for place, item in enumerate(turn.items if is_renamed else ()):
+            if item.kind == "draft":
+                self._note_row(turn.row + 1 + place)
+
+    def _add_turn(self, turn_id: str) -> None:
+        self._turns.append(_Turn(TurnFold(turn_id), row=self._rows))
+        self._asked = None
+        self._note_row(self._rows)
+        self._rows += 1
+
+    def _note_row(self, row: int) -> None:
+        self._changed.pop(row, None)
+        self._changed[row] = self.seq
 
     def _item(self, item: Item) -> _Place:
-        self._turns[-1].items.append(item)
+        """Add an item. Unless it says otherwise, it begins and ends with this event."""
+        began = item.started_at or self._at
+        ended = item.ended_at or (None if item.kind in _LASTING else self._at)
+        item = replace(item, first_seq=item.first_seq or item.seq, started_at=began, ended_at=ended)
+        self._turns[-1].items.append(self._shortened(item))
+        self._note_row(self._rows)
+        self._rows += 1
         return len(self._turns) - 1, len(self._turns[-1].items) - 1
 
-    def _at(self, place: _Place) -> Item:
+    def _shortened(self, item: Item) -> Item:
+        most = self.max_chars
+        return item if most is None or len(item.text) <= most else replace(item, text=item.text[:most])
+
+    def _item_at(self, place: _Place) -> Item:
         return self._turns[place[0]].items[place[1]]
 
     def _change(self, place: _Place, **changes: Any) -> None:
-        self._turns[place[0]].items[place[1]] = replace(self._at(place), **changes)
+        turn = self._turns[place[0]]
+        turn.items[place[1]] = self._shortened(replace(turn.items[place[1]], **changes))
+        self._note_row(turn.row + 1 + place[1])
 
     def _take_attached(self, envelope: Envelope, value: LoopAttached) -> None:
         self._turns[-1].is_foreign = True
@@ -227,7 +282,10 @@ class Projection:
             if message.content:
                 self._item(Item("text", seq, message.content))
             for each in message.tool_calls:
-                item = Item("tool", seq, "", each.name, "pending", True, each.call_id, each.arguments)
+                said = each.arguments
+                if self.max_chars is not None:
+                    said = about_call(said)[: self.max_chars]
+                item = Item("tool", seq, "", each.name, "pending", True, each.call_id, said)
                 self._add_call(item, is_waiting=True)
 
     def _add_call(self, item: Item, *, is_waiting: bool) -> _Place:
@@ -246,9 +304,9 @@ class Projection:
             return
         place = waiting.pop(0)
         self._change(place, text=message.content, seq=seq)
-        if self._at(place).status in _OPEN:
+        if self._item_at(place).status in _OPEN:
             status = _UNRUN.get(message.content, "answered")
-            self._change(place, status=status, is_good=False)
+            self._change(place, status=status, is_good=False, ended_at=self._at)
 
     def _take_started(self, envelope: Envelope, value: ToolStarted) -> None:
         place = self._call(value.call_id)
@@ -256,20 +314,30 @@ class Projection:
             item = Item("tool", envelope.seq, "", value.tool_name, "running", True, value.call_id)
             self._add_call(item, is_waiting=False)
             return
-        item = self._at(place)
+        item = self._item_at(place)
         waiting = self._waiting.get(value.call_id, [])
         if item.status not in _OPEN and place in waiting:
             # The call was undone, and a resume runs it again: both attempts are shown.
-            again = replace(item, seq=envelope.seq, status="running", text="", is_good=True, elapsed_ms=None)
+            again = replace(
+                item,
+                seq=envelope.seq,
+                first_seq=envelope.seq,
+                status="running",
+                text="",
+                is_good=True,
+                elapsed_ms=None,
+                started_at=envelope.at,
+                ended_at=None,
+            )
             waiting[waiting.index(place)] = self._add_call(again, is_waiting=False)
         else:
-            self._change(place, status="running", seq=envelope.seq)
+            self._change(place, status="running", seq=envelope.seq, started_at=envelope.at)
 
     def _call(self, call_id: str) -> _Place | None:
         places = self._calls.get(call_id)
         if not places:
             return None
-        return next((each for each in places if self._at(each).status in _OPEN), places[-1])
+        return next((each for each in places if self._item_at(each).status in _OPEN), places[-1])
 
     def _take_invoked(self, envelope: Envelope, value: ToolInvoked) -> None:
         call_id = value.call_id or ""
@@ -277,10 +345,18 @@ class Projection:
         if place is None:
             item = Item("tool", envelope.seq, title=value.name, call_id=call_id)
             place = self._add_call(item, is_waiting=False)
-        item = self._at(place)
+        item = self._item_at(place)
+        # Whoever recovers a call after a crash cannot know when it ended: not before the last event there.
+        is_recovered = is_recovered_end(value)
+        ended_at = self._at_before if is_recovered else envelope.at
+        began_at = item.started_at
+        if not is_recovered:
+            began_at = envelope.at - timedelta(milliseconds=value.elapsed_ms)
         self._change(
             place,
             seq=envelope.seq,
+            started_at=began_at,
+            ended_at=ended_at,
             # The message has the whole text; the event may have a shortened one.
             text=item.text if item.status == "answered" else value.rendered_output,
             status="kept" if value.success else value.outcome,
@@ -312,19 +388,68 @@ class Projection:
         status = "approved" if value.approved else "refused"
         place = self._places.get(("hold", value.hold_id))
         if place is not None:
-            self._change(place, status=status, is_good=value.approved, seq=envelope.seq)
+            self._change(place, status=status, is_good=value.approved, seq=envelope.seq, ended_at=envelope.at)
 
     def _take_ended(self, envelope: Envelope, value: TurnEnded) -> None:
         turn = self._turns[-1]
         turn.ended_at = envelope.at
+        self._cut_off_model()
         state = turn.fold.derive().state
         item = Item("ending", envelope.seq, value.details, value.error_kind or "", state.value)
         actions = pasteable(value.next_actions, self.store)
         self._item(replace(item, is_good=state is TurnState.COMPLETED, next_actions=actions))
         self._live = None
 
+    # Under ceilings the ledger says when each attempt at a model call began and ended. Without them there is
+    # only what was used, which is logged at the end: the call began after whatever happened before it.
+
+    def _take_reserved(self, envelope: Envelope, value: Reserved) -> None:
+        if value.kind != "llm" or value.lineage[-1] != self.session_id:
+            return  # A tool's step, or a child's: they have items of their own.
+        item = Item("model", envelope.seq, "", value.operation_name, "running", call_id=value.reservation_id)
+        self._asked = self._places["model", value.reservation_id] = self._item(item)
+
+    def _take_settled(self, envelope: Envelope, value: Settled) -> None:
+        place = self._places.get(("model", value.reservation_id))
+        if place is None or self._item_at(place).ended_at is not None:
+            return
+        is_good = value.status == "ok"
+        status = "answered" if is_good else value.status
+        self._change(place, status=status, is_good=is_good, seq=envelope.seq, ended_at=envelope.at)
+
+    def _take_retry(self, envelope: Envelope, value: RetryTaken) -> None:
+        place = self._places.get(("model", value.reservation_id))
+        if place is not None:
+            self._change(place, status="retried", is_good=False, seq=envelope.seq)
+
     def _take_usage(self, envelope: Envelope, value: ProviderUsage) -> None:
-        self._turns[-1].usage += _usage(value.usage, value.cost_usd)
+        used = _usage(value.usage, value.cost_usd)
+        self._turns[-1].usage += used
+        place, self._asked = self._asked, None
+        if place is None:
+            began_at = self._at_before or envelope.at
+            place = self._item(Item("model", envelope.seq, started_at=began_at, ended_at=envelope.at))
+        item = self._item_at(place)
+        self._change(
+            place,
+            seq=envelope.seq,
+            title=value.model,
+            text="; ".join(value.notes),
+            status=item.status if item.status == "retried" else value.stop_reason or "answered",
+            is_good=value.stop_reason in ("end", "tools", "paused", ""),
+            ended_at=item.ended_at or envelope.at,
+            usage=used,
+        )
+
+    def _take_resumed(self, envelope: Envelope, value: TurnResumed) -> None:
+        self._cut_off_model()
+        self._item(Item("notice", envelope.seq, "resumed", value.model))
+
+    def _cut_off_model(self) -> None:
+        """Close a model call that has neither an end nor an answer: its process has died."""
+        place, self._asked = self._asked, None
+        if place is not None and self._item_at(place).ended_at is None:
+            self._change(place, status="cut_off", is_good=False, ended_at=self._at_before, seq=self.seq)
 
     def _take_nested(self, envelope: Envelope, value: NestedEvaluated) -> None:
         self._judges += _usage(value.usage, value.cost_usd)
@@ -339,13 +464,18 @@ class Projection:
             value.status,
             value.status in ("queued", "running", "completed", "closed"),
             elapsed_ms=value.elapsed_ms,
+            call_id=value.child_session_id,
             next_actions=value.next_actions,
+            ended_at=None if value.status in ("queued", "running") else envelope.at,
         )
         place = self._places.get(("subagent", value.subagent_id))
         if place is None:
             self._places["subagent", value.subagent_id] = self._item(item)
         else:
-            self._turns[place[0]].items[place[1]] = item
+            known = self._item_at(place)
+            changed = {each.name: getattr(item, each.name) for each in fields(Item)}
+            kept = {"first_seq": known.first_seq, "started_at": known.started_at}
+            self._change(place, **changed | kept)
 
     # .. the live side ..
 
@@ -379,7 +509,7 @@ class Projection:
 
     def _is_call_over(self, call_id: str) -> bool:
         place = self._call(call_id)
-        return place is not None and self._at(place).status not in _OPEN
+        return place is not None and self._item_at(place).status not in _OPEN
 
     # .. what it shows ..
 
@@ -392,11 +522,51 @@ class Projection:
     def waiting_calls(self) -> Sequence[tuple[TurnFold, Item]]:
         """The tool calls without a result, with their turns, in order."""
         places = sorted(place for each in self._waiting.values() for place in each)
-        return [(self._turns[place[0]].fold, self._at(place)) for place in places]
+        return [(self._turns[place[0]].fold, self._item_at(place)) for place in places]
 
     def items(self, kind: ItemKind) -> Iterator[Item]:
         """Yield the items of one kind, oldest first. A text is a `draft` here, whatever its turn's state."""
         return (each for turn in self._turns for each in turn.items if each.kind == kind)
+
+    @property
+    def row_count(self) -> int:
+        """How many rows the run has over time: its turns, and their items."""
+        return self._rows
+
+    @property
+    def turn_heads(self) -> Sequence[TurnView]:
+        """The turns without their items."""
+        return [each.view(self.store, with_items=False) for each in self._turns]
+
+    def call_began(self, call_id: str) -> int | None:
+        """Return the event with which the model asked for a call; None if it never did."""
+        places = self._calls.get(call_id)
+        return None if not places else self._item_at(places[0]).first_seq
+
+    def rows(self, first: int, last: int) -> Sequence[Row]:
+        """Return the rows from `first` up to but without `last`."""
+        found: list[Row] = []
+        for number, turn in enumerate(self._turns):
+            begin, end = max(first, turn.row), min(last, turn.row + 1 + len(turn.items))
+            if begin >= end:
+                continue
+            state, newest = turn.fold.derive().state, turn.last
+            for row in range(begin, end):
+                place = row - turn.row - 1
+                item = None if place < 0 else _named(turn.items[place], state, newest)
+                found.append(Row(row, self._changed[row], number, item))
+        return found
+
+    def changed_rows(self, after: int, most: int) -> Sequence[Row] | None:
+        """Return the rows that changed after an event, in order; None if they are more than `most`."""
+        recent: list[int] = []
+        for row, seq in reversed(self._changed.items()):
+            if seq <= after:
+                break
+            recent.append(row)
+            if len(recent) > most:
+                return None
+        return [each for row in sorted(recent) for each in self.rows(row, row + 1)]
 
     def view(self) -> RunView:
         """Return the run as a screen shows it now."""
@@ -412,6 +582,11 @@ class Projection:
         )
 
 
+def is_recovered_end(ended: ToolInvoked) -> bool:
+    """Say whether a call was cut off by a crash, and its end written by the process that took over."""
+    return not ended.adapter and ended.outcome in ("interrupted", "unknown")
+
+
 def _usage(used: TokenUsage | None, cost_usd: float | None) -> Usage:
     known = used or TokenUsage()
     return Usage(1, known.input_tokens or 0, known.output_tokens or 0, known.cached_tokens or 0, cost_usd)
@@ -421,7 +596,8 @@ def _item_of(kind: ItemKind, describe: Callable[[Any], dict[str, Any]]) -> Calla
     def fold(projection: Projection, envelope: Envelope, value: Any) -> None:
         described = describe(value)
         if described:
-            projection._item(Item(kind, envelope.seq, **described))
+            took = timedelta(milliseconds=getattr(value, "elapsed_ms", 0.0))
+            projection._item(Item(kind, envelope.seq, started_at=envelope.at - took, **described))
 
     return fold
 
@@ -464,6 +640,9 @@ def _workflow(value: WorkflowEvent) -> dict[str, Any]:
     }
 
 
+_OF_TURN = (TurnStarted, TurnResumed, TurnEnded, ProviderUsage)
+"""The events that change a turn itself, beside its items."""
+
 _FOLDS: dict[type, Callable[[Projection, Envelope, Any], None]] = {
     InnerMessage: Projection._take_message,
     ToolStarted: Projection._take_started,
@@ -473,7 +652,11 @@ _FOLDS: dict[type, Callable[[Projection, Envelope, Any], None]] = {
     HoldAnswered: Projection._take_answered,
     TurnEnded: Projection._take_ended,
     LoopAttached: Projection._take_attached,
+    Reserved: Projection._take_reserved,
+    Settled: Projection._take_settled,
+    RetryTaken: Projection._take_retry,
     ProviderUsage: Projection._take_usage,
+    TurnResumed: Projection._take_resumed,
     NestedEvaluated: Projection._take_nested,
     SubagentEvent: Projection._take_subagent,
     WorkflowEvent: _item_of("workflow", _workflow),
@@ -486,7 +669,6 @@ _FOLDS: dict[type, Callable[[Projection, Envelope, Any], None]] = {
     McpToolsChanged: _item_of("notice", lambda e: {"text": e.told(), "title": e.server, "is_good": False}),
     McpServerFailed: _item_of("notice", lambda e: {"text": e.reason, "title": e.server, "is_good": False}),
     ProcessStarted: _item_of("notice", _process),
-    TurnResumed: _item_of("notice", lambda e: {"text": "resumed", "title": e.model}),
     PartialText: _item_of("partial", lambda e: {"text": e.text, "status": "cut_off", "is_good": False}),
     HistoryCompacted: _item_of("compaction", lambda e: {"text": e.summary, "title": e.trigger}),
     BranchSummary: _item_of("branch", lambda e: {"text": e.summary, "title": e.from_session}),

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from treenail.conversation import ProviderUsage, enable_inner_message_recording
 from treenail.errors import LogDamagedError, LogError, SnapshotRestoreError, UsageError
 from treenail.log import Log, SessionInfo
-from treenail.state import Session
-from treenail.turns import LoopAttached, newest_turn, spent_usd_of, used_time_of
+from treenail.state import AttentionNeeded, AttentionResolved, Session, Slice, entry_at
+from treenail.tools import ToolInvoked, pending_holds
+from treenail.turns import LoopAttached, ceilings_of, newest_turn, spent_usd_of, used_time_of
 
 DAMAGED = "damaged"
 """The state of a run whose log cannot be read completely."""
@@ -34,6 +35,19 @@ class RunSummary:
     """What it has cost, children included; None if that is not known."""
     elapsed_s: float | None = None
     """How long it has been working; None if that is not known."""
+    max_cost_usd: float | None = None
+    """What it may cost; None without a ceiling."""
+    calls: int = 0
+    """How many tool calls have ended in it, one way or another."""
+    waiting: int = 0
+    """How many of its calls wait for a person."""
+    needs_attention: bool = False
+    """Whether something went wrong that a person has to fix by hand."""
+
+    @property
+    def needs_person(self) -> bool:
+        """Whether it does not continue without a person."""
+        return bool(self.waiting or self.needs_attention or self.state == "held" or self.is_damaged)
 
     @property
     def is_damaged(self) -> bool:
@@ -61,6 +75,11 @@ class RunSummary:
             "output_tokens": self.output_tokens,
             "cost_usd": self.cost_usd,
             "elapsed_s": self.elapsed_s,
+            "max_cost_usd": self.max_cost_usd,
+            "calls": self.calls,
+            "waiting": self.waiting,
+            "needs_attention": self.needs_attention,
+            "tags": dict(self.info.tags),
             "parent": None if self.info.parent_id is None else str(self.info.parent_id),
             "writer": self.info.owner,
         }
@@ -87,13 +106,28 @@ def _measured(summary: RunSummary, session: Session) -> RunSummary:
     # Under a ceiling without a known price, the ledger has nothing to book.
     is_known = booked is not None and (not calls or bool(reported) or booked > 0)
     own_usd = sum(reported) if reported else None
+    ceilings = ceilings_of(session)
     return replace(
         summary,
         input_tokens=sum(each.usage.input_tokens or 0 for each in calls),
         output_tokens=sum(each.usage.output_tokens or 0 for each in calls),
         cost_usd=booked if is_known else own_usd,
         elapsed_s=_elapsed_s(summary.info, session),
+        max_cost_usd=None if ceilings is None else ceilings.max_cost_usd,
+        calls=len(session[ToolInvoked]),
+        waiting=len(pending_holds(session)),
+        needs_attention=_needs_attention(session),
     )
+
+
+def _needs_attention(session: Session) -> bool:
+    """Say whether a problem was recorded that nobody has marked as fixed."""
+
+    def newest(kind: type) -> int:
+        known: Slice[object] = session[kind].view()
+        return abs(entry_at(known, -1)[1]) if len(known) else 0
+
+    return newest(AttentionNeeded) > newest(AttentionResolved)
 
 
 def _elapsed_s(info: SessionInfo, session: Session) -> float | None:

@@ -69,8 +69,8 @@ def _turn_lines(turn: TurnView, *, is_last: bool) -> Iterator[TextLine]:
     if turn.seq is not None:
         yield TextLine("turn", f"started: {short(turn.task)}", turn.seq)
     for each in turn.items:
-        if each.kind == "notice" and _JUDGE_TAGS.match(each.text):
-            continue  # The judge's own item says it.
+        if each.kind == "model" or (each.kind == "notice" and _JUDGE_TAGS.match(each.text)):
+            continue  # What it said, or the judge's own item, has a line.
         yield TextLine(_LABELS.get(each.kind, each.kind), item_text(each), each.seq, each.is_good)
         if each.kind == "attention":
             yield from (TextLine("next", action) for action in each.next_actions)

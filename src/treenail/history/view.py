@@ -17,6 +17,7 @@ ItemKind = Literal[
     "answer",
     "draft",
     "partial",
+    "model",
     "tool",
     "hold",
     "feedback",
@@ -60,6 +61,17 @@ class Item:
     undone: str = ""
     """By whom and when the call was undone, if it no longer stands; its status is `undone` then."""
     next_actions: tuple[str, ...] = ()
+    first_seq: int = 0
+    """The event that it began with."""
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    """None while it is under way; the same as `started_at` for what takes no time."""
+    usage: Usage | None = None
+    """For a model call, what it used; None if it never said."""
+
+    def to_data(self) -> dict[str, Any]:
+        """Return it as plain values for JSON."""
+        return _plain_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +122,28 @@ class TurnView:
         """The clean answer, if the turn is completed; else None."""
         return next((each.text for each in reversed(self.items) if each.kind == "answer"), None)
 
+    def to_data(self) -> dict[str, Any]:
+        """Return it as plain values for JSON."""
+        return _plain_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a run over time: a turn, or one of its items."""
+
+    index: int
+    changed: int
+    """The newest event that changed it."""
+    turn: int
+    """Which turn it belongs to, counted from 0."""
+    item: Item | None = None
+    """None for the turn itself."""
+
+    def to_data(self) -> dict[str, Any]:
+        """Return it as plain values for JSON."""
+        about = {"index": self.index, "changed": self.changed, "turn": self.turn}
+        return about if self.item is None else about | self.item.to_data()
+
 
 @dataclass(frozen=True, slots=True)
 class LiveView:
@@ -157,9 +191,7 @@ class RunView:
 
     def to_data(self) -> dict[str, Any]:
         """Return the view as plain values for JSON."""
-        data = _plain(self)
-        assert isinstance(data, dict)
-        return {**data, "state": self.state.value, "answer": self.answer}
+        return {**_plain_fields(self), "state": self.state.value, "answer": self.answer}
 
 
 def _plain(value: object) -> object:
@@ -172,4 +204,8 @@ def _plain(value: object) -> object:
             return [_plain(each) for each in value]
         case None | str() | int() | float():
             return value
-    return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}  # type: ignore[arg-type]  # a dataclass
+    return _plain_fields(value)
+
+
+def _plain_fields(record: object) -> dict[str, Any]:
+    return {each.name: _plain(getattr(record, each.name)) for each in fields(record)}  # type: ignore[arg-type]  # a dataclass

@@ -27,6 +27,7 @@ is recorded in a commit of its own, below the call's commit, so that the differe
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -44,7 +45,7 @@ from treenail.workspace.kept import KeptFiles, KeptReason, append_kept, kept_pat
 from treenail.workspace.line import LineEntry, LineFile
 from treenail.workspace.manifest import Manifest, PathChange, State, load_manifest, save_manifest
 from treenail.workspace.objects import MODE_TREE, ObjectStore
-from treenail.workspace.paths import ROOT
+from treenail.workspace.paths import ROOT, fail
 from treenail.workspace.travel.depot import Depot
 from treenail.workspace.trees import patch_tree, tree_entry, write_trees
 from treenail.workspace.writer import writer_lock
@@ -200,6 +201,32 @@ class History:
                 return False
             tree = entry.oid if entry.mode == MODE_TREE else b""
         return True
+
+    def files_of(self, commit: str) -> Iterator[str]:
+        """Yield the paths of the files and links in the tree of a commit."""
+        waiting = [(b"", self.objects.commit_tree(bytes.fromhex(commit)))]
+        while waiting:
+            above, tree = waiting.pop()
+            for name, entry in self.objects.read_tree(tree).items():
+                path = above + b"/" + name if above else name
+                if entry.mode == MODE_TREE:
+                    waiting.append((path, entry.oid))
+                else:
+                    yield os.fsdecode(path)
+
+    def read_of(self, commit: str, path: str) -> bytes:
+        """Return the content of a file in the tree of a commit, or a link's target."""
+        oid = self.objects.commit_tree(bytes.fromhex(commit))
+        *above, last = os.fsencode(path).split(b"/")
+        for part in above:
+            entry = self.objects.read_tree(oid).get(part)
+            if entry is None or entry.mode != MODE_TREE:
+                fail(errno.ENOENT, "it is not known at this boundary", path)
+            oid = entry.oid
+        entry = self.objects.read_tree(oid).get(last)
+        if entry is None or entry.mode == MODE_TREE:
+            fail(errno.ENOENT, "it is not known at this boundary", path)
+        return self.objects.read_blob(entry.oid)
 
     def version(self, state: State) -> Version | None:
         """Return a state with its content, to be shown in a diff."""

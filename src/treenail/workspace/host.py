@@ -50,7 +50,7 @@ from treenail.workspace.files import Files
 from treenail.workspace.history import check_line_name
 from treenail.workspace.kept import KeptFiles
 from treenail.workspace.layers import CommandLayer
-from treenail.workspace.manifest import ABSENT, TEMPORARY_PREFIX, TEMPORARY_SUFFIX, State, is_within
+from treenail.workspace.manifest import ABSENT, TEMPORARY_PREFIX, TEMPORARY_SUFFIX, State, is_within, same
 from treenail.workspace.paths import ROOT, fail
 from treenail.workspace.restorer import ReportBuilder, Restorer
 from treenail.workspace.rooted import RootedDirectory, copy_tree
@@ -218,6 +218,27 @@ class HostFilesystem(Files):
         """Say what differs between two boundaries, or between one and now."""
         with self._lock:
             return self.undo.diff(before, after)
+
+    def changed_paths(self, before: FilesystemSnapshot, after: FilesystemSnapshot) -> Sequence[str]:
+        """Return the paths that differ between two boundaries, without reading what is in them."""
+        with self._lock:
+            states = self.undo.states_between(before, after)
+        return sorted(path for path, (first, last) in states.items() if not same(first, last))
+
+    def files_at(self, snapshot: FilesystemSnapshot) -> Sequence[str]:
+        """Return the paths of the files and links that are known of a boundary, sorted.
+
+        These are the files that were written through the workspace by then, and after a scan all of them.
+        """
+        with self._lock:
+            self.undo.position(snapshot)
+            return sorted(self.undo.opened().files_of(snapshot.commit_ref))
+
+    def read_at(self, snapshot: FilesystemSnapshot, path: str) -> bytes:
+        """Return a file as it was at a boundary, or a link's target. Raises `FileNotFoundError`."""
+        with self._lock:
+            self.undo.position(snapshot)
+            return self.undo.opened().read_of(snapshot.commit_ref, path)
 
     def begin(self, call_id: str, *, tool_name: str = "", foreign: bool = False) -> WorkspaceCall:
         """Hold the workspace for one tool call.

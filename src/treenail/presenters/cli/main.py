@@ -54,6 +54,7 @@ app = LazyGroup(
         "chat": ("chat_command:chat", "Talk with an agent, several turns in one run."),
         "list": ("run_list:list_runs", "List the runs of this project, oldest first."),
         "show": ("timeline:show", "Show what happened in a run, with its children."),
+        "view": ("viewing:view", "Look at runs in the browser, live."),
         "diff": ("files:diff", "Show what a run changed in the files, as a diff."),
         "rollback": ("files:rollback", "Restore files and state to before a tool call."),
         "undo": ("files:undo", "Undo everything that a run did to the files, or that its newest turn did."),

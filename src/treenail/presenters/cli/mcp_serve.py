@@ -15,6 +15,7 @@ import click
 
 from treenail.errors import UsageError
 from treenail.presenters.cli.options import agent_options, directory_option, flags_of
+from treenail.presenters.tokens import read_token
 
 
 @click.command
@@ -60,7 +61,7 @@ def serve(http: bool, port: int, token_file: Path | None, directory: Path | None
         if not http:
             server.run()
             return 0
-        from treenail.presenters.mcp.http import PATH, listening, read_token
+        from treenail.presenters.mcp.http import PATH, listening
         from treenail.presenters.mcp.http import serve as serve_http
 
         token = secrets.token_urlsafe(32) if token_file is None else read_token(token_file)

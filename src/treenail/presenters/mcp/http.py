@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import socket
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -62,13 +61,3 @@ def serve(server: MCPServer[Any], listener: socket.socket, token: str | None) ->
         app = _Guarded(app, token)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
     uvicorn.Server(config).run(sockets=[listener])
-
-
-def read_token(file: Path) -> str:
-    """Read the token. Raises `UsageError` if others may read the file too, or if it is too short."""
-    if file.stat().st_mode & 0o077:
-        raise UsageError(f"{file} can be read by other users; make it yours alone: chmod 600 {file}")
-    token = file.read_text("utf-8").strip()
-    if len(token) < 16:
-        raise UsageError(f"{file} holds {len(token)} characters; a token needs at least 16")
-    return token
