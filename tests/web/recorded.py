@@ -293,7 +293,7 @@ class Recorded:
         self.runs["workflow"] = find_run(store_named(self.store), "@last")
 
     def compacted(self) -> None:
-        settings = CompactionSettings(window_tokens=6_000, least_tokens=100, tails=(8, 4, 2))
+        settings = CompactionSettings(window_tokens=6_000, tails=(8, 4, 2))
         agent = Agent("engineer", "You keep a shop in order.", tools=(read_much,), compaction=settings)
         usage = TokenUsage(output_tokens=20)
         script = [Answer("", [("read_much", {})], usage=usage, cost_usd=0.01) for _ in range(9)]
