@@ -29,6 +29,7 @@ from bench.report import POSTGRES_CALL, Row, Size
 from treenail import Agent, TurnState
 from treenail.log.postgres import PostgresLog
 from treenail.providers import ModelEvent, ModelRequest
+from treenail.workspace import begin_with_directory, check_out
 
 KILOBYTE = random.Random(1).randbytes(1024)
 WRITERS = 8
@@ -152,6 +153,53 @@ def calls(at: Server, count: int, tries: int, with_peer: bool) -> Iterator[Row]:
         yield Row(f"tool call, {count:,} calls (us, median) vs {DELTA}", mine, peer, mine / peer)
 
 
+def takeovers(at: Server, count: int) -> Iterator[Row]:
+    """Take a run over on another machine, cold and with an older copy, beside a plain copy of the files."""
+    top = Path(tempfile.mkdtemp(prefix="treenail-bench-travel-"))
+    try:
+        for number in range(count):
+            place = top / "project" / f"d{number // 100}"
+            place.mkdir(parents=True, exist_ok=True)
+            (place / f"f{number}.txt").write_bytes(random.Random(number).randbytes(1024))
+        began = time.perf_counter()
+        shutil.copytree(top / "project", top / "copy")
+        floor = time.perf_counter() - began
+        with PostgresLog(url_of(at), heartbeat=False) as log:
+            run_id, depot = uuid4(), log.objects
+            began = time.perf_counter()
+            boundary = begin_with_directory(depot, run_id, top / "project").snapshot
+            yield _seconds(f"files that travel: sending {count:,} files vs a copy (s)", began, floor)
+            began = time.perf_counter()
+            with check_out(depot, run_id, boundary, top / "one") as files:
+                yield _seconds(f"take-over, {count:,} files, cold vs a copy (s)", began, floor)
+                held = files.begin("call")
+                for number in range(3):
+                    files.write(f"d0/f{number}.txt", "changed")
+                began = time.perf_counter()
+                boundary = held.prepare()
+                took = time.perf_counter() - began
+                held.finish()
+            yield Row(
+                "a call that changes three files: to its boundary in the depot (ms)", took * 1e3, None, None
+            )
+            check_out(depot, run_id, boundary, top / "two").close()
+            with check_out(depot, run_id, boundary, top / "one") as files:
+                held = files.begin("again")
+                files.write("d1/new.txt", "new")
+                boundary = held.prepare()
+                held.finish()
+            began = time.perf_counter()
+            check_out(depot, run_id, boundary, top / "two").close()
+            yield _seconds(f"take-over, {count:,} files, warm (one call behind) vs a copy (s)", began, floor)
+    finally:
+        shutil.rmtree(top, ignore_errors=True)
+
+
+def _seconds(name: str, began: float, floor: float) -> Row:
+    took = time.perf_counter() - began
+    return Row(name, took, floor, took / floor)
+
+
 def rows(size: Size) -> Iterator[Row]:
     """Measure appends and tool calls on a server."""
     find_peers()
@@ -161,3 +209,4 @@ def rows(size: Size) -> Iterator[Row]:
         yield from appends(at, count)
         yield writers(at, count // 2)
         yield from calls(at, count // 2, 1 if size is Size.LEAST else 3, with_peer)
+        yield from takeovers(at, {Size.FULL: 10_000, Size.QUICK: 10_000, Size.LEAST: 200}[size])

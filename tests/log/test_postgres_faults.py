@@ -200,6 +200,48 @@ def test_a_server_that_falls_silent_is_not_waited_for_without_end(postgres: Shar
         assert payloads(log, lease.session_id) == [b"one"]
 
 
+def test_a_renewal_is_not_waited_for_longer_than_its_lease_lasts(postgres: Shared) -> None:
+    """The answer does not come: another connection is asked while the lease still holds."""
+    with Proxy(postgres.server.port) as proxy, through(proxy, postgres.url()) as log:
+        session_id = uuid4()
+        log.create(session_id, created_at=BIRTH)
+        lease = log.acquire(session_id, owner="one", ttl_s=9)
+        proxy.arm("hang")
+        began = time.monotonic()
+        renewed = log.renew(lease)
+        assert proxy.faults == 1
+        assert time.monotonic() - began < 9, "the usual patience is 30 s"
+        assert renewed.expires_at > lease.expires_at
+
+
+def test_a_reset_beside_reservations_leaves_a_pot_that_adds_up(postgres: Shared) -> None:
+    """What is reserved while a pot is reset is forgotten by it, or comes after it."""
+    with PostgresLog(postgres.url(), heartbeat=False) as log:
+        stop = threading.Event()
+        failures: list[BaseException] = []
+
+        def spend() -> None:
+            try:
+                while not stop.is_set():
+                    reservation = log.pots.reserve("team", 10, 1_000_000)
+                    assert reservation is not None
+                    with suppress(UsageError):  # The pot was reset.
+                        log.pots.settle("team", reservation, 3)
+            except BaseException as error:  # noqa: BLE001  # handed to the test's own thread
+                failures.append(error)
+
+        spenders = [threading.Thread(target=spend) for _ in range(3)]
+        for each in spenders:
+            each.start()
+        for _ in range(40):
+            log.pots.reset("team")
+        stop.set()
+        for each in spenders:
+            each.join()
+        assert failures == []
+        assert log.pots.sums("team")[1] == 0
+
+
 # --- servers that end -----------------------------------------------------------------------------------
 
 

@@ -115,14 +115,19 @@ class Database:
 
     # --- requests --------------------------------------------------------------------------------------
 
-    def run(self, doing: str, work: Work[T], *, retry_s: float | None = None) -> T:
-        """Do the work in one request. An error says that it was not possible to do `doing`."""
+    def run(
+        self, doing: str, work: Work[T], *, retry_s: float | None = None, answer_s: float | None = None
+    ) -> T:
+        """Do the work in one request. An error says that it was not possible to do `doing`.
+
+        `answer_s` is how long to wait for a connection and for its answer, if that is less than usual.
+        """
         patience = self._retry_s if retry_s is None else retry_s
         deadline: float | None = None
         doubt = False
         while True:
             try:
-                with self._borrowed() as connection:
+                with self._borrowed(answer_s) as connection:
                     return work(connection, doubt)
             except _NotConnected as error:
                 trouble: LogError = unreachable(self.url, error.cause)
@@ -158,15 +163,17 @@ class Database:
     # --- connections -----------------------------------------------------------------------------------
 
     @contextmanager
-    def _borrowed(self) -> Iterator[Connection]:
+    def _borrowed(self, answer_s: float | None = None) -> Iterator[Connection]:
         free = self._free
-        if not free.acquire(timeout=self._retry_s):
+        wait_s = self._retry_s if answer_s is None else min(answer_s, self._retry_s)
+        if not free.acquire(timeout=wait_s):
             raise LogBusyError(
                 f"all {self._most} connections of this process to {self.url} stayed in use for "
-                f"{self._retry_s:g} s; raise max_connections of PostgresLog"
+                f"{wait_s:g} s; raise max_connections of PostgresLog"
             )
         try:
-            connection = self._idle_one() or self._connect()
+            connection = self._idle_one() or self._connect(answer_s)
+            connection.answer_timeout_s = min(answer_s or self._answer_timeout_s, self._answer_timeout_s)
             try:
                 yield connection
             except BaseException:
@@ -214,9 +221,11 @@ class Database:
         except _NotConnected as error:
             raise unreachable(self.url, error.cause) from error.cause
 
-    def _connect(self) -> Connection:
+    def _connect(self, answer_s: float | None = None) -> Connection:
         """Make a connection, and look at the schema with the first one."""
         options: dict[str, Any] = dict(_DEFAULTS)
+        if answer_s is not None:
+            options["connect_timeout"] = str(max(2, min(10, int(answer_s))))  # libpq waits no less.
         for key, _ in self.url.options:
             options.pop(key, None)
         if "," in self.url.hosts and "target_session_attrs" not in dict(self.url.options):
@@ -228,7 +237,7 @@ class Database:
         except psycopg.Error as error:
             raise _NotConnected(error) from None
         try:
-            connection.answer_timeout_s = self._answer_timeout_s
+            connection.answer_timeout_s = min(answer_s or self._answer_timeout_s, self._answer_timeout_s)
             self._greet(connection)
         except BaseException:
             connection.close()

@@ -212,8 +212,9 @@ class PostgresLog:
             return rules.LeaseState(lease.epoch, lease.owner, *found).as_lease(lease.session_id)
 
         # No longer than until the next heartbeat: other leases are waiting for theirs.
-        retry_s = min(self._retry_s, lease.ttl_s / 3)
-        return self._database.run(f"renew the lease on session {lease.session_id}", work, retry_s=retry_s)
+        patience = min(self._retry_s, lease.ttl_s / 3)
+        doing = f"renew the lease on session {lease.session_id}"
+        return self._database.run(doing, work, retry_s=patience, answer_s=patience)
 
     def release(self, lease: Lease) -> None:
         """Give the lease back. Releasing a lease that was taken over does nothing."""

@@ -66,10 +66,13 @@ class Pots:
 
     def reset(self, name: str) -> None:
         """Forget what was spent of a pot and what is reserved."""
-        self._database.run(
-            f"reset the pot {name!r}",
-            lambda connection, _: connection.execute(self._sql["reset"], {"name": name}),
-        )
+
+        def work(connection: Connection, doubt: bool) -> None:
+            # First the row: what is being reserved is seen by what follows, or comes after it.
+            connection.execute(self._sql["lock_pot"], {"name": name})
+            connection.execute(self._sql["reset"], {"name": name})
+
+        self._database.transaction(f"reset the pot {name!r}", work)
 
     def _reserve(self, name: str, amount: int, ceiling: int) -> str | None:
         values = {"id": uuid4().hex, "name": name, "amount": Int8(amount), "ceiling": Int8(ceiling)}

@@ -137,6 +137,7 @@ _STATEMENTS: Mapping[str, str] = {
         FROM gone WHERE p.name = %(name)s RETURNING p.spent
     """,
     "sums": "SELECT spent, reserved FROM {schema}.pots WHERE name = %(name)s",
+    "lock_pot": "SELECT 1 FROM {schema}.pots WHERE name = %(name)s FOR UPDATE",
     "reset": """
         WITH gone AS (DELETE FROM {schema}.reservations WHERE pot = %(name)s)
         UPDATE {schema}.pots SET spent = 0, reserved = 0 WHERE name = %(name)s
