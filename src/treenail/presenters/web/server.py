@@ -25,6 +25,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from treenail.errors import LogError, SessionNotFoundError, TreenailError
+from treenail.presenters.web.actions import ACTIONS
 from treenail.presenters.web.guard import Guard
 from treenail.presenters.web.inspector import Inspector
 
@@ -97,6 +98,7 @@ def application(inspector: Inspector, *, token: str, hosts: list[str], read_only
             Route(f"{run}/diff", answers(_diff)),
             Route(f"{run}/spending", answers(lambda it, request: it.spending(_run_id(request)))),
             Route(f"{run}/stream", follow_run),
+            *(Route(f"{run}/{name}", acts(act), methods=["POST"]) for name, act in ACTIONS.items()),
         ],
         middleware=[Middleware(Guard, token=token, hosts=hosts, read_only=read_only)],
         exception_handlers={TreenailError: _told, HTTPException: _http_error, Exception: _broken},

@@ -1,9 +1,10 @@
 // What is known of one row: a turn, a model call, a tool call, a question ...
 
 import { html, useState } from "./vendor/preact.js";
+import { frozen, post } from "./api.js";
 import { Diff } from "./diff.js";
 import { clock, count, duration, money, pretty, words } from "./format.js";
-import { Button, Copy, Icon, Loaded, Section, State } from "./parts.js";
+import { Button, Copy, Icon, Loaded, Problem, Section, State } from "./parts.js";
 import { Code } from "./syntax.js";
 import { titleOf } from "./timeline.js";
 
@@ -22,7 +23,7 @@ export function Detail({ id, index, row, run, about, onClose }) {
       <${Button} kind="bare" icon="close" title="Close (Esc)" onClick=${onClose} />
     </header>
     <div class="panel-body" tabindex="0" role="region" aria-label="What is known of it">
-      ${isTurn ? html`<${TurnDetail} turn=${turn} />` : html`<${Loaded} path=${`/api/runs/${id}/rows/${index}`} version=${row.changed}>${(data) => html`<${ItemDetail} id=${id} row=${data} run=${run} />`}<//>`}
+      ${isTurn ? html`<${TurnDetail} turn=${turn} />` : html`<${Loaded} path=${`/api/runs/${id}/rows/${index}`} version=${row.changed}>${(data) => html`<${ItemDetail} id=${id} row=${data} run=${run} about=${about} />`}<//>`}
       <${Raw} id=${id} seq=${seq} />
     </div>`;
 }
@@ -48,11 +49,53 @@ function Actions({ actions }) {
   return html`<ul class="next">${actions.map((each) => html`<li><code>${each}</code><${Copy} text=${each} /></li>`)}</ul>`;
 }
 
-function ItemDetail({ id, row, run }) {
-  if (row.kind === "tool") return html`<${ToolDetail} id=${id} row=${row} />`;
+// Does something to the run, and says what came of it.
+function useAct(id) {
+  const [state, setState] = useState({});
+  const act = async (name, data) => {
+    setState({ busy: true });
+    try {
+      setState({ done: await post(`/api/runs/${id}/${name}`, data) });
+    } catch (error) {
+      setState({ error });
+    }
+  };
+  return [state, act];
+}
+
+function Hold({ id, row, about }) {
+  const [state, act] = useAct(id);
+  const [note, setNote] = useState("");
+  if (row.status !== "waiting" || about.read_only || frozen) return null;
+  const answer = (approved) => act("answer", { call: row.call_id, approved, note });
+  return html`<${Section} title="Your answer">
+    <textarea class="wide" rows="2" aria-label="A note for the model" placeholder="A note for the model" value=${note} onInput=${(event) => setNote(event.target.value)}></textarea>
+    <p class="buttons"><${Button} kind="main" disabled=${state.busy} onClick=${() => answer(true)}>Let it run<//><${Button} kind="danger" disabled=${state.busy} onClick=${() => answer(false)}>Refuse<//></p>
+    ${state.error && html`<${Problem} error=${state.error} />`}
+    ${state.done && html`<p role="status">Answered. Continue the run with <code>treenail resume ${id.slice(0, 8)}</code>.</p>`}
+  <//>`;
+}
+
+function CallActions({ id, row, run, about }) {
+  const [state, act] = useAct(id);
+  const [into, setInto] = useState(`${run.head.workspace ?? ""}-fork`);
+  if (about.read_only || frozen || !row.diff) return null;
+  return html`<${Section} title="From here">
+    <p class="buttons">${row.status === "kept" && html`<${Button} icon="undo" disabled=${state.busy} onClick=${() => act("rollback", { call: row.call_id })}>Go back to before this call<//>`}
+    <${Button} icon="fork" disabled=${state.busy} onClick=${() => act("fork", { call: row.call_id, into })}>Fork before this call<//></p>
+    <label class="field">The fork's directory<input class="wide" value=${into} onInput=${(event) => setInto(event.target.value)} /></label>
+    ${state.error && html`<${Problem} error=${state.error} />`}
+    ${state.done?.run && html`<p role="status">Made <a class="inline" href=${`#/runs/${state.done.run}`}>run ${state.done.run.slice(0, 8)}</a>.</p>`}
+    ${state.done?.undone && html`<p role="status">Undone: ${state.done.undone.join(", ") || "nothing"}.</p>`}
+  <//>`;
+}
+
+function ItemDetail({ id, row, run, about }) {
+  if (row.kind === "tool") return html`<${ToolDetail} id=${id} row=${row} /><${CallActions} id=${id} row=${row} run=${run} about=${about} />`;
   if (row.kind === "model") return html`<${ModelDetail} id=${id} row=${row} />`;
   return html`<${Facts} facts=${[["When", clock(row.started_at)], ["Took", row.ended_at !== row.started_at ? took(row) : null], ["Event", row.seq]]} />
     ${row.text && html`<div class="said">${row.text}</div>`}
+    ${row.kind === "hold" && html`<${Hold} id=${id} row=${row} about=${about} />`}
     ${row.kind === "subagent" && row.call_id && html`<p><a class="button" href=${`#/runs/${row.call_id}`}>Open this child's run</a></p>`}
     ${row.next_actions.length > 0 && html`<${Section} title="What to do next"><${Actions} actions=${row.next_actions} /><//>`}`;
 }

@@ -1,11 +1,11 @@
 // One run: what is true of it as a whole, and its views.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
-import { get } from "./api.js";
+import { frozen, get, post } from "./api.js";
 import { Detail } from "./detail.js";
 import { Diff } from "./diff.js";
 import { ago, duration, money, plural, words } from "./format.js";
-import { Icon, Loaded, Problem, Quiet, State, useKeys } from "./parts.js";
+import { Button, Loaded, Problem, Quiet, State, useKeys } from "./parts.js";
 import { useRun } from "./rows.js";
 import { RunRow } from "./runs.js";
 import { Timeline } from "./timeline.js";
@@ -53,8 +53,23 @@ function Head({ run, about }) {
   return html`<header class="run-head">
     <div class="run-title"><${State} state=${head.state}>${words(head.state)}${head.reason && head.state !== "damaged" ? ` · ${words(head.reason)}` : ""}<//><h1 title=${head.task}>${head.task || "No task"}</h1></div>
     <p class="facts">${facts.map((fact) => html`<span>${fact}</span>`)}</p>
+    ${!about.read_only && !frozen && head.calls > 0 && head.workspace && html`<${UndoButtons} run=${run} />`}
     ${head.damage && html`<p class="problem">The log is damaged from here on: ${head.damage}. Nothing was changed or deleted.</p>`}
   </header>`;
+}
+
+function UndoButtons({ run }) {
+  const [state, setState] = useState({});
+  const act = async (name) => {
+    setState({ busy: true });
+    try {
+      await post(`/api/runs/${run.head.run}/${name}`);
+      setState({});
+    } catch (error) {
+      setState({ error });
+    }
+  };
+  return html`<p class="buttons"><${Button} icon="undo" disabled=${state.busy} onClick=${() => act("undo")}>Undo its changes<//><${Button} disabled=${state.busy} onClick=${() => act("redo")}>Redo<//></p>${state.error && html`<${Problem} error=${state.error} />`}`;
 }
 
 // The waterfall, and beside it what is known of the chosen row.
