@@ -220,6 +220,7 @@ def fork(into: Path, run: str, call: str | None, after: bool, store: str | None,
 @click.option("--branch", help="Make this branch, a commit for each call, in the repository --repo.")
 @click.option("--repo", type=click.Path(path_type=Path), default=Path(), help="A git repository.")
 @store_option
+@json_option
 def fetch(
     run: str,
     directory: Path | None,
@@ -227,6 +228,7 @@ def fetch(
     branch: str | None,
     repo: Path,
     store: str | None,
+    as_json: bool,
 ) -> None:
     """Get the files of a run that workers worked on.
 
@@ -237,17 +239,23 @@ def fetch(
     """
     if sum(each is not None for each in (directory, patch, branch)) != 1:
         raise UsageError("say where the files go: a directory, --patch FILE or --branch NAME")
+    if as_json and str(patch) == "-":
+        raise UsageError("--patch - prints the patch itself; name a file to have --json")
     place, run_id = run_named(store, run)
+    data: dict[str, Any] = {"run": str(run_id)}
     if directory is not None:
         fetch_run(place, run_id, directory)
-        print(f"the files of run {str(run_id)[:8]} are in {directory}")
+        told = f"the files of run {str(run_id)[:8]} are in {directory}"
+        print_result(as_json, {**data, "directory": str(directory)}, told)
     elif patch is not None:
         content = patch_run(place, run_id)
         if str(patch) == "-":
             sys.stdout.buffer.write(content)
         else:
             patch.write_bytes(content)
-            print(f"the changes of run {str(run_id)[:8]} are in {patch}; apply them with: git apply {patch}")
+            told = f"the changes of run {str(run_id)[:8]} are in {patch}; apply them with: git apply {patch}"
+            print_result(as_json, {**data, "patch": str(patch)}, told)
     elif branch is not None:
         commit = branch_run(place, run_id, repo, branch)
-        print(f"the branch {branch} of {repo} ends with {commit[:12]}; look at it with: git log -p {branch}")
+        told = f"the branch {branch} of {repo} ends with {commit[:12]}; look at it with: git log -p {branch}"
+        print_result(as_json, {**data, "branch": branch, "commit": commit}, told)
