@@ -112,7 +112,7 @@ def test_rules_that_an_agent_could_write_do_not_count(project: Path) -> None:
         ('allow = "x"', "list of rules"),
         ("deny = [3]", "list of rules"),
         ('allow = ["run command"]', "is not a rule"),
-        ('ask = ["run_command: $X"]', "nobody can be certain"),
+        ('ask = ["run_command: $X"]', "commands that are unclear"),
     ],
 )
 def test_a_bad_rule_names_its_file(project: Path, environ: dict[str, str], text: str, told: str) -> None:

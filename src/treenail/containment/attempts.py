@@ -113,7 +113,7 @@ class Call:
         )
 
     def take_outcome(self) -> CallOutcome[Any]:
-        """Return what came of the call; the node, which outlives it, lets go of the value and the error."""
+        """Return the outcome; the node, which outlives the call, drops the value and the error."""
         kept = self.buffer if self.status != "ok" else None
         value, error, self.value, self.error = self.value, self.error, None, None
         return CallOutcome(

@@ -57,14 +57,14 @@ class CancellationToken:
                     self._event.set()
             self._tell()
         except BaseException:
-            # An interrupt came in between, such as a second Ctrl-C: nobody is left untold for it.
+            # An interrupt came in between, such as a second Ctrl-C: the other listeners are still told.
             if self.reason is not None:
                 self._tell()
             raise
         return True
 
     def _tell(self) -> None:
-        """Call whoever has registered, and forget each when that is done."""
+        """Call each listener, and forget it afterwards."""
         while True:
             with self._lock:
                 if not self._callbacks:

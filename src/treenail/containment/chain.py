@@ -122,7 +122,7 @@ class Chain:
         self.abort_reason: str | None = None
         self.stop_snapshot: ContextSnapshot | None = None
 
-        # A chain with an id that nobody knows, as a judge's, is not continued by anybody.
+        # A chain with a private id, such as a judge's, is never continued.
         self._is_kept = is_named and not is_onlooker
         now = clock.monotonic()
         self._started = ledger.begin(self.id, now) if self._is_kept else now - ledger.carried_s(self.id)

@@ -739,7 +739,7 @@ class ExecutionContext:
             return
         attempt.is_open = False
         if self._ledger.is_copy:
-            return  # The call goes on in the process that this one was forked from, and is settled there.
+            return  # The call continues in the process that this one was forked from, and is settled there.
         if not attempt.is_dispatched:
             # Its reservation could not be written down, so it was not made.
             self._ledger.unbook(self._books, attempt.reserved)

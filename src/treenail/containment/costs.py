@@ -39,7 +39,7 @@ class Costs:
     ) -> None:
         self.prices = prices
         self.on_unknown_price = on_unknown_price
-        """None: no ceiling in USD applies, so nobody has to know prices."""
+        """None: no ceiling in USD applies, so prices do not matter."""
         self._tell = tell
         self._told: set[str] = set()
 

@@ -40,7 +40,7 @@ class StopReason(StrEnum):
 def to_pico(usd: float) -> int:
     """Return that many dollars in whole pico-dollars."""
     pico = usd * PICO
-    # Beyond what a float holds in pico-dollars nobody misses the cents.
+    # Beyond what a float holds in pico-dollars, cents do not matter.
     return round(pico) if math.isfinite(pico) else int(usd) * PICO
 
 

@@ -119,7 +119,7 @@ class NodeRecord:
 
     node_id: str
     parent_id: str | None
-    """The call during which this one was made; None for a call made by nobody else's."""
+    """The call during which this one was made, if any."""
     kind: Kind
     operation_name: str
     start_ts: datetime

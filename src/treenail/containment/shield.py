@@ -2,12 +2,12 @@
 
 A boundary (before a model call, before a tool call, before a request leaves, before a charge, after an error)
 has any number of hooks, asked in order. The first that blocks ends the question; those that degrade add to
-one plan and the call goes on with it. A hook that raises is treated as configured, closed or open, and the
+one plan and the call continues with it. A hook that raises is treated as configured, closed or open, and the
 fact is recorded. Hooks answer with a `Decision`, with a `DegradePlan`, or with None for "no opinion".
 
 A hook is asked on the caller's thread, which is quick, and waits for it as long as it takes. With
 `hook_timeout_ms` it is asked on a worker, and one that has not answered in time has failed like one that
-raised; its caller goes on, and what it answers later is not heard.
+raised; its caller continues, and a later answer is ignored.
 
 A hook that counted a call which a later boundary then blocked is told so through its optional `release(ctx)`,
 so that blocked attempts never fill a window. A call may have to wait after it was admitted: the optional
@@ -37,13 +37,13 @@ class Decision(StrEnum):
     """What may become of a call."""
 
     ALLOW = "ALLOW"
-    """It may go on; as an answer of `wrap_*`: it went well."""
+    """It may continue; as an answer of `wrap_*`: it succeeded."""
     RETRY = "RETRY"
     """It failed, and another attempt is within the retry budget."""
     HALT = "HALT"
     """It must not happen, or nothing more must follow it."""
     DEGRADE = "DEGRADE"
-    """It may go on with less: a smaller model, a shorter context, after a delay."""
+    """It may continue with less: a smaller model, a shorter context, after a delay."""
     QUARANTINE = "QUARANTINE"
     """It must not happen, and what asked for it should be looked at."""
     QUEUE = "QUEUE"

@@ -27,7 +27,7 @@ class EventSpec:
     outlives_prune: bool = False
     """Whether a prune keeps what the slice holds: history that must never be forgotten, such as spend."""
     read: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
-    """Completes the items for whoever reads the slice, by what follows from the others; nothing is stored."""
+    """Completes the items when the slice is read, by what follows from the others; nothing is stored."""
 
 
 _DEFAULT = EventSpec()
@@ -64,7 +64,7 @@ def spec_of(cls: type) -> EventSpec:
 
 
 def as_read(cls: type, items: tuple[T, ...]) -> tuple[T, ...]:
-    """Return the items of a slice as whoever reads them sees them."""
+    """Return the items of a slice as readers see them."""
     read = _SPECS.get(cls, _DEFAULT).read
     return items if read is None else read(items)
 

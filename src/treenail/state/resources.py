@@ -125,7 +125,7 @@ def _can(resource: object, name: str) -> bool:
 
 
 class Resolver(Protocol):
-    """What a provider is given to find the resources that it needs itself."""
+    """What a provider uses to find the resources that it needs itself."""
 
     @overload
     def get(self, resource_type: type[T], /) -> T: ...

@@ -173,7 +173,7 @@ def _ended_by_crash(
 
 
 def unknown_outcome(tool_name: str, why: str) -> str:
-    """Tell the model that nobody knows whether a call took effect."""
+    """Tell the model that it is unknown whether a call took effect."""
     return (
         f"The outcome of {tool_name} is unknown: {why}. It was not run again. "
         "Find out whether it took effect before you repeat it."

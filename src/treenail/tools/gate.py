@@ -42,7 +42,7 @@ class Gate:
         return None if holder is None else holder()
 
     def enter(self, ticket: Ticket, *, queue: bool) -> bool:
-        """Let a ticket in if the gate is free; else queue it, if asked to. Says whether it is inside."""
+        """Admit a ticket if the gate is free, else queue it if wanted. Return whether it was admitted."""
         with self._lock:
             inside = self.holder  # It cannot be collected while this variable holds it.
             if inside is None:

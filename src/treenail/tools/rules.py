@@ -117,7 +117,7 @@ def parse_rule(text: str, kind: Literal["allow", "ask", "deny"] = "allow") -> Ru
         commands = ()
     if name == COMMAND_TOOL and not commands and not sought:
         raise UsageError(
-            f"{text!r} is a rule for commands that nobody can be certain of; write plain commands, name what "
+            f"{text!r} is a rule for commands that are unclear; write plain commands, name what "
             "a wrapper such as sh, env or xargs runs, and spell out what evaluates its arguments"
         )
     return Rule(text, tool, commands, _path_pattern(pattern), _literal_prefix(pattern), sought=sought)

@@ -220,7 +220,7 @@ class OpenCall:
         return None
 
     def _make_parts(self) -> None:
-        """Make what the handler is given of the call's own."""
+        """Make the parts of the context that belong to this call alone."""
         seen = self.environment.read_only if self.tool.effects == "none" else self.environment.filesystem
         self.filesystem = None if seen is None else CallFilesystem(seen, self.call.id)
         resources = self.environment.state.resources
@@ -467,7 +467,7 @@ class OpenCall:
             self._cut_off(_interrupted(self.tool.name), "interrupted")
 
     def _cut_off(self, why: str, outcome: Outcome) -> None:
-        """End a call that was stopped in the middle. What one did outside is known to nobody."""
+        """End a call that was stopped in the middle. What it did outside is unknown."""
         name = self.tool.name
         if self.tool.effects == "external" and not self.tool.idempotent:
             why, outcome = unknown_outcome(name, "it was stopped while it acted outside"), "unknown"

@@ -35,7 +35,7 @@ class TurnFrame:
     """What the tools' descriptions take of each request."""
     runner: ToolRunner = field(init=False)
     context: ToolContext[Any] = field(init=False)
-    """What every tool call of the turn is given."""
+    """What every tool call of the turn receives."""
 
 
 def refused(outcome: CallOutcome[Any], containment: ExecutionContext) -> CallRefused:

@@ -184,7 +184,7 @@ class ModelCaller:
                 if is_shown:
                     display.model(each)
         finally:
-            # Whatever happens: an answer that nobody reads any more is not paid for.
+            # Whatever happens, no answer is paid for that will not be read.
             await events.aclose()
 
     def _degrade(self, asked: _Asked, plan: DegradePlan | None) -> None:

@@ -165,7 +165,7 @@ class TurnRecord:
             )
 
     def _read_history(self, started: TurnStarted | None = None) -> None:
-        """Fold what the log says already, the turn that goes on as well; what comes later is caught up with.
+        """Fold what is logged so far, the current turn included; later events are folded as they come.
 
         The log is read once, and what the session's slices have decoded is not decoded again.
         """
@@ -191,7 +191,7 @@ class TurnRecord:
         self._breaks_seen = len(self.replayer.input().breaks)
 
     def catch_up(self) -> None:
-        """Fold what was logged since, whoever wrote it: the conversation, and how the turn stands."""
+        """Fold the events since the last time: the conversation, and the state of the turn."""
         follower, replayer = self._follower, self.replayer
         with follower.lock:
             taken = replayer.seq
@@ -201,7 +201,7 @@ class TurnRecord:
                 follower.add(seq, logged, value)
 
     def _close_orphans(self) -> None:
-        """Answer for good the calls that an earlier turn left open: this turn does not go on with them.
+        """Answer for good the calls that an earlier turn left open: this turn does not continue them.
 
         A call that waits for a person is not an orphan: its question is withdrawn in the same append, so that
         nobody answers it into the void.
@@ -328,7 +328,7 @@ class TurnRecord:
     ) -> ProviderUsage:
         """Say what a call used, and whether its input extended the one before: a broken cache shows.
 
-        It counts from now on; whoever asks records it.
+        It counts from now on; the caller records it.
         """
         breaks = len(replayed.breaks)
         extends, self._breaks_seen = breaks == self._breaks_seen, breaks
@@ -350,7 +350,7 @@ class TurnRecord:
         )
 
     def usage_of_summary(self, answer: CollectedAnswer) -> ProviderUsage:
-        """Say what it took to have a summary written. It counts from now on; whoever asks records it."""
+        """Say what it took to have a summary written. It counts from now on; the caller records it."""
         self._count(answer.usage, answer.cost_usd)
         return ProviderUsage(
             provider=self.provider,

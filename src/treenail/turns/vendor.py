@@ -107,7 +107,7 @@ def vendor_session_of(session: Session, provider: str) -> str | None:
     """Return the vendor's conversation that knows all of ours up to its newest answer, or None.
 
     One that another provider has answered in since, or that was summarised since, does not: the vendor
-    would see another conversation than the one that goes on. A fork's log begins with its parent's, whose
+    would see another conversation than the one that continues. A fork's log begins with its parent's, whose
     conversation with the vendor went elsewhere.
     """
     found: str | None = None

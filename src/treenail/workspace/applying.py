@@ -7,7 +7,7 @@ the old where the new was. So a reader sees the one or the other, nothing is cop
 step again: the very file that was there comes back, with its other names and its times.
 
 1. `intend`: what is there and what will be there goes to the object store, and then, with the moves, to the
-   call's journal. From here on a crash is undone by whoever opens the workspace next.
+   call's journal. From here on a crash is undone when the workspace is next opened.
 2. `perform`: each path is moved, and what came out is compared with what was expected. If it is not that,
    somebody was quicker: the move is taken back, with all others, and the call is a conflict. Each move done
    is noted in the journal, with the inode and the ctime that it left in the workspace.
@@ -276,7 +276,7 @@ class AppliedLayer:
             yield from (below for _, below in walk(tree, path))
 
     def _relax(self, tree: RootedDirectory, path: str, mark: Mark | None) -> None:
-        """Let the owner of a directory write to it: whoever moves it must, or moves something inside it."""
+        """Let the owner of a directory write to it, which moving it or something inside it needs."""
         if mark is not None and _is_tight(mark):
             try:
                 with tree.strict(path) as place:

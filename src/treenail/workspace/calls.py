@@ -404,7 +404,7 @@ class HostCall:
             if path in plan and same(self._undo.look(path, keep=False), state):
                 # Another run wrote it since the process of this call died.
                 report.conflicts.append(path)
-        # Whose the rest is, nobody can tell: the process's, or a person's who saved something meanwhile.
+        # The rest may be the process's, or a person's who saved something meanwhile.
         unproven = {
             change.path: change.after
             for change in scan.differences

@@ -16,7 +16,7 @@ MAX_RECORD_BYTES = 1 << 31
 """A longer record is taken for damage."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""The errors that say that there is no room."""
+"""The errors of a full disk."""
 
 _HEAD_BYTES = 8
 

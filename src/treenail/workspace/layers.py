@@ -286,7 +286,7 @@ class CommandLayer:
                         if _note(place.descriptor, place.name, "nlink") is not None:
                             found.append(path)
             return found
-        # Without an index nobody can tell a copy of one from a new file.
+        # Without an index a copy of one looks like a new file.
         return list(self._several) if any(move.kind in ("put", "swap") for move in reading.moves) else []
 
     def _changed_and_removed(self, index: str) -> list[str]:
@@ -377,7 +377,7 @@ def drop_left_layers(place: str, in_use: Collection[str] = ()) -> None:
 
 
 def _locked(directory: str, *, wait: bool) -> int:
-    """Lock a layer's directory; whoever dies lets go of it."""
+    """Lock a layer's directory. The kernel releases the lock when the process ends."""
     descriptor = os.open(directory, _LIST_FLAGS)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -207,7 +207,7 @@ class Restorer:
             is_put = self._afresh(place, lambda: put_link(place, self._temporary, target, seen=seen))
         elif current.kind == "file" and current.oid == goal.oid and self._redress(place, goal):
             if same(current, goal):
-                # Only its time was put right; to a reader nothing had changed.
+                # Only its time was restored; to a reader nothing had changed.
                 return
             is_put = True
         else:

@@ -113,7 +113,7 @@ class Undo:
         self._epoch = 0
         self._turns = 0
         self._changes = 0
-        """How many turns, and changes outside of them, go on right now."""
+        """How many turns, and changes outside of turns, are under way."""
         self._instance = secrets.token_hex(8)
         self._left = ""
         """The journal that a crash left, by whose id its half-written files are known."""
@@ -277,7 +277,7 @@ class Undo:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Span a turn: what its first change takes is given back at its end."""
+        """Span a turn: its first change makes this process the writer, its end releases that."""
         with self.lock:
             self._turns += 1
         try:
@@ -769,7 +769,7 @@ class Undo:
     ) -> None:
         """Keep what a restore is about to change, where no journal says that a call of ours wrote it.
 
-        The content is in the store already: whoever made the plan looked at it. What a redo has brought back
+        The content is in the store already: making the plan stored it. What a redo has brought back
         is as unproven as it was before.
         """
         proven: dict[str, bool] = {}

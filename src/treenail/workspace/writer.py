@@ -123,7 +123,7 @@ class WriterLock:
         return True
 
     def forget(self) -> None:
-        """Be nobody's writer, in a child that was forked from one."""
+        """Forget the lock, in a child that was forked from the writer."""
         self._mutex = threading.Lock()
         self._users = 0
         self._record = b""
@@ -235,7 +235,7 @@ def _read(descriptor: int) -> Writer:
 
 
 def _parsed(record: bytes) -> Writer:
-    """Read a record; a new or a torn one says that nobody writes."""
+    """Read a record; a new or a torn one means that there is no writer."""
     try:
         return Writer(**json.loads(record.partition(b"\n")[0])) if record else Writer()
     except (ValueError, TypeError):
@@ -264,7 +264,7 @@ os.register_at_fork(
 
 
 def writer_for_turn(filesystem: object) -> AbstractContextManager[object]:
-    """Span a turn: the workspace that its first effect takes is given back when the block ends."""
+    """Span a turn: release the workspace, which the turn's first effect takes, when the block ends."""
     turn = getattr(filesystem, "turn", None)
     return nullcontext() if turn is None else turn()
 
