@@ -8,7 +8,8 @@ Two misfortunes, each in a process of its own, with a fake model and real files:
   half-written files did the second tool find when it ran again?
 
 LangGraph keeps its state with `SqliteSaver` and `durability="sync"` and goes on with `invoke(None)`; OpenAI
-Agents keeps its conversation in an `SQLiteSession` and is given the task again.
+Agents keeps its conversation in an `SQLiteSession` and is given the task again. LangGraph is also run with
+our middleware: the same loop, model, tools and saver, and three lines more.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,14 @@ def treenail(plan: str, place: Path) -> None:
         agent.run("Go", provider=model, workspace=place / "work", store=store).close()
 
 
-def langgraph(plan: str, place: Path) -> None:
+def langgraph_with_us(plan: str, place: Path) -> None:
+    from treenail.integrations.langchain import TransactionMiddleware, Transactions
+
+    with Transactions(place / "work", store=place / "calls.db", run="1") as transactions:
+        langgraph(plan, place, [TransactionMiddleware(transactions)])
+
+
+def langgraph(plan: str, place: Path, middleware: Sequence[Any] = ()) -> None:
     from langchain.agents import create_agent
     from langchain_core.language_models import BaseChatModel
     from langchain_core.messages import AIMessage
@@ -114,7 +122,8 @@ def langgraph(plan: str, place: Path) -> None:
 
     is_new = not (place / "runs.db").exists()
     saver = SqliteSaver(sqlite3.connect(place / "runs.db", check_same_thread=False))
-    agent = create_agent(Fake(), tools=[made(each) for each in PLANS[plan]], checkpointer=saver)
+    tools = [made(each) for each in PLANS[plan]]
+    agent = create_agent(Fake(), tools=tools, checkpointer=saver, middleware=middleware)
     config: Any = {"configurable": {"thread_id": "1"}}
     task: Any = {"messages": [("user", "Go")]} if is_new else None
     agent.invoke(task, config, durability="sync")
@@ -169,6 +178,7 @@ def openai_agents(plan: str, place: Path) -> None:
 
 PEERS: dict[str, tuple[str, Run]] = {
     "LangGraph": ("langgraph", langgraph),
+    "LangGraph with TransactionMiddleware": ("langgraph", langgraph_with_us),
     "OpenAI Agents": ("agents", openai_agents),
 }
 

@@ -260,7 +260,8 @@ class Projection:
 
     def _take_attached(self, envelope: Envelope, value: LoopAttached) -> None:
         self._turns[-1].is_foreign = True
-        text = f"the tool calls of another program's loop, in {value.workspace}"
+        where = "" if value.workspace is None else f", in {value.workspace}"
+        text = f"what another program's loop keeps here{where}"
         self._item(Item("notice", envelope.seq, text, value.run))
 
     def _take_message(self, envelope: Envelope, message: InnerMessage) -> None:

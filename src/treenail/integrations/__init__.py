@@ -2,8 +2,8 @@
 
 `Transactions` is the whole of it: a workspace, a log and ceilings for the tool calls of a loop that is not
 ours. The modules beside it fit it to one framework each, and are imported by their path, because each needs
-that framework: `langchain`, `pydantic_ai`, `openai_agents` and `claude_agent`. `langgraph_saver` and
-`claude_store` keep what these frameworks store themselves in a log of ours.
+that framework: `langchain`, `pydantic_ai` and `openai_agents`. `claude_store` keeps the transcripts of the
+Claude Agent SDK in a log of ours.
 """
 
 import lazy_loader
