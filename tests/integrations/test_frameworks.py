@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agents import RunContextWrapper, function_tool
+from agents.tool_context import ToolContext
 from tests.integrations.loops import langchain_agent, pydantic_ai_agent
 
 from treenail.integrations import Transactions
+from treenail.integrations.openai_agents import in_transaction
 from treenail.tools import ToolInvoked
 
 
@@ -128,7 +131,7 @@ def test_pydantic_ai_an_error_that_a_capability_answers_for_is_undone(
 
     capabilities = [TransactionCapability(transactions), Soothing()]
     agent = pydantic_ai_agent([write], [[("c1", "write", {})]], capabilities)
-    result = agent.run_sync("Go")
+    result = asyncio.run(agent.run("Go"))
     assert "never mind" in str(result.all_messages())
     assert list(work.iterdir()) == [] and outcomes(transactions) == [("c1", "failed")]
 
@@ -146,16 +149,14 @@ def test_pydantic_ai_a_call_that_is_to_be_retried_is_undone(transactions: Transa
         return "done"
 
     script = [[("c1", "write", {"text": "bad"})], [("c2", "write", {"text": "good"})]]
-    pydantic_ai_agent([write], script, [TransactionCapability(transactions)]).run_sync("Go")
+    agent = pydantic_ai_agent([write], script, [TransactionCapability(transactions)])
+    asyncio.run(agent.run("Go"))
     assert [each.name for each in work.iterdir()] == ["good.txt"]
     assert outcomes(transactions) == [("c1", "failed"), ("c2", "ok")]
 
 
 def test_openai_agents_a_decorated_function_is_described_as_before(transactions: Transactions) -> None:
     """Its name, its description and its parameters, with a context of the SDK's or without."""
-    from agents import RunContextWrapper, function_tool
-
-    from treenail.integrations.openai_agents import in_transaction
 
     def plain(path: str, times: int = 1) -> str:
         """Write a file.
@@ -176,11 +177,6 @@ def test_openai_agents_a_decorated_function_is_described_as_before(transactions:
 
 
 def test_openai_agents_a_function_with_a_context_gets_it(transactions: Transactions, work: Path) -> None:
-    from agents import function_tool
-    from agents.tool_context import ToolContext
-
-    from treenail.integrations.openai_agents import in_transaction
-
     @function_tool
     @in_transaction(transactions)
     async def write(ctx: ToolContext[Any], text: str) -> str:
