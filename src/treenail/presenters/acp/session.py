@@ -442,9 +442,7 @@ class EditorSession:
         return self._read().read().turns[-1].usage
 
     async def _show(self, update: Update) -> None:
-        written = wire.session_update(update, self.runs.root)
-        if written is not None:
-            await self._editor.session_update(self.session_id, written)
+        await self._editor.session_update(self.session_id, wire.session_update(update, self.runs.root))
 
     async def _beside(self, work: Callable[[], T]) -> T:
         return await beside(work, self._limiter)

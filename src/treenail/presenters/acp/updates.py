@@ -2,8 +2,8 @@
 
 The stream comes from two places: `history_updates` reads the view of a run, for an editor that opens it, and
 `LiveUpdates` follows a turn while it runs. `wire.py` writes the stream in version 1 of the protocol, where a
-turn's ending is the answer to the editor's request. Version 2 sends it as an update, which is `StateShown`:
-`requires_action` is a held turn.
+turn's ending is the answer to the editor's request. Version 2 sends the ending as an update: `Ending` is all
+that it needs, and `requires_action` is a held turn.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from treenail.turns import (
     LiveEvent,
     PlanChanged,
     PlanEntry,
-    StatusChanged,
     ToolCallBegan,
     ToolCallFinished,
     ToolCallOutput,
@@ -93,15 +92,7 @@ class UsageShown:
     cost_usd: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StateShown:
-    """What the run does: works, rests, or waits for a person."""
-
-    status: Literal["running", "idle", "requires_action"]
-    ending: Ending | None = None
-
-
-Update = Said | CallShown | PlanShown | UsageShown | StateShown
+Update = Said | CallShown | PlanShown | UsageShown
 """One thing that an editor shows."""
 
 
@@ -217,8 +208,6 @@ class LiveUpdates:
             case UsageChanged():
                 self._cost_usd = seen.cost_usd
                 return self._usage()
-            case StatusChanged(status="thinking"):
-                return [StateShown("running")]
             case Lagged():
                 return [Said("reasoning", f"\n[{seen.count} updates were skipped here; the log has them]\n")]
         return []

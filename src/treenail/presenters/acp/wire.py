@@ -65,8 +65,8 @@ SessionUpdate = (
 """What is sent for one of our updates."""
 
 
-def session_update(update: Update, root: Path) -> SessionUpdate | None:
-    """Write an update for a session in `root`; None for one that this version of the protocol has not."""
+def session_update(update: Update, root: Path) -> SessionUpdate:
+    """Write an update for a session in `root`."""
     match update:
         case Said():
             content = _text(update.text)
@@ -84,7 +84,6 @@ def session_update(update: Update, root: Path) -> SessionUpdate | None:
             return schema.UsageUpdate(
                 session_update="usage_update", used=update.tokens, size=update.window, cost=cost
             )
-    return None
 
 
 def _text(text: str) -> schema.TextContentBlock:
