@@ -57,6 +57,7 @@ TreenailError
 │   ├── NestedEvaluationError         a judge's evaluation failed; carries kind and cause
 │   ├── OutputParseError              the model's answer does not fit the output type (also a ValueError)
 │   └── PromptMismatch                the session belongs to another prompt (also a ValueError)
+├── EngineError                       the engine that wakes workers refused or cannot be reached
 ├── VisibilityExpansionRequired       a section must be opened before the call can continue
 ├── RunNotCompletedError              the output of a run was asked for that did not come to its end
 ├── DeadlineExceededError             the deadline has passed
@@ -466,6 +467,10 @@ class OutputParseError(PromptEvaluationError, ValueError):
 
 class PromptMismatch(PromptEvaluationError, ValueError):
     """The conversation in this session belongs to another prompt."""
+
+
+class EngineError(TreenailError):
+    """The engine that wakes workers refused, is not installed or cannot be reached. No run is lost by it."""
 
 
 class VisibilityExpansionRequired(TreenailError):

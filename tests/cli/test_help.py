@@ -50,7 +50,7 @@ def test_a_command_has_help_with_an_example_and_speaks_json(name: str) -> None:
     assert said.exit_code == 0
     if name != "version":
         assert f"Example: treenail {name}" in " ".join(said.output.split())
-    if name not in ("demo", "acp", "mcp serve"):  # These protocols are JSON already.
+    if name not in ("demo", "acp", "mcp serve", "worker"):  # These speak JSON already.
         assert "--json" in said.output
 
 

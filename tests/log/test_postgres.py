@@ -33,6 +33,7 @@ from treenail.errors import (
 )
 from treenail.log import Draft, Lease, Log, PostgresUrl, this_process_owner, watch
 from treenail.log.postgres import PostgresLog
+from treenail.log.postgres.migrations import MIGRATIONS
 from treenail.log.sqlite import SqliteLog
 from treenail.testing.log import LogConformance
 
@@ -179,7 +180,7 @@ def test_ten_processes_open_a_new_schema_at_the_same_moment(postgres: Shared) ->
     os.close(write)
     assert [ended(each) for each in children] == [0] * 10
     schema = PostgresUrl.parse(url).schema
-    assert postgres.execute(f"SELECT version FROM {schema}.migrations") == [(1,)]
+    assert postgres.execute(f"SELECT version FROM {schema}.migrations") == [(each,) for each in MIGRATIONS]
 
 
 def test_a_schema_of_a_newer_version_or_another_application_is_left_alone(postgres: Shared) -> None:

@@ -21,7 +21,14 @@ from weakref import WeakValueDictionary
 from treenail.agent.context import Instructions, instructions_for
 from treenail.agent.handle import Begun, RunHandle, RunStream
 from treenail.agent.run import Run
-from treenail.agent.stored import RunStore, close_state, end_other_writers, open_state, workspace_of
+from treenail.agent.stored import (
+    RunStore,
+    close_state,
+    close_workspace,
+    end_other_writers,
+    open_state,
+    workspace_of,
+)
 from treenail.containment import CancellationToken, ExecutionConfig, ExecutionContext, Limits
 from treenail.conversation import CompactionSettings, ImagePart, enable_inner_message_recording
 from treenail.errors import SessionNotFoundError, UsageError
@@ -287,7 +294,7 @@ class Agent(Generic[DepsT, OutputT]):
     ) -> Run[OutputT]:
         """Work on a task until the turn ends, inside an event loop. See `run`."""
         loop, run = self._begun(task, store, run_id, tags, images, new_id, key, options)
-        return await self._drive(loop, store, run)
+        return await self._run_of(loop, store, run)
 
     def start(
         self,
@@ -363,7 +370,7 @@ class Agent(Generic[DepsT, OutputT]):
             log,
             begin=begin,
             resume=resume,
-            drive=lambda loop, run: self._drive(loop, log, run),
+            drive=lambda loop, run: self._run_of(loop, log, run),
             cancellation=token,
             owns_log=isinstance(store, (str, Path, PostgresUrl)),
         )
@@ -417,7 +424,25 @@ class Agent(Generic[DepsT, OutputT]):
     ) -> Run[OutputT]:
         """Resume a run, inside an event loop. See `resume`."""
         loop = self._loop(store, run_id, **options)
-        return await self._drive(loop, store, loop.resume)
+        return await self._run_of(loop, store, loop.resume)
+
+    async def arun_in(
+        self, session: Session, task: str | None, **options: Unpack[RunOptions[DepsT]]
+    ) -> TurnResult:
+        """Run one turn in a session that the caller has opened for writing; None resumes the newest turn.
+
+        The session stays open, whatever happens. What is not in the options is not looked up in the log: a
+        workspace that is left out is one in memory.
+        """
+        _check_given(options)
+        self._check_deps(options.get("deps"))
+        enable_inner_message_recording(session)
+        loop = self._loop_in(session, session.log, **options)
+        loop.task = task
+        try:
+            return await self._drive(loop, loop.resume if task is None else partial(loop.run, task))
+        finally:
+            close_workspace(loop.state)
 
     def _loop(
         self,
@@ -425,8 +450,38 @@ class Agent(Generic[DepsT, OutputT]):
         run_id: UUID | str | None,
         tags: Mapping[str, str] | None = None,
         new_id: UUID | None = None,
+        **options: Unpack[RunOptions[DepsT]],
+    ) -> InnerLoop:
+        """Open or make the session, and make a loop on it."""
+        _check_given(options)
+        self._check_deps(options.get("deps"))
+        known = _run_id(run_id)
+        log = open_log(store, must_exist=run_id is not None)
+        if options.get("take_over"):
+            end_other_writers(log, known, options.get("workspace"))
+        if known is None:
+            session = Session(session_id=new_id, log=log, tags={**(tags or {}), "agent": self.name})
+        else:
+            session = Session.open(log, known)
+            enable_inner_message_recording(session)
+            if options.get("workspace") is None:
+                options["workspace"] = workspace_of(session)
+            if options.get("limits") is None:
+                options["limits"] = ceilings_of(session)
+        try:
+            return self._loop_in(session, store, **options)
+        except BaseException:
+            session.close()
+            if isinstance(store, (str, Path, PostgresUrl)):
+                log.close()
+            raise
+
+    def _loop_in(
+        self,
+        session: Session,
+        store: RunStore | None,
         *,
-        provider: Provider | str | None = None,
+        provider: Provider | str,
         workspace: str | Path | Filesystem | None = None,
         limits: Ceilings | None = None,
         permissions: Permissions | None = None,
@@ -440,28 +495,9 @@ class Agent(Generic[DepsT, OutputT]):
         fallback: Sequence[Provider | str] = (),
         deps: DepsT | None = None,
     ) -> InnerLoop:
-        """Open or make the session and its workspace, and make a loop on them."""
+        """Open the workspace of a session, and make a loop on both."""
         provider = _provider(provider)
-        self._check_deps(deps)
-        _check_options(limits, permissions)
-        known = _run_id(run_id)
-        log = open_log(store, must_exist=run_id is not None)
-        if take_over:
-            end_other_writers(log, known, workspace)
-        if known is None:
-            session = Session(session_id=new_id, log=log, tags={**(tags or {}), "agent": self.name})
-        else:
-            session = Session.open(log, known)
-            enable_inner_message_recording(session)
-            workspace = workspace if workspace is not None else workspace_of(session)
-            limits = limits if limits is not None else ceilings_of(session)
-        try:
-            state, root = open_state(session, workspace, store, sandbox=sandbox, checkouts=checkouts)
-        except BaseException:
-            session.close()
-            if isinstance(store, (str, Path, PostgresUrl)):
-                log.close()
-            raise
+        state, root = open_state(session, workspace, store, sandbox=sandbox, checkouts=checkouts)
         opening, project = Opening(), ""
         given = self.instructions if isinstance(self.instructions, str) else ""
         if self.reads_project and root is not None:
@@ -516,32 +552,37 @@ class Agent(Generic[DepsT, OutputT]):
                 self._hook_new_tools(loop, known)
             yield
 
-    async def _drive(
+    async def _run_of(
         self,
         loop: InnerLoop,
         store: RunStore | None,
         run: Callable[[], Awaitable[TurnResult]],
     ) -> Run[OutputT]:
-        """Drive the turn, and disarm its limits: a run that has ended must not time out afterwards.
+        """Drive the turn, and return its run.
 
         If the turn raises, the caller gets no run to close, so everything is closed here.
         """
         try:
-            async with AsyncExitStack() as extended:
-                if loop.containment is not None:
-                    extended.callback(loop.containment.close)
-                await extended.enter_async_context(self.equipped(loop))
-                for each in self.extensions:
-                    await extended.enter_async_context(each(loop))
-                result = await run()
-                while loop.fallback and is_down(result):
-                    loop.provider = loop.fallback.pop(0)
-                    loop.adapter = ModelAdapter(loop.provider, retry=self.retry)
-                    result = await loop.resume()
+            result = await self._drive(loop, run)
             return Run(result, loop.state, store, loop.prompt.template.structured_output is not None)
         except BaseException:
             close_state(loop.state, store)
             raise
+
+    async def _drive(self, loop: InnerLoop, run: Callable[[], Awaitable[TurnResult]]) -> TurnResult:
+        """Drive the turn, and disarm its limits: a run that has ended must not time out afterwards."""
+        async with AsyncExitStack() as extended:
+            if loop.containment is not None:
+                extended.callback(loop.containment.close)
+            await extended.enter_async_context(self.equipped(loop))
+            for each in self.extensions:
+                await extended.enter_async_context(each(loop))
+            result = await run()
+            while loop.fallback and is_down(result):
+                loop.provider = loop.fallback.pop(0)
+                loop.adapter = ModelAdapter(loop.provider, retry=self.retry)
+                result = await loop.resume()
+            return result
 
     def _hook_new_tools(self, loop: InnerLoop, known: Sequence[Section[Any]]) -> None:
         """Put the hooks around the tools that a source has brought along; the source takes all of it away."""
@@ -629,8 +670,11 @@ def _provider(given: object) -> Provider:
     return cast(Provider, given)
 
 
-def _check_options(limits: object, permissions: object) -> None:
-    """Raise `UsageError` for ceilings and permissions that are not of their types."""
+def _check_given(options: RunOptions[Any]) -> None:
+    """Raise `UsageError` for a provider, ceilings or permissions that are not of their types."""
+    options["provider"] = _provider(options.get("provider"))
+    limits: object = options.get("limits")
+    permissions: object = options.get("permissions")
     if limits is not None and not isinstance(limits, Limits | ExecutionConfig) and not callable(limits):
         raise UsageError(
             f"limits must be Limits(max_cost_usd=..., max_steps=...), not {limits!r}; leave it out for none"

@@ -48,12 +48,13 @@ RunStore = str | Path | PostgresUrl | Log
 def close_state(state: ExecutionState, store: RunStore | None) -> None:
     """Close a run's session and workspace, and the store if the run opened it itself."""
     state.session.close()
-    _close_workspace(state)
+    close_workspace(state)
     if isinstance(store, (str, Path, PostgresUrl)):
         state.session.log.close()
 
 
-def _close_workspace(state: ExecutionState) -> None:
+def close_workspace(state: ExecutionState) -> None:
+    """Let go of a workspace's handles."""
     filesystem = filesystem_of(state)
     if isinstance(filesystem, HostFilesystem):
         filesystem.close()
@@ -127,7 +128,7 @@ def reopened(
             recover(state)
             yield state
         finally:
-            _close_workspace(state)
+            close_workspace(state)
 
 
 def workspace_line(run_id: UUID) -> str:

@@ -38,6 +38,9 @@ from .limits import as_config as as_config
 from .limits import integer as integer
 from .limits import number as number
 from .loops import LoopPolicy as LoopPolicy
+from .pots import BudgetBackend as BudgetBackend
+from .pots import HasPots as HasPots
+from .pots import SharedPot as SharedPot
 from .price_data import PRICES_URL as PRICES_URL
 from .price_data import table_text as table_text
 from .pricing import DEFAULT_MAX_OUTPUT_TOKENS as DEFAULT_MAX_OUTPUT_TOKENS

@@ -183,7 +183,8 @@ class ExecutionContext:
         self._stoppable: bool | None = parent._stoppable if parent and stoppable is None else stoppable
         self._ledger = self.chain.ledger
         self._books = self.chain.books
-        capped = [chain.config for chain in self.chain.line if chain.config.max_cost_usd is not None]
+        configs = [chain.config for chain in self.chain.line]
+        capped = [each for each in configs if each.max_cost_usd is not None or each.pots]
         self._costs: Costs = Costs(
             prices or (parent._costs.prices if parent else None),
             min((each.on_unknown_price for each in capped), key=_STRICTEST_FIRST.index, default=None),
@@ -753,6 +754,8 @@ class ExecutionContext:
             guard.settle(attempt, value, status, error)
         if self._ledger.journal is not None:
             self.chain.journal_settled(attempt, status)
+        # Behind the journal, which refuses a writer that was replaced: what it reserved counts in full.
+        self._guards.settle_pots(attempt)
         callback = attempt.options.reconciliation_callback
         if callback is not None:
             _tell(callback, to_usd(attempt.reserved), to_usd(attempt.settled))

@@ -118,8 +118,9 @@ class Guards:
             self.before_wait.append(self.shield)
         if self._policies:
             self.before_dispatch.append(PolicyGuard(chain, self._policies))
-        if pots:
-            self.before_dispatch.append(PotGuard(chain, costs, pots))
+        self._shared = PotGuard(chain, costs, pots) if pots else None
+        if self._shared is not None:
+            self.before_dispatch.append(self._shared)
         if self._breakers or self._heeded:
             self.before_dispatch.append(self.circuits)
         self.all: list[Guard] = [*self.before_wait, *self.before_dispatch]
@@ -129,6 +130,11 @@ class Guards:
         self.has_shield = bool(self._pipelines)
         self.has_breakers = bool(self._breakers)
         self.pots = tuple(pot for pot, _ in pots)
+
+    def settle_pots(self, attempt: Attempt) -> None:
+        """Replace what is reserved of shared money by the real cost of an attempt."""
+        if self._shared is not None:
+            self._shared.replace(attempt)
 
     def withdraw(self, attempt: Attempt) -> None:
         """Let each guard take back what it counted for an attempt that is not dispatched."""
@@ -346,7 +352,9 @@ class PotGuard(Guard):
                 # What others have reserved is not told: ask for half until it is given.
                 if self._costs.fit(attempt, min(left, attempt.estimate // 2)):
                     continue
-                detail = f"the money shared with other chains ({ceiling:g} USD) is spent or reserved"
+                name = getattr(pot, "name", None)
+                which = f", the pot {name!r}" if name else ""
+                detail = f"the money shared with other chains ({ceiling:g} USD{which}) is spent or reserved"
                 return refuse(self._chain, StopReason.BUDGET_EXCEEDED, detail)
             held.append((pot, reservation_id))
         return None
@@ -356,7 +364,7 @@ class PotGuard(Guard):
         for pot, reservation_id in attempt.held.pop(self, ()):
             pot.rollback(reservation_id)
 
-    def settle(self, attempt: Attempt, value: object, status: Status, error: BaseException | None) -> None:
+    def replace(self, attempt: Attempt) -> None:
         """Replace the reservations by the real cost."""
         for pot, reservation_id in attempt.held.pop(self, ()):
             pot.commit(reservation_id, to_usd(attempt.settled))
@@ -460,8 +468,10 @@ def _pots(configs: Sequence[ExecutionConfig]) -> tuple[tuple[BudgetBackend, floa
     """Return each shared pot once, with the lowest ceiling that any of the chains sets on it."""
     pots: dict[int, tuple[BudgetBackend, float]] = {}
     for config in configs:
-        pot, ceiling = config.budget_backend, config.max_cost_usd
-        if pot is not None and ceiling is not None:
+        shared = list(config.pots)
+        if config.budget_backend is not None and config.max_cost_usd is not None:
+            shared.insert(0, (config.budget_backend, config.max_cost_usd))
+        for pot, ceiling in shared:
             pots[id(pot)] = (pot, min(ceiling, pots.get(id(pot), (pot, ceiling))[1]))
     return tuple(pots.values())
 

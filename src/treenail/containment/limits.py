@@ -121,6 +121,8 @@ class ExecutionConfig:
     """A pot of money shared with other chains; `max_cost_usd` is then its ceiling too."""
     max_depth: int | None = None
     """How many levels of children may be below the chain; 0 for none at all."""
+    pots: tuple[tuple[BudgetBackend, float], ...] = ()
+    """Further pots of shared money, each with its own ceiling in USD: such as a tenant's, or a day's."""
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
@@ -135,6 +137,8 @@ class ExecutionConfig:
             )
         if self.budget_backend is not None and self.max_cost_usd is None:
             raise UsageError(f"{owner}.budget_backend needs {owner}.max_cost_usd, which is its ceiling")
+        for _, ceiling in self.pots:
+            number(owner, "pots", ceiling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

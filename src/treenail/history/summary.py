@@ -9,7 +9,18 @@ from treenail.errors import LogDamagedError, LogError, SnapshotRestoreError, Usa
 from treenail.log import Log, SessionInfo
 from treenail.state import AttentionNeeded, AttentionResolved, Session, Slice, entry_at
 from treenail.tools import ToolInvoked, pending_holds
-from treenail.turns import LoopAttached, ceilings_of, newest_turn, spent_usd_of, used_time_of
+from treenail.turns import (
+    LoopAttached,
+    RunCancelled,
+    RunRefused,
+    ceilings_of,
+    is_waiting,
+    newest_turn,
+    spent_usd_of,
+    stopped_before_turn,
+    submission_of,
+    used_time_of,
+)
 
 DAMAGED = "damaged"
 """The state of a run whose log cannot be read completely."""
@@ -24,7 +35,8 @@ class RunSummary:
 
     info: SessionInfo
     state: str
-    """The derived state of its newest turn or of its workflow; `running`, `empty`, `foreign` or `damaged`."""
+    """The derived state of its newest turn or of its workflow; `running`, `empty`, `foreign` or `damaged`;
+    `submitted` while it waits for a worker, `cancelled` if it was cancelled then."""
     task: str = ""
     reason: str = ""
     """Why it ended so; for a damaged log, what is wrong with it."""
@@ -145,7 +157,16 @@ def _elapsed_s(info: SessionInfo, session: Session) -> float | None:
 
 
 def _turns(info: SessionInfo, session: Session) -> RunSummary:
-    newest = newest_turn(session)
+    newest, submitted = newest_turn(session), submission_of(session)
+    stopped = stopped_before_turn(session)
+    if submitted is not None and (stopped is not None or is_waiting(session)):
+        task = submitted.task or ("" if newest is None or newest.started is None else newest.started.task)
+        match stopped:
+            case RunRefused(reason):
+                return RunSummary(info, "failed", task, reason)
+            case RunCancelled(by):
+                return RunSummary(info, "cancelled", task, f"by {by}" if by else "")
+        return RunSummary(info, "submitted" if info.owner is None else "running", task)
     if newest is None or newest.started is None:
         state = FOREIGN if len(session[LoopAttached].view()) else "empty"
         return RunSummary(info, "running" if state == FOREIGN and info.owner is not None else state)

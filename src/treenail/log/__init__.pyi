@@ -1,3 +1,7 @@
+from .agenda import Agenda as Agenda
+from .agenda import AgendaCounts as AgendaCounts
+from .agenda import AgendaEntry as AgendaEntry
+from .agenda import HasAgenda as HasAgenda
 from .base import DEFAULT_LEASE_SECONDS as DEFAULT_LEASE_SECONDS
 from .base import Lease as Lease
 from .base import Log as Log

@@ -51,6 +51,15 @@ from .states import TurnStarted as TurnStarted
 from .states import TurnState as TurnState
 from .states import ending_for as ending_for
 from .states import pasteable as pasteable
+from .submissions import Left as Left
+from .submissions import RunCancelled as RunCancelled
+from .submissions import RunRefused as RunRefused
+from .submissions import RunSubmitted as RunSubmitted
+from .submissions import cancel_submitted as cancel_submitted
+from .submissions import is_waiting as is_waiting
+from .submissions import stopped_before_turn as stopped_before_turn
+from .submissions import submission_of as submission_of
+from .submissions import work_left as work_left
 from .tool_calls import contained as contained
 from .turn import InnerLoop as InnerLoop
 from .turn import TurnResult as TurnResult

@@ -23,9 +23,10 @@ import getpass
 import json
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treenail.containment import (
+    BudgetBackend,
     ChainMetadata,
     ChainStopped,
     CircuitBreaker,
@@ -143,13 +144,17 @@ def contain(
     loops: LoopPolicy | None = None,
     above: Sequence[str] = (),
     also: Iterable[LedgerEvent] = (),
+    pots: Sequence[tuple[BudgetBackend, float]] = (),
 ) -> ExecutionContext:
     """Put a session's work under ceilings, starting from what its log says was spent.
 
     `above` are the ids of the sessions, from the root down, that this one is a child of in another
     process. `also` is what children in other processes have spent: `ledger_of` their sessions. What is
-    given twice counts once.
+    given twice counts once. `pots` are shared with other runs, each with its ceiling in USD.
     """
+    if pots:
+        config = limits.to_config() if isinstance(limits, Limits) else limits
+        limits = replace(config, pots=(*config.pots, *pots))
     metadata = ChainMetadata(request_id=str(session.session_id), chain_id=str(session.session_id))
     used = used_time_of(session)
 

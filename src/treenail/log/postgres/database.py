@@ -13,6 +13,9 @@ that the server gives when asked. If it is another one, a pooler such as PgBounc
 perhaps in transaction mode. Then nothing that belongs to a server's session is used: neither prepared
 statements nor LISTEN. All tables are named with their schema, so no `search_path` is needed.
 
+**Together.** Requests that belong together share a transaction (`together`): those that the work makes in its
+thread meanwhile become part of it. It is repeated as a whole, and it is told of doubt as a request is.
+
 **Forks.** A child forgets the connections of its parent and makes its own.
 """
 
@@ -102,6 +105,7 @@ class Database:
 
     def _start(self) -> None:
         self._lock = threading.Lock()
+        self._joined = threading.local()
         self._idle: list[Connection] = []
         self._free = threading.BoundedSemaphore(max(self._most, 1))
 
@@ -122,6 +126,9 @@ class Database:
 
         `answer_s` is how long to wait for a connection and for its answer, if that is less than usual.
         """
+        joined: Connection | None = getattr(self._joined, "connection", None)
+        if joined is not None:
+            return work(joined, False)  # Part of a transaction, which is repeated as a whole.
         patience = self._retry_s if retry_s is None else retry_s
         deadline: float | None = None
         doubt = False
@@ -159,6 +166,22 @@ class Database:
                 return work(connection, doubt)
 
         return self.run(doing, whole)
+
+    def together(self, doing: str, work: Callable[[bool], T]) -> T:
+        """Do work whose requests, in this thread, are one transaction: all of them, or none.
+
+        It may be done again from its beginning. It is told whether an earlier attempt may have been carried
+        out, and must find out whether it was, by what is in the tables.
+        """
+
+        def whole(connection: Connection, doubt: bool) -> T:
+            self._joined.connection = connection
+            try:
+                return work(doubt)
+            finally:
+                self._joined.connection = None
+
+        return self.transaction(doing, whole)
 
     # --- connections -----------------------------------------------------------------------------------
 
@@ -255,8 +278,9 @@ class Database:
         encoding = connection.info.parameter_status("server_encoding")
         if encoding not in (None, "UTF8"):
             raise LogError(f"{self.url} keeps text as {encoding}; make the database with ENCODING 'UTF8'")
-        if version_of(connection, self.url) < LATEST:
-            if not self._create:
+        version = version_of(connection, self.url)
+        if version < LATEST:
+            if version == 0 and not self._create:
                 raise LogError(
                     f"there are no runs in {self.url}: its schema {self.url.schema} was not made yet; "
                     f"start a run there, or check the URL"

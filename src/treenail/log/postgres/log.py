@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 from uuid import UUID, uuid4
 
 from psycopg.types.numeric import Int8
@@ -37,6 +37,7 @@ from treenail.log import rows, rules
 from treenail.log.base import DEFAULT_LEASE_SECONDS, Damage, Lease, LogReport, Note, StoredSnapshot
 from treenail.log.event import GENESIS, Draft, Envelope, SessionInfo, chain_checksum, to_microseconds
 from treenail.log.lease import LeaseKeeper
+from treenail.log.postgres.agenda import PostgresAgenda
 from treenail.log.postgres.database import Connection, Database
 from treenail.log.postgres.objects import ObjectTable
 from treenail.log.postgres.pots import Pots
@@ -45,6 +46,8 @@ from treenail.log.postgres.statements import statements
 from treenail.log.postgres.watch import PostgresWatcher
 from treenail.log.rows import Row
 from treenail.log.stores import PostgresUrl, store_named
+
+T = TypeVar("T")
 
 _CHUNK_ROWS = 128
 _SNAPSHOT, _NOTE = b"snapshot", b"note"
@@ -96,6 +99,8 @@ class PostgresLog:
         """Money that the processes that use this schema share; see `treenail.containment.SharedPot`."""
         self.objects = ObjectTable(self._database, self._sql)
         """Files that travel from machine to machine; see `treenail.workspace.Depot`."""
+        self.agenda = PostgresAgenda(self._database, self._sql)
+        """The runs that workers look after."""
         self._database.run("open the log", lambda connection, _: None)
 
     def __repr__(self) -> str:
@@ -119,6 +124,19 @@ class PostgresLog:
                 continue
         self._keeper.close()
         self._database.close()
+
+    @property
+    def database(self) -> Database:
+        """The connections, for an engine that keeps its tables in the same database."""
+        return self._database
+
+    def together(self, doing: str, work: Callable[[bool], T]) -> T:
+        """Do work whose requests to this database, in this thread, are one transaction: all of them, or none.
+
+        It may be done again from its beginning, and is told then whether an earlier attempt may have been
+        carried out. An error says that it was not possible to do `doing`.
+        """
+        return self._database.together(doing, work)
 
     # --- sessions ------------------------------------------------------------------------------------
 

@@ -141,6 +141,24 @@ MIGRATIONS: Mapping[int, tuple[str, ...]] = {
         )
         """,
     ),
+    3: (
+        # The runs that workers look after, until one of them has found nothing left to do. It saves reading
+        # every log, and is never the truth: see `treenail.log.agenda`.
+        """
+        CREATE TABLE {schema}.agenda (
+            session_id uuid PRIMARY KEY,
+            engine text NOT NULL,
+            queue text NOT NULL,
+            -- The newest event by which work was asked for.
+            asked_seq bigint NOT NULL,
+            -- Up to here the log was read, and the run waits for a person.
+            parked_seq bigint NOT NULL DEFAULT 0,
+            -- When the engine was last told.
+            told_us bigint NOT NULL,
+            cancelled_by text
+        ) WITH (fillfactor = 70)
+        """,
+    ),
 }
 
 LATEST = max(MIGRATIONS)

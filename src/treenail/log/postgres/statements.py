@@ -111,6 +111,7 @@ _STATEMENTS: Mapping[str, str] = {
             b AS (DELETE FROM {schema}.snapshots WHERE session_id = ANY(%(ids)s)),
             c AS (DELETE FROM {schema}.notes WHERE session_id = ANY(%(ids)s)),
             d AS (DELETE FROM {schema}.watchers WHERE session_id = ANY(%(ids)s)),
+            f AS (DELETE FROM {schema}.agenda WHERE session_id = ANY(%(ids)s)),
             e AS (DELETE FROM {schema}.writers WHERE session_id = ANY(%(ids)s))
         DELETE FROM {schema}.sessions WHERE session_id = ANY(%(ids)s)
     """,
@@ -120,6 +121,50 @@ _STATEMENTS: Mapping[str, str] = {
         ON CONFLICT (session_id, watcher) DO UPDATE SET until_us = excluded.until_us
     """,
     "unwatch": "DELETE FROM {schema}.watchers WHERE watcher = %(watcher)s OR until_us < {clock}",
+    "ask": """
+        INSERT INTO {schema}.agenda AS a (session_id, engine, queue, asked_seq, told_us)
+        VALUES (%(id)s, %(engine)s, %(queue)s, %(seq)s, {clock})
+        ON CONFLICT (session_id) DO UPDATE SET engine = excluded.engine, queue = excluded.queue,
+            asked_seq = greatest(a.asked_seq, excluded.asked_seq), told_us = excluded.told_us,
+            cancelled_by = NULL
+    """,
+    "agenda_entry": """
+        SELECT session_id, engine, queue, parked_seq, cancelled_by FROM {schema}.agenda
+        WHERE session_id = %(id)s
+    """,
+    "park": "UPDATE {schema}.agenda SET parked_seq = %(seq)s WHERE session_id = %(id)s",
+    # What was asked for meanwhile stays.
+    "strike": "DELETE FROM {schema}.agenda WHERE session_id = %(id)s AND asked_seq <= %(seq)s",
+    "ask_to_cancel": """
+        UPDATE {schema}.agenda SET cancelled_by = %(by)s WHERE session_id = %(id)s RETURNING 1
+    """,
+    "cancelled": """
+        SELECT session_id, cancelled_by FROM {schema}.agenda
+        WHERE session_id = ANY(%(ids)s) AND cancelled_by IS NOT NULL
+    """,
+    # Runs that somebody has begun come first: those that were only submitted wait in the engine's queue.
+    "due": """
+        WITH due AS (
+            SELECT a.session_id FROM {schema}.agenda AS a JOIN {schema}.writers AS w USING (session_id)
+            WHERE a.engine = %(engine)s AND a.told_us < {clock} - %(age_us)s
+                AND (w.owner IS NULL OR w.expires_us <= {clock})
+                AND (w.head_seq > a.parked_seq OR a.cancelled_by IS NOT NULL)
+            ORDER BY w.head_seq > a.asked_seq DESC, a.told_us LIMIT %(count)s FOR UPDATE OF a SKIP LOCKED
+        )
+        UPDATE {schema}.agenda AS a SET told_us = {clock} FROM due WHERE a.session_id = due.session_id
+        RETURNING a.session_id, a.engine, a.queue, a.parked_seq, a.cancelled_by
+    """,
+    "agenda_counts": """
+        SELECT queue,
+            count(*) FILTER (WHERE NOT is_held AND head_seq > parked_seq),
+            count(*) FILTER (WHERE is_held),
+            count(*) FILTER (WHERE NOT is_held AND head_seq <= parked_seq)
+        FROM (
+            SELECT a.queue, a.parked_seq, w.head_seq,
+                w.owner IS NOT NULL AND w.expires_us > {clock} AS is_held
+            FROM {schema}.agenda AS a JOIN {schema}.writers AS w USING (session_id)
+        ) AS each GROUP BY queue ORDER BY queue
+    """,
     # The row of a pot is locked while its sums are compared and changed.
     "reserve": """
         WITH pot AS (

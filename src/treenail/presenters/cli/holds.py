@@ -11,6 +11,7 @@ import click
 from treenail.errors import UsageError
 from treenail.history import answer_run, list_holds
 from treenail.presenters.cli import settings
+from treenail.presenters.cli.engines import woken
 from treenail.presenters.cli.options import json_option, run_argument, run_named, store_option
 from treenail.presenters.cli.output import print_result
 from treenail.presenters.cli.stores import flag_for
@@ -100,12 +101,12 @@ def answer(
     word = "refused" if no else "approved" if text is None else "answered"
     kept = f"allowed in this directory from now on: {rule}\n" if rule else ""
     data = {"run": str(run_id), "call": held.call_id, "approved": not no, "rule": rule}
-    print_result(
-        as_json,
-        data,
-        f"{word}: {held.tool_name} ({held.call_id})\n{kept}"
-        f"resume it with: treenail resume {str(run_id)[:8]}{flag_for(place)}",
+    goes_on = (
+        "a worker continues it"
+        if woken(place, run_id)
+        else f"resume it with: treenail resume {str(run_id)[:8]}{flag_for(place)}"
     )
+    print_result(as_json, data, f"{word}: {held.tool_name} ({held.call_id})\n{kept}{goes_on}")
 
 
 def _named(holds: Sequence[ToolHeld], call: str | None) -> list[ToolHeld]:

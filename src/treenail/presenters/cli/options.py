@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
@@ -58,8 +58,19 @@ _MODES = {
 
 
 def agent_options(command: F) -> F:
-    """Add one option for each setting of a run, and collect them as `flags`."""
+    """Add one option for each setting of a run."""
+    return options_but()(command)
+
+
+def options_but(*left_out: str) -> Callable[[F], F]:
+    """Return what adds one option for each setting of a run, except for some."""
+    return lambda command: _with_options(command, left_out)
+
+
+def _with_options(command: F, left_out: Collection[str]) -> F:
     for each in reversed(settings.SETTINGS):
+        if each.name in left_out:
+            continue
         if each.name == "permissions":
             for flag, text in _MODES.items():
                 command = click.option(flag, is_flag=True, help=text)(command)

@@ -29,10 +29,12 @@ from treenail.history import (
     short,
     turn_counts,
 )
+from treenail.log import PostgresUrl
 from treenail.mcp import McpServerFailed, McpToolsChanged
 from treenail.presenters.cli import run_picker, settings, stores
 from treenail.presenters.cli.attachments import all_images
 from treenail.presenters.cli.console import GuardedConsole
+from treenail.presenters.cli.engines import resumed_by_workers
 from treenail.presenters.cli.footer import end_text
 from treenail.presenters.cli.options import (
     agent_options,
@@ -41,10 +43,11 @@ from treenail.presenters.cli.options import (
     flags_of,
     image_option,
     json_option,
+    run_named,
     store_named,
     take_over_option,
 )
-from treenail.presenters.cli.output import print_text
+from treenail.presenters.cli.output import json_text, print_text
 from treenail.presenters.cli.recover import print_kept
 from treenail.presenters.cli.screen import JsonScreen, Screen, watching
 from treenail.presenters.cli.setup import RunSetup
@@ -358,7 +361,8 @@ def resume(run: str | None, take_over: bool, as_json: bool, **options: Any) -> i
 
     After a crash, an interrupt, a limit or an answered question. It keeps its model, its agent and its
     ceilings, unless others are given. RUN is a run's id, the beginning of it, or @last. Without RUN you
-    choose one from a list; without a terminal it is the one that waits, if it is only one.
+    choose one from a list; without a terminal it is the one that waits, if it is only one. A run that was
+    submitted is resumed by a worker.
 
     Example: treenail resume @last --max-cost 1.00
     """
@@ -376,6 +380,11 @@ def resume(run: str | None, take_over: bool, as_json: bool, **options: Any) -> i
         if chosen is None:
             return 0
         run = str(chosen.run_id)
+    place, run_id = run_named(options.get("store"), run)
+    if isinstance(place, PostgresUrl) and not take_over and resumed_by_workers(place, run_id, flags):
+        text = f"submitted: treenail status {str(run_id)[:8]}{stores.flag_for(place)}"
+        print(json_text({"event": "submitted", "run": str(run_id)}) if as_json else text)
+        return 0
     setup = TerminalRun(flags, run=run, as_json=as_json, take_over=take_over)
     assert setup.run_id is not None
     with opened_log(setup.store) as log:

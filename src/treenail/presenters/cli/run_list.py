@@ -28,6 +28,8 @@ STYLES = {
     "held": "yellow",
     "unfinished": "yellow",
     "interrupted": "yellow",
+    "submitted": "cyan",
+    "cancelled": "yellow",
     "empty": "dim",
     "foreign": "dim",
 }

@@ -102,8 +102,8 @@ class RunSetup:
         """Ask the person whether something may be; None if nobody can be asked."""
         return None
 
-    def process_table(self) -> ProcessTable:
-        """Return where the agent's background processes are kept."""
+    def process_table(self) -> ProcessTable | None:
+        """Return where the agent's background processes are kept; None if it may not have any."""
         return ProcessTable()
 
     def is_attended(self) -> bool:
@@ -241,7 +241,7 @@ class RunSetup:
         try:
             return self._run(task, options, new_id, images)
         finally:
-            if not self.keeps_processes:
+            if self.processes is not None and not self.keeps_processes:
                 self.processes.close()
 
     def _run(
@@ -263,7 +263,7 @@ class RunSetup:
         )
 
 
-def _agent_for(chosen: Settings, directory: Path, *, asks: bool, processes: ProcessTable) -> AnyAgent:
+def _agent_for(chosen: Settings, directory: Path, *, asks: bool, processes: ProcessTable | None) -> AnyAgent:
     """Return the agent, with the judges that the settings add to its own.
 
     A judge that was asked for is a gate: if it cannot decide, the run is not complete.

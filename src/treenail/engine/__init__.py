@@ -1,0 +1,5 @@
+"""Past one machine: workers that an engine wakes for runs whose log they share."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
