@@ -98,6 +98,14 @@ check: $(TOOLS) $(NPM) $(PGBOUNCER) sandbox browser
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto --dist worksteal --durations=10
 
+## docs: the site, below .venv/site; it loads nothing from elsewhere
+.PHONY: docs
+docs: $(TOOLS)
+	rm -rf $(VENV)/site-pages && cp -r docs $(VENV)/site-pages
+	sed -e 's#](docs/#](#g' README.md > $(VENV)/site-pages/index.md
+	cp CONTRIBUTING.md CHANGELOG.md LICENSE $(VENV)/site-pages/
+	$(BIN)/zensical build -f mkdocs.yml
+
 ## extras: every extra resolved on its own; two of them installed into a new environment and used
 .PHONY: extras
 extras: $(TOOLS) sandbox
