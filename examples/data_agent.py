@@ -57,14 +57,11 @@ def play(request: ModelRequest) -> Answer | str:
         region = "north" if "north" in request.items[1].text else "south"
         return Answer(calls=[("total", {"region": region})]) if step == 0 else request.items[-1].text
     spawn = [("spawn_agent", {"agent": "counter", "task": f"Count {each}."}) for each in ("north", "south")]
-    wrong = '{"totals": {"north": 6, "south": 15}}'
-    plan = [
-        Answer(calls=spawn),
-        Answer(calls=[("wait_agent", {})]),
-        Answer(calls=[("wait_agent", {})]),
-        wrong,
-    ]
-    return [*plan, Answer(calls=[("report", {"text": "north 6, south 15"})]), wrong][step]
+    totals_json = '{"totals": {"north": 6, "south": 15}}'
+    waits = Answer(calls=[("wait_agent", {})])
+    writes = Answer(calls=[("report", {"text": "north 6, south 15"})])
+    plan: list[Answer | str] = [Answer(calls=spawn), waits, waits, totals_json, writes, totals_json]
+    return plan[step]
 
 
 def main() -> None:
