@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import URLError
@@ -51,7 +54,7 @@ def get(url: str) -> str:
 
 
 @contextmanager
-def served(place: Path) -> Iterator[str]:
+def served(place: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Run the service under uvicorn until the block ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -76,13 +79,45 @@ def served(place: Path) -> Iterator[str]:
                     break
                 except URLError:
                     assert server.poll() is None and time.monotonic() < until, "the service did not start"
-            yield url
+            yield url, server
         finally:
             server.kill()
 
 
+def test_fifty_runs_at_once_survive_kills_of_the_server(tmp_path: Path) -> None:
+    """Each client repeats its request until it has its answer; each note is written once."""
+    keys = [f"order-{number}" for number in range(50)]
+    done: dict[str, str] = {}
+    enough = threading.Event()
+
+    def client(url: str, key: str) -> None:
+        if key in done:
+            return
+        try:
+            run_id = post(f"{url}/runs", {"key": key, "task": "Write two notes."})["id"]
+            done[key] = json.loads(get(f"{url}/runs/{run_id}/result"))["output"]
+        except OSError:
+            pass  # The server was killed: the next round asks again.
+        if len(done) >= 15:
+            enough.set()
+
+    for round_number in range(3):
+        with served(tmp_path) as (url, server), ThreadPoolExecutor(50) as clients:
+            asked = [clients.submit(client, url, key) for key in keys]
+            if round_number == 0:
+                assert enough.wait(120)
+                os.kill(server.pid, signal.SIGKILL)
+            for each in asked:
+                each.result()
+        if len(done) == len(keys):
+            break
+    assert done == dict.fromkeys(keys, "Done.")
+    for key in keys:
+        assert (tmp_path / "work" / key / "notes.txt").read_text() == "one\ntwo\n"
+
+
 def test_a_client_streams_answers_and_comes_back_by_number(tmp_path: Path) -> None:
-    with served(tmp_path) as url:
+    with served(tmp_path) as (url, _):
         run_id = post(f"{url}/runs", {"key": "k", "task": "Write two notes.", "asks": True})["id"]
         for _ in range(2):
             events = [
