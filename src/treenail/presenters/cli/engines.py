@@ -25,9 +25,8 @@ from treenail.turns import ceilings_of, submission_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-ENGINES = ("absurd", "restate")
-ABSURD, RESTATE = ENGINES
-_RESTATE_URL = "http://127.0.0.1:8080"
+ABSURD = "absurd"
+ENGINES = (ABSURD,)
 _CEILINGS = {
     "max_cost_usd": "max_cost",
     "max_steps": "max_steps",
@@ -38,21 +37,14 @@ _CEILINGS = {
 
 
 def engine_options(command: F) -> F:
-    """Add the options that say which engine wakes workers."""
-    command = click.option(
-        "--restate-url",
-        envvar="TREENAIL_RESTATE_URL",
-        default=_RESTATE_URL,
-        show_default=True,
-        help="Where Restate takes requests, for --engine restate.",
-    )(command)
+    """Add the option that says which engine wakes workers."""
     return click.option(
         "--engine",
         type=click.Choice(ENGINES),
         envvar="TREENAIL_ENGINE",
         default=ABSURD,
         show_default=True,
-        help="What wakes workers: absurd, in the same database, or restate.",
+        help="What wakes workers: absurd, in the same database.",
     )(command)
 
 
@@ -86,9 +78,8 @@ def woken(store: Store, run_id: UUID) -> bool:
         found = shared(log).agenda.entry(run_id)
         if found is None:
             return False
-        url = os.environ.get("TREENAIL_RESTATE_URL", _RESTATE_URL)
         try:
-            dispatcher: Dispatcher | None = dispatcher_for(found.engine, log, url)
+            dispatcher: Dispatcher | None = dispatcher_for(found.engine, log)
         except UsageError:
             dispatcher = None
         return wake_run(log, dispatcher, run_id)
@@ -110,8 +101,7 @@ def resumed_by_workers(store: PostgresUrl, run_id: UUID, flags: Mapping[str, obj
         }
         limits = replace(before, **wanted) if wanted else None
         engine = os.environ.get("TREENAIL_ENGINE", ABSURD)
-        dispatcher = dispatcher_for(engine, log, os.environ.get("TREENAIL_RESTATE_URL", _RESTATE_URL))
-        resume_run(log, dispatcher, run_id, limits=limits, by=who())
+        resume_run(log, dispatcher_for(engine, log), run_id, limits=limits, by=who())
     return True
 
 
@@ -122,8 +112,10 @@ def who() -> str:
     return socket.gethostname()
 
 
-def dispatcher_for(engine: str, log: Log, restate_url: str) -> Dispatcher:
-    """Return the way to an engine. Raises `UsageError` if its extra is not installed."""
+def dispatcher_for(engine: str, log: Log) -> Dispatcher:
+    """Return the way to an engine. Raises `UsageError` if there is none, or its extra is not installed."""
+    if engine not in ENGINES:
+        raise UsageError(f"there is no engine {engine!r}; choose {' or '.join(ENGINES)}")
     try:
         module = importlib.import_module(f"treenail.engine.{engine}")
     except ImportError as error:
@@ -131,6 +123,4 @@ def dispatcher_for(engine: str, log: Log, restate_url: str) -> Dispatcher:
             f"the extra {engine!r} is not installed (there is no {error.name}); in a checkout of Treenail, "
             f"install it with `pip install '.[{engine}]'`"
         ) from error
-    if engine == RESTATE:
-        return cast(Dispatcher, module.RestateDispatcher(restate_url))
     return cast(Dispatcher, module.AbsurdDispatcher(log))

@@ -72,7 +72,6 @@ def submit(
     timeout: float | None,
     queue: str,
     engine: str,
-    restate_url: str,
     store: str | None,
     as_json: bool,
 ) -> None:
@@ -93,7 +92,7 @@ def submit(
     with opened_shared(place) as log:
         run_id = submit_run(
             log,
-            dispatcher_for(engine, log, restate_url),
+            dispatcher_for(engine, log),
             task,
             agent=agent,
             limits=None if limits == Limits() else limits,
@@ -161,7 +160,7 @@ def status(run: str | None, store: str | None, as_json: bool) -> None:
 @engine_options
 @store_option
 @json_option
-def cancel(run: str, engine: str, restate_url: str, store: str | None, as_json: bool) -> None:
+def cancel(run: str, engine: str, store: str | None, as_json: bool) -> None:
     """Cancel a submitted run, wherever it is.
 
     One that waits is cancelled at once. A worker that is at work on it interrupts its turn within half of a
@@ -171,7 +170,7 @@ def cancel(run: str, engine: str, restate_url: str, store: str | None, as_json: 
     """
     place, run_id = run_named(store, run)
     with opened_shared(place) as log:
-        is_over = cancel_run(log, dispatcher_for(engine, log, restate_url), run_id, by=who())
+        is_over = cancel_run(log, dispatcher_for(engine, log), run_id, by=who())
     text = "cancelled" if is_over else "a worker is at work on it, and interrupts it in a moment"
     print_result(as_json, {"run": str(run_id), "cancelled": is_over}, f"{run_id}: {text}")
 
@@ -181,7 +180,7 @@ def cancel(run: str, engine: str, restate_url: str, store: str | None, as_json: 
 @engine_options
 @store_option
 @json_option
-def migrate(queues: tuple[str, ...], engine: str, restate_url: str, store: str | None, as_json: bool) -> None:
+def migrate(queues: tuple[str, ...], engine: str, store: str | None, as_json: bool) -> None:
     """Prepare a database for runs and for workers.
 
     It makes the tables of the log, or brings them up to date, and installs the engine Absurd with its queues.
@@ -193,7 +192,7 @@ def migrate(queues: tuple[str, ...], engine: str, restate_url: str, store: str |
     said = settings.load({"store": store}, os.environ, directory).text("store")
     with opened_shared(stores.store_for(directory, said, os.environ), create=True) as log:
         if engine == ABSURD:
-            dispatcher_for(engine, log, restate_url)  # It says which extra is missing.
+            dispatcher_for(engine, log)  # It says which extra is missing.
             importlib.import_module("treenail.engine.absurd").install(log, queues)
     made = {"engine": engine, "queues": list(queues)}
     print_result(as_json, made, f"ready for workers: engine {engine}, queues {', '.join(queues)}")

@@ -105,7 +105,6 @@ def worker(
     tenant_day_cost: float | None,
     tenants: tuple[str, ...],
     engine: str,
-    restate_url: str,
     directory: Path | None,
     **options: Any,
 ) -> int:
@@ -124,7 +123,7 @@ def worker(
     with opened_shared(setup.store, max_connections=concurrency + 6) as log:
         made = Worker(
             log,
-            dispatcher_for(engine, log, restate_url),
+            dispatcher_for(engine, log),
             {name: each.agent_here() for name, each in known.items()},
             queues=queues,
             concurrency=concurrency,
