@@ -15,7 +15,7 @@ from tests.cli.conftest import Command
         (("run", "go", "--agent", "none.toml"), "no agent file"),
         (("show", "zzz"), "there are no runs"),
         (("resume",), "there are no runs"),
-        (("hold", "answer"), "--yes or --no"),
+        (("hold", "answer"), "answer with one of --yes, --no"),
         (("run", "go", "-C", "nowhere"), "not a directory"),
     ],
 )
