@@ -16,6 +16,7 @@ from treenail.agent import named_boundaries, reopened, workspace_line, workspace
 from treenail.conversation import HistoryCompacted, branch_summary, compact
 from treenail.errors import UsageError
 from treenail.history.files import stored_files
+from treenail.history.kinds import know_all_kinds
 from treenail.history.stores import opened_log, opened_run
 from treenail.log import Log, LogReport, PostgresUrl, Store, open_log, store_named, this_process_owner
 from treenail.log.sqlite import SqliteLog
@@ -475,6 +476,7 @@ def prune_run(store: Store, run_id: UUID, *, keep_last: int) -> int:
     """Delete the oldest events of a run, except what it spent; return how many."""
     if keep_last < 0:
         raise UsageError(f"--keep-last must be 0 or more, not {keep_last}")
+    know_all_kinds()
     with reopened(store, run_id) as state:
         session = state.session
         origin = origin_of(session)
