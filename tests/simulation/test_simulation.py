@@ -12,8 +12,6 @@ import pytest
 from simulation.mutations import MUTATIONS, Mutation, try_one
 
 ROOT = Path(__file__).resolve().parents[2]
-FAILED_ONCE: tuple[int, ...] = ()
-"""Seeds that have found a fault: they are run for ever."""
 
 
 def simulated(
@@ -28,11 +26,6 @@ def simulated(
 def test_every_promise_holds_in_every_world(first: int) -> None:
     ran = simulated("--seed", str(first), "--worlds", "25")
     assert ran.returncode == 0, ran.stdout[-20_000:] + ran.stderr
-
-
-@pytest.mark.parametrize("seed", FAILED_ONCE)
-def test_a_world_that_failed_once_holds_now(seed: int) -> None:
-    assert simulated("--seed", str(seed)).returncode == 0
 
 
 def test_a_seed_gives_the_same_trace_byte_for_byte() -> None:
