@@ -21,6 +21,7 @@ from treenail.log import MemoryLog
 from treenail.state import ExecutionState, ResourceRegistry, Session
 from treenail.subagents import with_subagents
 from treenail.tools import Outbox, PermissionMode, Permissions, answer_hold, pending_holds
+from treenail.tools.events import OutboxPut
 from treenail.turns import InnerLoop, ModelAdapter, RetryPolicy, TurnState, contain, newest_turn, turn_state
 from treenail.workspace import Filesystem
 
@@ -260,9 +261,9 @@ async def _turn(world: World, session: Session, run: SimulatedRun, life: Life) -
 def _deliver(world: World, session: Session, life: Life) -> None:
     """Deliver what committed calls have put into the outbox: at least once, with stable keys."""
 
-    def mail(message: object) -> None:
+    def mail(message: OutboxPut) -> None:
         life.may_die("deliver", 0.05)
-        world.delivered[message.key] += 1  # type: ignore[attr-defined]
+        world.delivered[message.key] += 1
         life.may_die("delivered", 0.05)
 
     Outbox({"mail": mail}).flush(session)
